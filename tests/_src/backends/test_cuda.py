@@ -13,10 +13,14 @@ import torch
 import grid_emulator
 import scorch
 from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.print.cuda import print_cuda
+from scorch._src.backends.print.functions import helpers
 from scorch._src.engine.execute import on_one_device
+from scorch._src.loops.intrinsics import INTRINSICS
+from scorch._src.loops.nodes import Kernel
 from scorch.errors import CompilationError, DeviceError
 
-FORMATS = ["csr", "csc", "coo", "dcsr"]
+FORMATS = ["csr", "csc", "coo", "dcsr", "bitmap", "banded", "bsr(2,2)"]
 MAX_REGISTERS = 64  # of a thread: with more, fewer threads run at once
 
 Call = Callable[..., Any]
@@ -105,8 +109,8 @@ def test_sums_are_not_spread(emulated: list[str]) -> None:
 def test_nvrtc_compiles_kernels_without_spills(architecture: str, emulated: list[str]) -> None:
     if not nvrtc.is_there():
         pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc")
-    for name, form in itertools.product(CALLS, ("csr", "coo")):
-        check(CALLS[name], form, torch.float32)
+    for name, form in itertools.product(CALLS, ("csr", "coo", "bitmap", "banded", "bsr(2,2)")):
+        check(CALLS[name], form, torch.float32, 8, 6)
     assert len(emulated) > 10
     for source in dict.fromkeys(emulated):
         code, said = nvrtc.compile_text(source, architecture, "--ptxas-options=-v")
@@ -144,3 +148,10 @@ def test_conjugates_that_are_lazy_are_read_as_they_are(emulated: list[str]) -> N
     matrix = torch.tensor([[1j, 0], [2, 3 - 1j]])
     product = scorch.from_torch(matrix, format="csr") @ matrix.conj()
     torch.testing.assert_close(product, matrix @ matrix.conj())
+
+
+def test_what_gcc_has_built_in_has_a_name_in_cuda() -> None:
+    texts = [*helpers().values(), *(intrinsic.text for intrinsic in INTRINSICS.values())]
+    used = {name for text in texts for name in re.findall(r"__builtin_\w+", text)}
+    defined = set(re.findall(r"#define (__builtin_\w+)", print_cuda(Kernel("", (), ()))))
+    assert used <= defined

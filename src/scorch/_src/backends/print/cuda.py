@@ -27,6 +27,8 @@ _BUILTINS = """\
 #define __builtin_memcpy memcpy
 #define __builtin_ctzll(x) (__ffsll((long long)(x)) - 1)
 #define __builtin_clzll(x) __clzll((long long)(x))
+#define __builtin_popcount(x) __popc((int)(x))
+#define __builtin_popcountll(x) __popcll((long long)(x))
 #endif
 #define restrict __restrict__
 #define FIRST_TURN ((i64)blockIdx.x * blockDim.x + threadIdx.x)
