@@ -202,7 +202,7 @@ def _add_gradient(tile: torch.Tensor, use: _Use, spans: Sequence[Span]) -> None:
         given[name] = array if pattern is None else sparse_of(pattern, array)
     for rule in formula.whole_gradients(use.place):
         for name, index in rule.diagonals:
-            given[name] = SparseTensor(identity(sizes[index], tile.dtype))
+            given[name] = SparseTensor(identity(sizes[index], tile))
         span_of_index = dict(
             zip(rule.statement.target.indices, (spans[dim] for dim in rule.dims), strict=True)
         )
