@@ -13,9 +13,13 @@ import torch
 import grid_emulator
 import scorch
 from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
-from scorch._src.engine.execute import on_one_device
+from scorch._src.engine.execute import copy_task, prepare
+from scorch._src.engine.one_device import on_one_device
+from scorch._src.formats import dense_format
+from scorch._src.loops.grid import as_grid
 from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.nodes import Kernel
 from scorch.errors import CompilationError, DeviceError
@@ -155,3 +159,30 @@ def test_what_gcc_has_built_in_has_a_name_in_cuda() -> None:
     used = {name for text in texts for name in re.findall(r"__builtin_\w+", text)}
     defined = set(re.findall(r"#define (__builtin_\w+)", print_cuda(Kernel("", (), ()))))
     assert used <= defined
+
+
+def test_a_kernel_that_nvrtc_refuses_is_computed_by_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise CompilationError("a kernel was refused by NVRTC")
+
+    a = drawn(30, 40, torch.float32)
+    A, x = scorch.from_torch(a, format="csr"), torch.ones(40)
+    monkeypatch.setattr(grid_emulator.EmulatedExecutable, "is_ready", CudaExecutable.is_ready)
+    monkeypatch.setattr(nvrtc, "is_there", lambda: True)
+    monkeypatch.setattr(nvrtc, "compile_cuda", refuse)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    scorch.clear_plans()
+    with scorch.settings(backend="emulated"):
+        with pytest.warns(UserWarning, match="refused by NVRTC(?s:.*)torch's own operations"):
+            torch.testing.assert_close(A @ x, a @ x)
+        torch.testing.assert_close(A @ x, a @ x)  # without another warning
+    scorch.clear_plans()
+
+
+def test_the_plan_says_that_it_is_for_a_grid(emulated: list[str]) -> None:
+    """Whoever lowers it later, as explain and the interpreter do, has the loops that were printed."""
+    A = scorch.from_torch(drawn(5, 4, torch.float32), format="csr").storage
+    prepared = prepare(copy_task(A, dense_format(2)))
+    kernel = prepared.planned.kernel()
+    assert print_cuda(as_grid(kernel, prepared.planned.plan.result_loops)) == prepared.kernel.source

@@ -26,6 +26,7 @@ from scorch._src.compiler.schedule.cost import Problem
 from scorch._src.compiler.schedule.infer_format import Inferred, infer_format, support_of
 from scorch._src.compiler.schedule.insert_workspace import insert_workspace, shared_pattern
 from scorch._src.compiler.schedule.order_loops import Choice, order_loops, stored_order
+from scorch._src.compiler.target import target
 from scorch._src.compiler.vector.parallelize import parallelize
 from scorch._src.compiler.vector.vectorize import vectorize
 from scorch._src.formats import Format
@@ -147,6 +148,7 @@ def _assemble(
         order=order,
         skip_zeros=skip_zeros,
         searched=searched,
+        is_grid=target().is_grid,
     )
     if not result.is_dense:
         shared = None if skip_zeros or unsorted else shared_pattern(step, operands, result)

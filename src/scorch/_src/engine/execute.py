@@ -24,9 +24,9 @@ from scorch._src.compiler.schedule.densify import nearly_full
 from scorch._src.compiler.schedule.infer_format import infer_format, support_of
 from scorch._src.compiler.steps import correct_for_implicit_constant, correct_for_implicit_zeros
 from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
-from scorch._src.devices import HOST
 from scorch._src.engine.dense_steps import matrix_product, run_dense
 from scorch._src.engine.executable import Prepared, Tensor, stride_order
+from scorch._src.engine.one_device import on_one_device
 from scorch._src.engine.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format, dense_format
@@ -36,7 +36,7 @@ from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.relevel import releveled, shares_entries
 from scorch._src.storage.storage import Pattern, Storage
-from scorch.errors import DeviceError, ShapeError
+from scorch.errors import ShapeError
 from scorch.settings import current, enabled
 
 MAX_PLANS = 4096
@@ -65,26 +65,6 @@ def key_of(tensor: Tensor) -> object:
     if isinstance(tensor, Storage):
         return tensor.key
     return (tuple(tensor.shape), tensor.dtype, stride_order(tensor), tensor.device)
-
-
-def on_one_device(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Check that tensors are on one device; numbers, without dimensions, are brought there from the host."""
-    if len({tensor.device for tensor in tensors.values()}) < 2:
-        return tensors
-    placed = {name: tensor for name, tensor in tensors.items() if not _is_number(tensor)} or tensors
-    devices = {tensor.device: name for name, tensor in placed.items()}
-    if len(devices) > 1:
-        (first, a), (second, b) = list(devices.items())[:2]
-        raise DeviceError(
-            f"operands are on different devices: {a} is on {first}, {b} is on {second}; "
-            f"move one of them, as in {b}.to('{first}')"
-        )
-    (device,) = devices
-    return {name: tensor if name in placed else tensor.to(device) for name, tensor in tensors.items()}
-
-
-def _is_number(tensor: Tensor) -> bool:
-    return isinstance(tensor, torch.Tensor) and not tensor.dim() and tensor.device == HOST
 
 
 @dataclass(frozen=True)

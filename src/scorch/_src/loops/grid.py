@@ -13,10 +13,9 @@ from dataclasses import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 
-ON_HOST = (
-    *(ir.Allocate, ir.Resize, ir.Free, ir.Put, ir.PutArray, ir.SlotArray, ir.KeepArray, ir.Fail),
-    *(ir.Lanes, ir.Tile, ir.Total, ir.Fill, ir.Copy),
-)
+MEMORY = (ir.Allocate, ir.Resize, ir.Free, ir.PutArray, ir.SlotArray, ir.KeepArray, ir.Fail)
+VECTORS = (ir.Lanes, ir.Tile, ir.Total)
+WHOLE_ARRAYS = (ir.Put, ir.Fill, ir.Copy)  # what one thread does for all
 
 
 def why_no_grid(kernel: ir.Kernel) -> str:
@@ -25,8 +24,12 @@ def why_no_grid(kernel: ir.Kernel) -> str:
     if len(exported) != 1:
         return "its result is put together in two steps"
     for node in walk(exported[0]):
-        if isinstance(node, ON_HOST):
-            return "it keeps memory of its own" if isinstance(node, ON_HOST[:4]) else "it runs on one thread"
+        if isinstance(node, MEMORY):
+            return "it keeps memory of its own"
+        if isinstance(node, VECTORS):
+            return "it runs in vector registers"
+        if isinstance(node, WHOLE_ARRAYS):
+            return "a part of it runs on one thread"
     *before, last = _statements(exported[0].body)
     if not isinstance(last, ir.Parallel) or not all(isinstance(stmt, ir.Declare) for stmt in before):
         return "no loop of it owns its part of the result"
@@ -50,8 +53,8 @@ def _spread(function: ir.Function, owned: Collection[str]) -> ir.Function:
     }
     count, head, inner = parallel.count, *_one_turn(parallel)
     loops: list[tuple[ir.Var, ir.Expr]] = [(parallel.var, count)]
-    while (found := _dense_loop(inner, outside)) is not None and found[1].var.name in owned:
-        declared, loop, inner = found
+    while (opened := _dense_loop(inner, outside)) is not None and opened[1].var.name in owned:
+        declared, loop, inner = opened
         head += declared
         loops.append((loop.var, loop.stop))
     if len(loops) == 1:
@@ -91,10 +94,10 @@ def _over_entries(
             if not (is_row and is_whole and is_owned and all(isinstance(s, ir.Declare) for s in declared)):
                 return None
             name = "upper_bound_i32" if pos.element.bytes == 4 else "upper_bound_i64"
-            found = ir.Call(name, (pos, ir.Const(0), parallel.count + 1, var)) - 1
+            row_of_entry = ir.Call(name, (pos, ir.Const(0), parallel.count + 1, var)) - 1
             first, stop = (ir.wide(ir.Load(pos, at)) for at in (ir.Const(0), parallel.count))
             turn = ir.Var("turn")
-            inside = ir.block(ir.Declare(var, first + turn), ir.Declare(row, found), *declared, body)
+            inside = ir.block(ir.Declare(var, first + turn), ir.Declare(row, row_of_entry), *declared, body)
             return replace(parallel, var=turn, count=stop - first, body=inside)
     return None
 

@@ -13,7 +13,8 @@ from scorch._src.compiler.plan import Step
 from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, settle, widened
 from scorch._src.devices import HOST
-from scorch._src.engine.execute import Task, on_one_device, operand_of, run_step, single_kernel
+from scorch._src.engine.execute import Task, operand_of, run_step, single_kernel
+from scorch._src.engine.one_device import on_one_device
 from scorch._src.formats import Format, as_format
 from scorch._src.notation.cut import MAX_ACCESSES, Short, cut
 from scorch._src.notation.indexing import Statement, parse

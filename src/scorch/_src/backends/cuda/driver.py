@@ -17,7 +17,9 @@ from scorch.errors import KernelError
 THREADS = 256  # in a block
 MAX_BLOCKS = 1 << 20
 
-_functions: BoundedCache[tuple[bytes, int], int] = BoundedCache(4096)
+MAX_FUNCTIONS = 4096  # which stay loaded
+
+_functions: BoundedCache[tuple[bytes, int], int] = BoundedCache(MAX_FUNCTIONS)
 
 
 @functools.cache

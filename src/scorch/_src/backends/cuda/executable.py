@@ -9,7 +9,7 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.launcher import address_of
-from scorch.errors import KernelError
+from scorch.errors import CompilationError, KernelError, warn
 
 
 class CudaExecutable(base.Executable):
@@ -17,17 +17,35 @@ class CudaExecutable(base.Executable):
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
+        self._codes: dict[str, bytes] = {}  # by architecture
         self._functions: dict[torch.device, int] = {}
+        self._is_refused = False
 
     def is_ready(self) -> bool:
-        return bool(self.source) and nvrtc.is_there()
+        if not self.source or self._is_refused or not nvrtc.is_there():
+            return False
+        if not self._codes:
+            try:
+                self._code(torch.cuda.current_device())
+            except CompilationError as error:
+                self._is_refused = True
+                warn(f"{error}\nIt is computed by torch's own operations instead, which takes longer.")
+                return False
+        return True
+
+    def _code(self, device: torch.device | int) -> bytes:
+        major, minor = torch.cuda.get_device_capability(device)
+        architecture = f"sm_{major}{minor}"
+        code = self._codes.get(architecture)
+        if code is None:
+            code = nvrtc.compile_cuda(self.source, architecture, self.label)
+            self._codes[architecture] = code
+        return code
 
     def _function(self, device: torch.device) -> int:
         known = self._functions.get(device)
         if known is None:
-            major, minor = torch.cuda.get_device_capability(device)
-            code = nvrtc.compile_cuda(self.source, f"sm_{major}{minor}", self.label)
-            known = self._functions[device] = driver.load(code, "scorch_compute", device)
+            known = self._functions[device] = driver.load(self._code(device), "scorch_compute", device)
         return known
 
     def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.levels import Cursor
 from scorch._src.compiler.plan import Plan
-from scorch._src.compiler.target import target
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
@@ -24,7 +23,7 @@ def in_chunks(
     start, stop = ir.Var("chunk_start"), ir.Var("chunk_stop")
     wanted = ir.Select(ir.Var("threads") <= 1, ir.Const(1), ir.Var("threads") * collector.chunks_per_thread)
     limits: list[ir.Stmt | None]
-    if target().is_grid:  # a thread for every turn
+    if plan.is_grid:  # a thread for every turn
         limits = [ir.Declare(start, offset + chunk), ir.Declare(stop, start + 1)]
     elif plan.balance is not None:
         tensor, level = plan.balance
@@ -48,7 +47,7 @@ def in_chunks(
     number = ir.Binary("max", ir.Const(1), ir.Binary("min", wanted, span, INT64), INT64)
     return ir.block(
         ir.Declare(span, length),
-        ir.Declare(chunks, span if target().is_grid else number),
+        ir.Declare(chunks, span if plan.is_grid else number),
         collector.before_chunks(chunks),
         ir.Parallel(
             chunk,

@@ -39,7 +39,7 @@ REUSED = 4  # uses of each row of a dense operand that make it worth keeping it 
 
 def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Plan:
     """``plan`` with its innermost loop in vector registers and factors taken out of sums, where possible."""
-    if not plan.order or plan.step.reduction != "sum" or target().is_grid:
+    if not plan.order or plan.step.reduction != "sum" or plan.is_grid:
         return plan
     plan = replace(plan, sums=_parts(plan, operands))
     if not _is_plain(plan, operands):

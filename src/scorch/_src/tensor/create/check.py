@@ -49,8 +49,7 @@ def device_for(name: str, device: Any = None) -> torch.device:
 def refuse_pinning(pin_memory: bool) -> None:
     if pin_memory:
         raise UnsupportedError(
-            f"pin_memory=True serves copies to a GPU, but Scorch computes on the {served_in_words()}; "
-            "leave it out"
+            "a constructor has no pin_memory=True; leave it out and pin the tensor, as in S.pin_memory()"
         )
 
 
