@@ -25,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -49,6 +50,8 @@ SMOKE_TESTS = (
     "tests/learning/test_func.py",
     "tests/nn/test_sparse_linear.py",
 )
+# One more than the two cores that it is meant for: tests wait for processes and for the disk.
+PROCESSES = ("-n", "3", "--dist", "worksteal")
 EXTRAS = {
     "demo": {"scipy", "plots"},
     "test": {"scipy", "test", "lint", "docs"},
@@ -332,7 +335,7 @@ def demo(arguments: list) -> int:
 
 
 def test(arguments: list) -> int:
-    """Run every check even when one fails; pytest comes last, so that its summary ends the output."""
+    """Run every check even when one fails: linters beside pytest, which leaves them parts of the cores."""
     python = venv_python()
     lint_imports = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     checks = [
@@ -343,17 +346,30 @@ def test(arguments: list) -> int:
     ]
     environment = test_environment()
     failed = []
-    for name, command in checks:
-        heading(name)
-        begin = time.monotonic()
-        passed = subprocess.call(command, cwd=str(ROOT), env=environment) == 0
-        say("{}: {} ({:.1f} s)".format(name, "passed" if passed else "FAILED", time.monotonic() - begin))
-        if not passed:
-            failed.append(name)
-    heading("pytest")
-    say("Before the tests: " + ("failed: " + ", ".join(failed) if failed else "all checks passed"))
-    pytest = [python, "-m", "pytest", "-n", "2", "--dist", "worksteal", *arguments]
+
+    def lint() -> None:
+        for name, command in checks:
+            begin = time.monotonic()
+            done = subprocess.run(
+                command, cwd=str(ROOT), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            passed = done.returncode == 0
+            took = "{} ({:.1f} s)".format("passed" if passed else "FAILED", time.monotonic() - begin)
+            say("{}: {}".format(name, took))
+            if not passed:
+                failed.append((name, done.stdout.decode("utf-8", "replace")))
+
+    heading("checks and pytest")
+    linting = threading.Thread(target=lint)
+    linting.start()
+    pytest = [python, "-m", "pytest", *PROCESSES, *arguments]
     tests_failed = subprocess.call(pytest, cwd=str(ROOT), env=environment) != 0
+    linting.join()
+    for name, output in failed:
+        heading(name)
+        say(output)
+    words = ", ".join(name for name, _ in failed)
+    say("Beside the tests: " + ("failed: " + words if failed else "all checks passed"))
     return 1 if failed or tests_failed else 0
 
 
@@ -361,7 +377,7 @@ def tests_alone(arguments: list) -> int:
     """Only pytest: linters look at the same files whatever torch is."""
     heading(f"pytest with {TORCH}")
     environment = test_environment()
-    pytest = [venv_python(), "-m", "pytest", "-n", "2", "--dist", "worksteal", *arguments]
+    pytest = [venv_python(), "-m", "pytest", *PROCESSES, *arguments]
     return 1 if subprocess.call(pytest, cwd=str(ROOT), env=environment) != 0 else 0
 
 
@@ -411,6 +427,8 @@ def run_command(name: str, arguments: list) -> int:
         choose_torch("".join(arguments[1:2]))
         set_up("tests alone")
         return tests_alone(arguments[2:])
+    if name == "test" and "--long" in arguments:
+        EXTRAS["test"].add("zig")  # a compiler for other processors
     set_up(name)
     return {"demo": demo, "test": test}[name](arguments)
 

@@ -84,6 +84,5 @@ def test_a_run_tells_what_it_left_out(tmp_path: Path) -> None:
     usual = run()
     kept = int(usual.rpartition(" passed")[0].split()[-1])
     assert f"{112 - kept} of 112 tests are further cases" in usual and 22 <= kept < 42
-    assert "112 passed" in run("--every-case") and "112 passed" in run("--long")
-    assert "100 passed" in run("test_table.py::test_pairs")
+    assert "112 passed" in run("--every-case")
     assert f"{112 - kept} of 112 tests are further cases" in run("-n", "1")
