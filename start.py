@@ -355,7 +355,7 @@ def test(arguments: list) -> int:
             )
             passed = done.returncode == 0
             took = "{} ({:.1f} s)".format("passed" if passed else "FAILED", time.monotonic() - begin)
-            say("{}: {}".format(name, took))
+            say(f"{name}: {took}")
             if not passed:
                 failed.append((name, done.stdout.decode("utf-8", "replace")))
 

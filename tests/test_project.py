@@ -251,7 +251,7 @@ def test_another_torch_has_an_environment_of_its_own(
     assert all(start.ROOT / ".venv-torch-2.9.1" in Path(command[0]).parents for command in installed + called)
     assert next(command[-1] for command in installed if "install" in command) == "torch==2.9.1"
     assert [command[1:] for command in called] == [
-        ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-x", "tests/ops"]
+        ["-m", "pytest", *start.PROCESSES, "-x", "tests/ops"]
     ]
 
 
@@ -303,7 +303,10 @@ def test_kernels_are_kept_where_somebody_says(start: ModuleType, monkeypatch: py
 
 @pytest.mark.parametrize("failing", ["ruff", "mypy", "importlinter", "pytest"])
 def test_one_failing_check_fails_the_whole(
-    start: ModuleType, monkeypatch: pytest.MonkeyPatch, failing: str
+    start: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failing: str,
 ) -> None:
     commands = []
     monkeypatch.delenv("SCORCH_CACHE_DIR", raising=False)
@@ -311,9 +314,16 @@ def test_one_failing_check_fails_the_whole(
     def call(command: list[str], **options: Any) -> int:
         commands.append(command)
         assert options["env"]["SCORCH_CACHE_DIR"] == str(start.VENV / "scorch-cache")
-        return int(any(failing in word for word in command))
+        return int(any(failing in word for word in command[1:]))
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.CompletedProcess(command, call(command, **options), b"what it says")
 
     monkeypatch.setattr(start.subprocess, "call", call)
+    monkeypatch.setattr(start.subprocess, "run", run)
     assert start.test(["--long"]) == 1
     assert len(commands) == 5
-    assert commands[-1][2:] == ["pytest", "-n", "2", "--dist", "worksteal", "--long"]
+    assert ["pytest", *start.PROCESSES, "--long"] in [command[2:] for command in commands]
+    said = capsys.readouterr().out
+    assert ("what it says" in said) == (failing != "pytest")
+    assert ("all checks passed" in said) == (failing == "pytest")
