@@ -50,8 +50,7 @@ SMOKE_TESTS = (
     "tests/learning/test_func.py",
     "tests/nn/test_sparse_linear.py",
 )
-# One more than the two cores that it is meant for: tests wait for processes and for the disk.
-PROCESSES = ("-n", "3", "--dist", "worksteal")
+PROCESSES = ("-n", "2", "--dist", "worksteal")
 EXTRAS = {
     "demo": {"scipy", "plots"},
     "test": {"scipy", "test", "lint", "docs"},

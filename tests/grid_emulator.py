@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
-from scorch._src.backends.cuda.backend import CudaBackend
+from scorch._src.backends.cuda.backend import CudaBackend, facts_of
 from scorch._src.backends.cuda.executable import CudaExecutable
-from scorch._src.backends.launcher import address_of
+from scorch._src.backends.interpreter import interpret
+from scorch._src.backends.interpreter.executable import Interpreted
+from scorch._src.loops.grid import as_grid
 
 THREADS = 64  # in a block
 
 _BEFORE = """\
+#include <ucontext.h>
 #define KERNEL static
+#define ALIGNED(bytes) __attribute__((aligned(bytes)))
 struct place { unsigned x; };
 static struct place blockIdx, blockDim, threadIdx, gridDim;
+#define EXCHANGE(value, step, threads) ({ \\
+  __typeof__(value) value_ = (value); exchange(&value_, sizeof value_, step, threads); value_; })
+static void exchange(void *value, int size, int step, int threads);
 void *memcpy(void *, const void *, unsigned long);
 #define MATH1(name) double name(double); float name##f(float);
 #define MATH2(name) double name(double, double); float name##f(float, float);
@@ -26,22 +35,67 @@ MATH1(fabs) MATH1(exp) MATH1(log) MATH1(sqrt) MATH1(tanh) MATH1(sin) MATH1(cos) 
 MATH1(cosh) MATH1(expm1) MATH1(log1p) MATH1(floor) MATH1(ceil) MATH1(rint) MATH1(trunc) MATH1(erf)
 MATH2(pow) MATH2(hypot) MATH2(atan2) MATH2(copysign)
 """
+# The threads of a warp are fibers: one runs until it exchanges a value or ends, then the next. All have to
+# exchange as often as those that they exchange with.
 _AFTER = """
+#define WARP 32
+static struct fiber {
+  ucontext_t context;
+  int is_done, exchanges;
+  char values[16][16], stack[1 << 16];
+} fibers[WARP];
+static ucontext_t scheduler;
+static int running;
+static struct slots *given;
+void abort(void);
+
+static void exchange(void *value, int size, int step, int threads) {
+  struct fiber *self = fibers + running, *other = fibers + (running ^ step);
+  const int turn = self->exchanges++;
+  if (step >= threads) abort();
+  memcpy(self->values[turn % 16], value, size);
+  while (other->exchanges <= turn) {
+    if (other->is_done) abort();
+    swapcontext(&self->context, &scheduler);
+  }
+  memcpy(value, other->values[turn % 16], size);
+  if (other->exchanges > turn + 16) abort();
+}
+static void run_thread(void) {
+  scorch_compute(*given);
+  fibers[running].is_done = 1;
+  swapcontext(&fibers[running].context, &scheduler);
+}
 void emulate(struct slots *slots, const int *order, int blocks, int threads) {
-  gridDim.x = blocks, blockDim.x = threads;
-  for (int number = 0; number < blocks * threads; number++) {
-    blockIdx.x = order[number] / threads, threadIdx.x = order[number] % threads;
-    scorch_compute(*slots);
+  gridDim.x = blocks, blockDim.x = threads, given = slots;
+  for (int number = 0; number < blocks * threads / WARP; number++) {
+    const int first = order[number] * WARP;
+    blockIdx.x = first / threads;
+    for (int lane = 0; lane < WARP; lane++) {
+      struct fiber *fiber = fibers + lane;
+      getcontext(&fiber->context);
+      fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = sizeof fiber->stack;
+      fiber->context.uc_link = &scheduler, fiber->is_done = fiber->exchanges = 0;
+      makecontext(&fiber->context, run_thread, 0);
+    }
+    for (int left = WARP; left;) {
+      left = 0;
+      for (int lane = 0; lane < WARP; lane++) {
+        if (fibers[lane].is_done) continue;
+        running = lane, threadIdx.x = first % threads + lane, left++;
+        swapcontext(&scheduler, &fibers[lane].context);
+      }
+    }
   }
 }
 """
 
 
-def run_grid(source: str, slots: Sequence[int], turns: int) -> None:
-    """Run a kernel with a thread for each turn, up to a few blocks; the rest they do in further turns."""
-    library = jit.load(_BEFORE + source + _AFTER)
-    blocks = min(max(1, -(-turns // THREADS)), 3)
-    order = torch.randperm(blocks * THREADS, dtype=torch.int32)
+def run_grid(source: str, function: str, slots: Sequence[int], threads: int) -> None:
+    """Run a function with as many threads, up to a few blocks; the rest they do in further turns."""
+    library = jit.load(_BEFORE + source + _AFTER.replace("scorch_compute(", f"{function}("))
+    blocks = min(max(1, -(-threads // THREADS)), 3)
+    order = torch.randperm(blocks * THREADS // 32, dtype=torch.int32)
     emulate = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     block = (ctypes.c_longlong * len(slots))(*slots)
     emulate(library.address("emulate"))(ctypes.addressof(block), order.data_ptr(), blocks, THREADS)
@@ -53,13 +107,14 @@ class EmulatedExecutable(CudaExecutable):
     def is_ready(self) -> bool:
         return bool(self.source)
 
-    def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
-        values = torch.full((count,), -101 if self.dtype.is_signed else 101, dtype=self.dtype)
-        if not self.writes_everything:
-            values.fill_(self.identity)
-        if count:
-            run_grid(self.source, [0, 1, *self.sizes, *map(address_of, arrays), address_of(values)], count)
-        return values
+    def allocate(self, count: int, device: torch.device) -> torch.Tensor:
+        return torch.full((count,), -101 if self.dtype.is_signed else 101, dtype=self.dtype)
+
+    def in_context(self, device: torch.device) -> nullcontext[None]:
+        return nullcontext()
+
+    def launch(self, function: str, slots: Sequence[int], threads: int, device: torch.device) -> None:
+        run_grid(self.source, function, slots, threads)
 
 
 class EmulatedBackend(CudaBackend):
@@ -67,7 +122,7 @@ class EmulatedBackend(CudaBackend):
 
     name = "emulated"
 
-    def build(self, schedule: base.Schedule, sizes: object) -> base.Executable:
+    def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
         return EmulatedExecutable(schedule, sizes)
 
     def missing(self) -> str | None:
@@ -78,5 +133,25 @@ class EmulatedBackend(CudaBackend):
         return torch.device("cpu")
 
 
+class InterpretedGridExecutable(EmulatedExecutable):
+    """The loops of a grid in the interpreter, which checks every access."""
+
+    def slot(self, tensor: torch.Tensor) -> Any:
+        return Interpreted(self.schedule.planned.kernel()).slot(tensor)
+
+    def launch(self, function: str, slots: Sequence[Any], threads: int, device: torch.device) -> None:
+        planned = self.schedule.planned
+        kernel, _ = as_grid(planned.kernel(), facts_of(planned.plan))
+        assert not interpret.run(kernel, function, list(slots))
+
+
+class InterpretedGridBackend(EmulatedBackend):
+    name = "interpreted grid"
+
+    def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
+        return InterpretedGridExecutable(schedule, sizes)
+
+
 if "emulated" not in base._BACKENDS:
+    base.register_backend("interpreted grid", InterpretedGridBackend(), "grids, interpreted")
     base.register_backend("emulated", EmulatedBackend(), "the kernels of CUDA devices, emulated")

@@ -250,9 +250,7 @@ def test_another_torch_has_an_environment_of_its_own(
     assert start.main(["test", "--torch", "2.9.1", "-x", "tests/ops"]) == 0
     assert all(start.ROOT / ".venv-torch-2.9.1" in Path(command[0]).parents for command in installed + called)
     assert next(command[-1] for command in installed if "install" in command) == "torch==2.9.1"
-    assert [command[1:] for command in called] == [
-        ["-m", "pytest", *start.PROCESSES, "-x", "tests/ops"]
-    ]
+    assert [command[1:] for command in called] == [["-m", "pytest", *start.PROCESSES, "-x", "tests/ops"]]
 
 
 @pytest.mark.parametrize("arguments", [["--torch"], ["--torch", ""], ["--torch", "../x"], ["--torch", "-x"]])

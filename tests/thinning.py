@@ -7,7 +7,8 @@ would. Of a family, the cases of one test function, a usual run keeps
 - otherwise so many that every row of every ``parametrize`` (each function, each format, each dtype, each line
   of a table of examples) is in one of them at least, and at least ``SMALL`` and one in ``ONE_IN``.
 
-So only products of several tables are thinned.
+So only products of several tables are thinned, and tests marked ``sampled(n)``, of whose cases one in ``n``
+is kept: tables of functions that other tests call as well.
 
 A hash of their names chooses, so every run and every process keeps the same. ``--long`` and ``--every-case``
 keep all, and so does naming tests with ``::``.
@@ -46,6 +47,9 @@ def choose(family: list[AnyCase]) -> list[AnyCase]:
     if len(family) <= SMALL or any(is_whole(case) for case in family):
         return family
     order = sorted(family, key=lambda case: (zlib.crc32(case.nodeid.encode()), case.nodeid))
+    one_in = sample_of(family[0])
+    if one_in:
+        return order[: -(-len(order) // one_in)]
     seen: set[tuple[int, str]] = set()
     chosen, rest = [], []
     for case in order:
@@ -59,6 +63,13 @@ def choose(family: list[AnyCase]) -> list[AnyCase]:
 def is_whole(case: Case) -> bool:
     find = getattr(case, "get_closest_marker", None)
     return find is not None and find("whole") is not None
+
+
+def sample_of(case: Case) -> int:
+    """Of how many cases one is kept; 0: another rule."""
+    find = getattr(case, "get_closest_marker", None)
+    mark = find("sampled") if find is not None else None
+    return mark.args[0] if mark is not None else 0
 
 
 def values(case: Case) -> set[tuple[int, str]]:

@@ -131,7 +131,7 @@ class LevelSuite:
 
     @pytest.mark.parametrize("place", PLACES)
     @given(dense=matrices())
-    @few(4)
+    @few(2)
     def test_conversions_lose_nothing(self, place, dense):
         form = forms_of(self.level)[place]
         A = scorch.from_torch(dense, format=form)
@@ -146,7 +146,7 @@ class LevelSuite:
     @pytest.mark.parametrize("place", ["below dense", "below compressed", "twice"])
     @pytest.mark.parametrize(("equation", "names"), EQUATIONS)
     @given(dense=matrices())
-    @few(3)
+    @few(2)
     def test_einsum_reads_and_makes_it(self, equation, names, place, dense):
         tensors = self.operands(dense, forms_of(self.level)[place])
         operands = [tensors[name] for name in names]

@@ -36,7 +36,7 @@ def stored(dense: list[torch.Tensor]) -> list[scorch.SparseTensor]:
     return [scorch.from_torch(matrix, format="csr") for matrix in dense]
 
 
-COUNTS = [MAX_ACCESSES, MAX_ACCESSES + 1, 33, 60, 300]
+COUNTS = [MAX_ACCESSES, MAX_ACCESSES + 1, 33, 60, pytest.param(300, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("count", COUNTS)

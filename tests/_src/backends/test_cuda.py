@@ -13,13 +13,14 @@ import torch
 import grid_emulator
 import scorch
 from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.cuda.backend import facts_of
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
 from scorch._src.engine.execute import copy_task, prepare
 from scorch._src.engine.one_device import on_one_device
 from scorch._src.formats import dense_format
-from scorch._src.loops.grid import as_grid
+from scorch._src.loops import grid
 from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.nodes import Kernel
 from scorch.errors import CompilationError, DeviceError
@@ -57,9 +58,9 @@ def emulated() -> Iterator[list[str]]:
     texts: list[str] = []
     run = grid_emulator.run_grid
 
-    def recorded(source: str, slots: Any, turns: int) -> None:
+    def recorded(source: str, *arguments: Any) -> None:
         texts.append(source)
-        run(source, slots, turns)
+        run(source, *arguments)
 
     grid_emulator.run_grid = recorded
     with scorch.settings(backend="emulated"):
@@ -93,20 +94,107 @@ def test_sizes_that_are_none_or_many(rows: int, columns: int, emulated: list[str
         check(CALLS[name], "csr", torch.float32, rows, columns)
 
 
-def test_dense_columns_are_spread_over_the_grid(emulated: list[str]) -> None:
-    check(CALLS["times a matrix"], "csr", torch.float32)
-    assert "turn % k_size" in emulated[-1]
+def product(
+    rows: int, columns: int, width: int, dtype: torch.dtype = torch.float32, form: str = "csr"
+) -> None:
+    a, X = drawn(rows, columns, dtype), torch.randint(-3, 4, (columns, width)).to(dtype)
+    torch.testing.assert_close(scorch.from_torch(a, format=form) @ X, a @ X)
 
 
-def test_entries_that_own_their_values_are_spread_over_the_grid(emulated: list[str]) -> None:
-    check(CALLS["sampled product"], "csr", torch.float32)
-    assert "upper_bound" in emulated[-1]
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
+@pytest.mark.parametrize("width", [1, 3, 32, 36, 64, 130, 256])
+def test_threads_of_a_unit_share_columns(width: int, form: str, emulated: list[str]) -> None:
+    product(7, 9, width, form=form)
+    assert ("FIRST_UNIT(1)" in emulated[-1]) == (width == 1)
+    assert ("x4" in emulated[-1]) == (width % 4 == 0)
 
 
-def test_sums_are_not_spread(emulated: list[str]) -> None:
-    """Threads that share a sum would overwrite each other."""
-    check(CALLS["row sums"], "csr", torch.float32)
-    assert "turn" not in emulated[-1].split("KERNEL void")[1]
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.complex64, torch.int8, torch.bfloat16, torch.float16, torch.int64]
+)
+def test_runs_of_every_width(dtype: torch.dtype, emulated: list[str]) -> None:
+    product(5, 9, 64, dtype)
+    assert "x4" in emulated[-1]
+
+
+def test_dense_operands_that_begin_anywhere(emulated: list[str]) -> None:
+    a, whole = drawn(5, 9, torch.float32), torch.arange(9 * 64 + 3.0)
+    X = whole[3:].view(9, 64)  # a run of it would begin at 12 bytes
+    torch.testing.assert_close(scorch.from_torch(a, format="csr") @ X, a @ X)
+
+
+def test_dense_operands_are_laid_out_along_columns(emulated: list[str]) -> None:
+    a, X = drawn(30, 40, torch.float64), torch.randn(64, 40, dtype=torch.float64).T
+    A = scorch.from_torch(a, format="csr")
+    torch.testing.assert_close(A @ X, a @ X)
+    torch.testing.assert_close(X.T @ A.T, X.T @ a.T)
+    assert all("k_t0" in text or "i_t0" in text for text in emulated[-2:])
+
+
+SUMS: dict[str, Call] = {
+    "vector": lambda A, x: A @ x,
+    "columns": lambda A, x: A.T @ torch.ones(A.shape[0], dtype=x.dtype),
+    "matrix": lambda A, x: A @ torch.stack([x, x + 1, x - 1], 1),
+    "wide": lambda A, x: A @ (x[:, None] + torch.arange(64)).to(x.dtype),
+    "sum": lambda A, x: reduced("y[i] = A[i,j]", A, torch.sum, 1),
+    "largest": lambda A, x: reduced("y[i] = max(j, A[i,j])", A, torch.amax, 1),
+}
+
+
+def reduced(text: str, A: Any, function: Call, dim: int) -> torch.Tensor:
+    is_sparse = isinstance(A, scorch.SparseTensor)
+    return scorch.evaluate(text, format="dense", A=A) if is_sparse else function(A, dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.int16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
+@pytest.mark.parametrize("name", SUMS)
+def test_long_rows_are_cut(
+    name: str, form: str, dtype: torch.dtype, emulated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "largest" and dtype.is_complex:
+        pytest.skip("complex numbers have no order")
+    monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 8)
+    dense = drawn(12, 500, dtype) * (torch.rand(12, 500) < 0.02)
+    dense[3], dense[7, ::2] = drawn(1, 500, dtype) + 1, 1
+    dense = dense.T.contiguous() if name == "columns" else dense
+    x = torch.randint(-2, 3, (dense.shape[1],)).to(dtype)
+    expected = SUMS[name](dense, x)
+    ran: list[str] = []
+    launch = grid_emulator.EmulatedExecutable.launch
+
+    def recorded(self: Any, function: str, *rest: Any) -> None:
+        ran.append(function)
+        launch(self, function, *rest)
+
+    monkeypatch.setattr(grid_emulator.EmulatedExecutable, "launch", recorded)
+    found = SUMS[name](scorch.from_torch(dense, format=form), x)
+    assert "scorch_cut" in ran and "scorch_combine" in ran
+    torch.testing.assert_close(found, expected)
+
+
+def test_threads_share_sums_of_entries(emulated: list[str]) -> None:
+    for width in (64, 63):
+        a, X, Y = drawn(9, 7, torch.float32), torch.ones(7, width), torch.rand(9, width)
+        A = scorch.from_torch(a, format="csr")
+        sampled = torch.einsum("ij,ik,jk->ij", A, Y, X)
+        with scorch.settings(backend="cpu"):
+            torch.testing.assert_close(sampled.to_dense(), a * (Y @ X.T))
+        assert "EXCHANGE(acc_of_thread" in emulated[-1] and "row_of_entry[" in emulated[-1]
+        assert ("f32x4" in emulated[-1]) == (width == 64)
+
+
+@pytest.mark.parametrize("form", ["csr", "coo", "dcsr", "csc"])
+@pytest.mark.parametrize("name", ["vector", "columns", "matrix", "wide", "sum"])
+def test_the_interpreter_runs_grids(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every access is checked, and no two turns write to one place."""
+    monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
+    dense = drawn(6, 90, torch.float32) * (torch.rand(6, 90) < 0.2)
+    dense[2] = 1
+    x = torch.randint(-2, 3, (90,)).float()
+    with scorch.settings(backend="interpreted grid"):
+        found = SUMS[name](scorch.from_torch(dense, format=form), x)
+    torch.testing.assert_close(found, SUMS[name](dense, x))
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
@@ -185,4 +273,5 @@ def test_the_plan_says_that_it_is_for_a_grid(emulated: list[str]) -> None:
     A = scorch.from_torch(drawn(5, 4, torch.float32), format="csr").storage
     prepared = prepare(copy_task(A, dense_format(2)))
     kernel = prepared.planned.kernel()
-    assert print_cuda(as_grid(kernel, prepared.planned.plan.result_loops)) == prepared.kernel.source
+    spread, _ = grid.as_grid(kernel, facts_of(prepared.planned.plan))
+    assert print_cuda(spread, is_narrow=True) == prepared.kernel.source

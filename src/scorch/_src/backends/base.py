@@ -26,6 +26,7 @@ from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.target import Target
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.loops.grid import Grid
 from scorch._src.loops.nodes import Kernel
 from scorch.errors import ArgumentError
 from scorch.settings import add_backend, current
@@ -38,19 +39,20 @@ class Schedule:
     """A plan and all that a call needs of its kernel, so that it can be cached.
 
     ``source`` is the kernel in the language of its backend; ``slots`` and ``functions`` are the names of its
-    arguments and of what it exports.
+    arguments and of what it exports; ``grid`` is how threads of a grid share it.
     """
 
     planned: Planned
     source: str
     slots: tuple[str, ...]
     functions: tuple[str, ...]
+    grid: Grid | None = None
 
 
-def schedule_of(planned: Planned, kernel: Kernel, source: str) -> Schedule:
+def schedule_of(planned: Planned, kernel: Kernel, source: str, grid: Grid | None = None) -> Schedule:
     """Return the schedule of a plan whose kernel is ``source`` in the language of a backend."""
     exported = tuple(function.name for function in kernel.functions if function.exported)
-    return Schedule(planned, source, tuple(slot.name for slot in kernel.slots), exported)
+    return Schedule(planned, source, tuple(slot.name for slot in kernel.slots), exported, grid)
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,15 @@ def plan_step(
         inferred = Inferred(requested, ("asked for",))
     conversions: list[convert.Conversion] = []
     step, operands = convert.unblock(step, operands, conversions)
+    if target().is_grid and inferred.format.is_dense and (step.reduced or len(operands) > 1):
+        step, operands = convert.gather_rows(step, operands, conversions)
     splits = convert.split_blocks(operands)
     problem = Problem(step, operands, inferred.format, splits, sizes)
     choice = stored_order(problem) if unsorted else order_loops(problem)
     order = choice.chosen.order
     step, operands = convert.transpose(step, operands, order, splits, conversions)
-    step, operands = convert.lay_out(step, operands, order, choice.chosen.laid_out, conversions)
+    chosen = choice.chosen
+    step, operands = convert.lay_out(step, operands, order, chosen.laid_out, conversions, chosen.along)
     searched = convert.renamed_searches(choice.chosen.searched, operands, conversions)
     plan = _assemble(
         step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched

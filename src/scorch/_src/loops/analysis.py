@@ -94,6 +94,7 @@ def written(node: Node, functions: Mapping[str, ir.Function]) -> set[str]:
         match n:
             case (
                 ir.Store(array, _, _)
+                | ir.StoreRun(array, _, _)
                 | ir.Resize(array, _)
                 | ir.Allocate(array, _, _)
                 | ir.Fill(array, _, _, _)

@@ -1,4 +1,4 @@
-"""A parallel loop as a grid: with a thread for every turn of as many of its outer loops as own their results.
+"""A parallel loop as a grid: with a thread, or a unit of them, for every value that the loops own.
 
     parallel i in 0..m: for k in 0..n: ...       ->       parallel turn in 0..m*n: i, k = turn / n, turn % n
 
@@ -7,15 +7,68 @@ Threads beside each other then have neighbouring ``k``, and what they load lies 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from scorch._src.loops import nodes as ir
+from scorch._src.loops import units
 from scorch._src.loops.analysis import walk
+from scorch._src.loops.runs import Runs
+from scorch._src.loops.units import Row, statements_of
 
 MEMORY = (ir.Allocate, ir.Resize, ir.Free, ir.PutArray, ir.SlotArray, ir.KeepArray, ir.Fail)
 VECTORS = (ir.Lanes, ir.Tile, ir.Total)
 WHOLE_ARRAYS = (ir.Put, ir.Fill, ir.Copy)  # what one thread does for all
+
+WARP = 32  # threads that run in step
+MAX_COLUMNS_EACH = 4
+USUAL_LENGTH = 8  # of a row of which nothing is known
+MIN_ENTRIES_EACH = 2  # of a row, for each thread that shares it
+MIN_TERMS_EACH = 16  # of a sum over a dense index
+TERMS_OF_RUN = 4
+MIN_THREADS_OF_ROW = 8  # a sector of memory holds as many float32
+
+FUNCTIONS = ("scorch_compute", "scorch_cut", "scorch_combine")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the threads of a grid share a kernel.
+
+    ``threads`` form a unit. ``column`` is the index that they share, ``each`` of its values a thread; without
+    one, they share the terms of a sum. ``pos`` is the array of the rows that ``scorch_cut`` and
+    ``scorch_combine`` cut where they are long; ``row_of_entry``: whether the row of each entry is asked for.
+    """
+
+    threads: int = 1
+    column: str = ""
+    each: int = 1
+    pos: str = ""
+    row_of_entry: bool = False
+    added_slots: int = 0  # behind those of the kernel
+    aligned: tuple[str, ...] = ()  # arrays of which runs are loaded or stored
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known when a kernel is made: loops that own parts of the result, extents, lengths of rows."""
+
+    owned: Collection[str] = ()
+    extents: Mapping[str, int] | None = None
+    lengths: Mapping[str, int] | None = None
+    exact: Collection[str] = ()  # loops whose extent is the very number of turns
+
+    def extent(self, loop: str) -> int:
+        """The most turns that a loop has."""
+        return (self.extents or {}).get(loop, 1 << 30)
+
+    def is_multiple(self, loop: str, number: int) -> bool:
+        """Check whether a loop is known to have a multiple of ``number`` turns."""
+        return loop in self.exact and self.extent(loop) % number == 0
+
+    def length(self, pos: str) -> int:
+        return (self.lengths or {}).get(pos, USUAL_LENGTH)
 
 
 def why_no_grid(kernel: ir.Kernel) -> str:
@@ -30,37 +83,250 @@ def why_no_grid(kernel: ir.Kernel) -> str:
             return "it runs in vector registers"
         if isinstance(node, WHOLE_ARRAYS):
             return "a part of it runs on one thread"
-    *before, last = _statements(exported[0].body)
+    *before, last = statements_of(exported[0].body)
     if not isinstance(last, ir.Parallel) or not all(isinstance(stmt, ir.Declare) for stmt in before):
         return "no loop of it owns its part of the result"
     return "" if _is_empty(last.prologue) and _is_empty(last.epilogue) else "its workers keep memory"
 
 
-def as_grid(kernel: ir.Kernel, owned: Collection[str]) -> ir.Kernel:
-    """Return the kernel with the dense loops directly inside of its parallel loop spread over the grid.
+def as_grid(kernel: ir.Kernel, facts: Facts) -> tuple[ir.Kernel, Grid]:
+    """Return the kernel with the loops that own their values spread over a grid, and how."""
+    spread = _Spread(kernel, facts)
+    functions: list[ir.Function] = []
+    for function in kernel.functions:
+        functions += spread.functions(function) if function.exported else [function]
+    slots = (*kernel.slots, *spread.slots)
+    grid = replace(spread.grid, added_slots=len(spread.slots))
+    return replace(kernel, functions=tuple(functions), slots=slots), grid
 
-    ``owned`` are the loops that own their parts of the result.
-    """
-    functions = [_spread(f, owned) if f.exported else f for f in kernel.functions]
-    return replace(kernel, functions=tuple(functions))
+
+class _Spread:
+    """Spreads the exported function of a kernel."""
+
+    def __init__(self, kernel: ir.Kernel, facts: Facts) -> None:
+        self.facts = facts
+        self.grid = Grid()
+        self.slots: tuple[ir.Var | ir.Array, ...] = ()
+        self.taken = {node.name for node in walk(kernel) if isinstance(node, ir.Var | ir.Array)}
+        self.taken |= {slot.name for slot in kernel.slots}
+
+    def functions(self, function: ir.Function) -> list[ir.Function]:
+        *before, parallel = statements_of(function.body)
+        assert isinstance(parallel, ir.Parallel)
+        outside = {param.name for param in function.params} | {
+            stmt.var.name for stmt in before if isinstance(stmt, ir.Declare)
+        }
+        head, inner = _one_turn(parallel)
+        loops: list[tuple[ir.Var, ir.Expr]] = [(parallel.var, parallel.count)]
+        while (opened := _dense_loop(inner, outside)) is not None and opened[1].var.name in self.facts.owned:
+            declared, loop, inner = opened
+            head += declared
+            loops.append((loop.var, loop.stop))
+
+        def made(loop: ir.Parallel, name: str = FUNCTIONS[0]) -> ir.Function:
+            used = {node.name for node in walk(loop) if isinstance(node, ir.Var | ir.Array)}
+            added = [slot for slot in self.slots if slot.name in used]
+            return replace(
+                function, name=name, params=(*function.params, *added), body=ir.block(*before, loop)
+            )
+
+        if len(loops) > 1:
+            return self._columns(parallel, loops, head, inner, made)
+        entries = self._entries(parallel, head, inner)
+        if entries is not None:
+            return [made(entries)]
+        return self._rows(parallel, head, inner, made)
+
+    # rows with columns
+
+    def _columns(
+        self,
+        parallel: ir.Parallel,
+        loops: list[tuple[ir.Var, ir.Expr]],
+        head: list[ir.Stmt],
+        inner: ir.Stmt,
+        made: _Made,
+    ) -> list[ir.Function]:
+        """Return kernels in which units share the columns of a row, the innermost loop that owns values."""
+        split = units.split_stores(statements_of(inner))
+        if split is None:
+            turn = ir.Var("turn")
+            total, coordinates = _coordinates(turn, loops)
+            return [made(replace(parallel, var=turn, count=total, body=ir.block(*coordinates, *head, inner)))]
+        column, size = loops[-1]
+        threads, each = shape_of_columns(self.facts.extent(column.name))
+        is_run = each > 1 and self.facts.is_multiple(column.name, each)
+        runs = Runs(column, size)
+        self.grid = Grid(threads, column.name, each)
+
+        def tiled(
+            outer: list[tuple[ir.Var, ir.Expr]],
+            head: Sequence[ir.Stmt],
+            computed: Sequence[ir.Stmt],
+            stored: Sequence[ir.Stmt],
+        ) -> ir.Parallel:
+            turn, width = ir.Var("turn"), threads * each
+            tile: ir.Expr = ir.Const(0)
+            if self.facts.extent(column.name) > width:
+                tile = ir.Var("tile")
+                outer = [*outer, (tile, (size + (width - 1)) // width)]
+            total, coordinates = _coordinates(turn, outer)
+            shared = units.in_columns(runs, tile, computed, stored, threads, each, is_run)
+            return replace(parallel, var=turn, count=total, body=ir.block(*coordinates, *head, shared))
+
+        fixed, varying = _split_by(column, head)
+        computed, stored = split
+        kernels = [tiled(loops[:-1], fixed, [*varying, *computed], stored)]
+        row = units.find_row(inner)
+        cut_head = _head_of_part(parallel, fixed, [*varying, inner], row) if len(loops) == 2 else None
+        if row is None or cut_head is None:
+            self._align(runs)
+            return [made(kernels[0])]
+        parts = self._name_parts(row)
+        part, long = ir.Var("part_turn"), ir.Var("long_turn")
+        sums = [
+            (part, parts.count, parts.row, units.cut_row(row, parts, part, column, size)),
+            (long, parts.long, parts.long_row, units.combine_parts(row, parts, long, column, size)),
+        ]
+        for turn, count, rows, sum_ in sums:
+            begin = cut_head(ir.wide(ir.Load(rows, turn)))
+            kernels.append(
+                tiled([(turn, count)], begin, [*varying, *sum_.before, sum_.loop], list(sum_.after))
+            )
+        self._align(runs)
+        return [made(*kernel) for kernel in zip(kernels, FUNCTIONS, strict=True)]
+
+    # entries that own a value each
+
+    def _entries(self, parallel: ir.Parallel, head: list[ir.Stmt], inner: ir.Stmt) -> ir.Parallel | None:
+        """Return the grid over all entries of rows, each of which owns a value; None if they do not.
+
+        parallel i: for p in pos[i]..pos[i+1]: ...      ->      parallel p in pos[0]..pos[m]: i = row[p]
+        """
+        listed = _list_of_entries(parallel)
+        if listed is not None:
+            return self._spread_list(parallel, *listed)
+        *declared, last = statements_of(inner) or [ir.Block(())]
+        match last:
+            case ir.For(
+                var, ir.Cast(ir.Load(pos, ir.Var() as row), _), ir.Cast(ir.Load(end, after), _), body
+            ):
+                is_row = head and isinstance(head[-1], ir.Declare) and head[-1].var == row and pos == end
+                is_whole = after == row + 1 and len(head) == 3 and head[0] == ir.Declare(_START, parallel.var)
+                statements = statements_of(body)
+                coordinate = statements[0] if statements else None
+                is_owned = isinstance(coordinate, ir.Declare) and coordinate.var.name in self.facts.owned
+                if not (
+                    is_row and is_whole and is_owned and all(isinstance(s, ir.Declare) for s in declared)
+                ):
+                    return None
+            case _:
+                return None
+        rows = ir.Array(units.fresh("row_of_entry", self.taken), pos.element)
+        self.slots = (rows,)
+        self.grid = Grid(row_of_entry=True, pos=pos.name)
+        first, stop = (ir.wide(ir.Load(pos, at)) for at in (ir.Const(0), parallel.count))
+        turn = ir.Var("turn")
+        inside = ir.block(
+            ir.Declare(var, first + turn),
+            ir.Declare(row, ir.wide(ir.Load(rows, var))),
+            *declared,
+            *self._shared_terms(statements),
+        )
+        return replace(parallel, var=turn, count=stop - first, body=inside)
+
+    def _spread_list(
+        self, parallel: ir.Parallel, position: ir.Declare, coordinate: ir.Declare, loop: ir.For
+    ) -> ir.Parallel | None:
+        """Return the grid over a list of entries, each of which owns a value; None if they do not."""
+        statements = statements_of(loop.body)
+        own = [stmt.var.name for stmt in (coordinate, *statements[:1]) if isinstance(stmt, ir.Declare)]
+        if len(own) < 2 or not all(name in self.facts.owned for name in own):
+            return None
+        here = ir.Declare(loop.var, position.var)
+        body = ir.block(position, coordinate, here, *self._shared_terms(statements))
+        return replace(parallel, body=body)
+
+    def _shared_terms(self, statements: list[ir.Stmt]) -> list[ir.Stmt]:
+        """Return the statements of an entry, with a sum over a dense index shared by a unit."""
+        loops = [stmt.var.name for stmt in statements if isinstance(stmt, ir.For)]
+        threads = _power_of_two(self.facts.extent(loops[0]) // MIN_TERMS_EACH) if loops else 1
+        if loops and self.facts.is_multiple(loops[0], TERMS_OF_RUN):
+            found = units.share_in_runs(statements, threads, TERMS_OF_RUN)
+            if found is not None:
+                self.grid = replace(self.grid, threads=threads)
+                self._align(found[1])
+                return found[0]
+        shared = units.share(statements, threads) if threads > 1 else None
+        if shared is None:
+            return statements
+        self.grid = replace(self.grid, threads=threads)
+        return shared
+
+    # rows
+
+    def _rows(
+        self, parallel: ir.Parallel, head: list[ir.Stmt], inner: ir.Stmt, made: _Made
+    ) -> list[ir.Function]:
+        """Return kernels in which units share the entries of a row, or threads have a row each."""
+        whole = replace(parallel, body=ir.block(*head, inner))
+        row = units.find_row(inner)
+        if row is None:
+            return [made(whole)]
+        threads = _power_of_two(self.facts.length(row.pos.name) // MIN_ENTRIES_EACH)
+        if threads > 1:
+            whole = replace(parallel, body=ir.block(*head, *row.shared(threads)))
+        self.grid = Grid(threads)
+        cut_head = _head_of_part(parallel, head, [inner], row)
+        if cut_head is None:
+            return [made(whole)]
+        parts = self._name_parts(row)
+        part, long = ir.Var("part_turn"), ir.Var("long_turn")
+        zero, one = ir.Const(0), ir.Const(1)
+        cut = units.cut_row(row, parts, part, zero, one)
+        combined = units.combine_parts(row, parts, long, zero, one)
+        kernels = [whole]
+        for turn, count, rows, sum_, unit in (
+            (part, parts.count, parts.row, cut, threads),
+            (long, parts.long, parts.long_row, combined, WARP),
+        ):
+            begin = cut_head(ir.wide(ir.Load(rows, turn)))
+            body = ir.block(*begin, *sum_.shared(unit))
+            kernels.append(replace(parallel, var=turn, count=count, body=body))
+        return [made(*kernel) for kernel in zip(kernels, FUNCTIONS, strict=True)]
+
+    def _align(self, runs: Runs) -> None:
+        self.grid = replace(self.grid, aligned=(*self.grid.aligned, *runs.arrays))
+
+    def _name_parts(self, row: Row) -> units.Parts:
+        parts = units.parts_of(row, self.taken)
+        self.slots = parts.slots
+        self.grid = replace(self.grid, pos=row.pos.name)
+        return parts
 
 
-def _spread(function: ir.Function, owned: Collection[str]) -> ir.Function:
-    *before, parallel = _statements(function.body)
-    assert isinstance(parallel, ir.Parallel)
-    outside = {param.name for param in function.params} | {
-        stmt.var.name for stmt in before if isinstance(stmt, ir.Declare)
-    }
-    count, head, inner = parallel.count, *_one_turn(parallel)
-    loops: list[tuple[ir.Var, ir.Expr]] = [(parallel.var, count)]
-    while (opened := _dense_loop(inner, outside)) is not None and opened[1].var.name in owned:
-        declared, loop, inner = opened
-        head += declared
-        loops.append((loop.var, loop.stop))
-    if len(loops) == 1:
-        spread = _over_entries(parallel, head, inner, owned) or replace(parallel, body=ir.block(*head, inner))
-        return replace(function, body=ir.block(*before, spread))
-    turn = ir.Var("turn")
+class _Made(Protocol):
+    """Makes a function of a parallel loop."""
+
+    def __call__(self, loop: ir.Parallel, name: str = ...) -> ir.Function: ...
+
+
+def shape_of_columns(extent: int) -> tuple[int, int]:
+    """Return how many threads share the columns of a row, and how many columns each of them has."""
+    each = min(MAX_COLUMNS_EACH, max(1, extent // MIN_THREADS_OF_ROW))
+    threads = _power_of_two(-(-extent // each), up=True)
+    return threads, each
+
+
+def _power_of_two(number: int, up: bool = False) -> int:
+    """Round to a power of two of threads that fit into a warp."""
+    if number <= 1:
+        return 1
+    return min(WARP, 1 << ((number - 1).bit_length() if up else number.bit_length() - 1))
+
+
+def _coordinates(turn: ir.Var, loops: list[tuple[ir.Var, ir.Expr]]) -> tuple[ir.Expr, list[ir.Stmt]]:
+    """Return the number of turns of nested loops, and what their variables are at one of them."""
     total: ir.Expr = ir.Const(1)
     for _, size in loops:
         total = total * size
@@ -72,42 +338,76 @@ def _spread(function: ir.Function, owned: Collection[str]) -> ir.Function:
             left = ir.Var(f"turn_{number}")
             coordinates.append(ir.Declare(left, rest // size))
             rest = left
-    body = ir.block(*coordinates, *head, inner)
-    spread = replace(parallel, var=turn, count=total, body=body)
-    return replace(function, body=ir.block(*before, spread))
+    return total, coordinates
 
 
-def _over_entries(
-    parallel: ir.Parallel, head: list[ir.Stmt], inner: ir.Stmt, owned: Collection[str]
-) -> ir.Parallel | None:
-    """Return the grid over all entries of rows, each of which owns a value; its row is searched for.
+def _head_of_part(
+    parallel: ir.Parallel, head: Sequence[ir.Stmt], rest: Sequence[ir.Stmt], row: Row | None
+) -> Callable[[ir.Expr], list[ir.Stmt]] | None:
+    """Return what makes the head of a turn for any position of a row; None if more than that is counted."""
+    if row is None:
+        return None
+    counted = {parallel.var.name, _START.name, _STOP.name}
+    kept: list[ir.Stmt] = []
+    is_found = False
+    for stmt in head:
+        assert isinstance(stmt, ir.Declare)
+        if stmt.var == row.position:
+            is_found = isinstance(stmt.value, ir.Var) and stmt.value.name in counted
+        elif stmt.var.name in counted:
+            continue
+        kept.append(stmt)
+    used = [node for stmt in (*kept, *rest) for node in walk(stmt) if isinstance(node, ir.Var)]
+    beyond = sum(node.name in counted for node in used)
+    if not is_found or beyond != 1:  # the position itself
+        return None
+    return lambda place: [
+        ir.Declare(row.position, place) if isinstance(s, ir.Declare) and s.var == row.position else s
+        for s in kept
+    ]
 
-    parallel i: for p in pos[i]..pos[i+1]: ...      ->      parallel p in pos[0]..pos[m]: i = the row of p
-    """
-    *declared, last = _statements(inner) or [ir.Block(())]
-    match last:
-        case ir.For(var, ir.Cast(ir.Load(pos, ir.Var() as row), _), ir.Cast(ir.Load(end, after), _), body):
-            is_row = head and isinstance(head[-1], ir.Declare) and head[-1].var == row and pos == end
-            is_whole = after == row + 1 and len(head) == 3 and head[0] == ir.Declare(_START, parallel.var)
-            coordinate = _statements(body)[0] if _statements(body) else None
-            is_owned = isinstance(coordinate, ir.Declare) and coordinate.var.name in owned
-            if not (is_row and is_whole and is_owned and all(isinstance(s, ir.Declare) for s in declared)):
-                return None
-            name = "upper_bound_i32" if pos.element.bytes == 4 else "upper_bound_i64"
-            row_of_entry = ir.Call(name, (pos, ir.Const(0), parallel.count + 1, var)) - 1
-            first, stop = (ir.wide(ir.Load(pos, at)) for at in (ir.Const(0), parallel.count))
-            turn = ir.Var("turn")
-            inside = ir.block(ir.Declare(var, first + turn), ir.Declare(row, row_of_entry), *declared, body)
-            return replace(parallel, var=turn, count=stop - first, body=inside)
+
+def _list_of_entries(parallel: ir.Parallel) -> tuple[ir.Declare, ir.Declare, ir.For] | None:
+    """Return the place of an entry, its first coordinate and its loop, where turns look for rows."""
+    statements = statements_of(parallel.body)
+    if (
+        not statements
+        or not isinstance(statements[0], ir.Declare)
+        or not isinstance(statements[-1], ir.While)
+    ):
+        return None
+    match statements_of(statements[-1].body):
+        case [
+            ir.Declare(_, value) as coordinate,
+            ir.Declare(following, ir.Var() as place),
+            ir.While(),
+            ir.For(_, ir.Var() as begin, ir.Var() as end) as loop,
+            ir.Assign(),
+        ] if begin == place and end == following and place in walk(value):
+            return ir.Declare(place, statements[0].value), coordinate, loop
     return None
 
 
-_START = ir.Var("chunk_start")
+def _split_by(var: ir.Var, declared: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
+    """Return the declarations that do not depend on ``var``, and those that do."""
+    names = {var.name}
+    fixed: list[ir.Stmt] = []
+    varying: list[ir.Stmt] = []
+    for stmt in declared:
+        assert isinstance(stmt, ir.Declare)
+        depends = any(isinstance(node, ir.Var) and node.name in names for node in walk(stmt.value))
+        (varying if depends else fixed).append(stmt)
+        if depends:
+            names.add(stmt.var.name)
+    return fixed, varying
+
+
+_START, _STOP = ir.Var("chunk_start"), ir.Var("chunk_stop")
 
 
 def _one_turn(parallel: ir.Parallel) -> tuple[list[ir.Stmt], ir.Stmt]:
     """Return what the turn of a chunk of one begins with, and the rest: its loop has one turn."""
-    statements = _statements(parallel.body)
+    statements = statements_of(parallel.body)
     match statements:
         case (
             ir.Declare(start, first),
@@ -126,7 +426,7 @@ def _one_turn(parallel: ir.Parallel) -> tuple[list[ir.Stmt], ir.Stmt]:
 
 def _dense_loop(stmt: ir.Stmt, outside: set[str]) -> tuple[list[ir.Stmt], ir.For, ir.Stmt] | None:
     """Return declarations, the loop that ends ``stmt`` and its body, if that has a size known outside."""
-    *declared, last = _statements(stmt) or [ir.Block(())]
+    *declared, last = statements_of(stmt) or [ir.Block(())]
     if not isinstance(last, ir.For) or last.start != ir.Const(0):
         return None
     names = {node.name for node in walk(last.stop) if isinstance(node, ir.Var | ir.Array)}
@@ -136,9 +436,5 @@ def _dense_loop(stmt: ir.Stmt, outside: set[str]) -> tuple[list[ir.Stmt], ir.For
     return declared, last, last.body
 
 
-def _statements(stmt: ir.Stmt) -> list[ir.Stmt]:
-    return list(stmt.body) if isinstance(stmt, ir.Block) else [stmt]
-
-
 def _is_empty(stmt: ir.Stmt) -> bool:
-    return not _statements(stmt)
+    return not statements_of(stmt)

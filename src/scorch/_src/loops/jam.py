@@ -15,7 +15,7 @@ not depend on each other otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -44,6 +44,19 @@ def jammed(loop: ir.For, turns: int) -> ir.Stmt:
         number, ir.Const(0), count // turns, ir.block(*begins, _together(loop.body, copies, own))
     )
     return ir.block(together, replace(loop, start=loop.stop - count % turns))
+
+
+def side_by_side(
+    var: ir.Var, values: Sequence[ir.Expr], body: ir.Stmt
+) -> tuple[ir.Block, list[dict[str, str]]]:
+    """``body`` for several values of ``var`` at once, and what each calls the names that depend on it."""
+    names, own = _varying(ir.For(var, ir.Const(0), ir.Const(0), body))
+    copies = [{name: f"{name}_t{turn}" for name in names} for turn in range(len(values))]
+    begins = [
+        ir.Declare(replace(var, name=copy[var.name]), value)
+        for copy, value in zip(copies, values, strict=True)
+    ]
+    return ir.block(*begins, _together(body, copies, own)), copies
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:

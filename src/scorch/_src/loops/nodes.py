@@ -190,6 +190,7 @@ class For(Stmt):
 
     A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
     ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
+    ``threads`` of a grid that are side by side share its turns; what each has added up is put together.
     """
 
     var: Var
@@ -197,6 +198,7 @@ class For(Stmt):
     stop: Expr
     body: Stmt
     sums: int = 1
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,36 @@ class Tile(Stmt):
     array: Array
     count: int
     lanes: int
+
+
+@dataclass(frozen=True)
+class LoadRun(Stmt):
+    """Declare ``vars``, the elements of ``array`` from ``index`` on, which is a multiple of their number."""
+
+    vars: tuple[Var, ...]
+    array: Array
+    index: Expr
+
+    @property
+    def one_by_one(self) -> Block:
+        """The same, an element at a time."""
+        loads = (Declare(var, Load(self.array, self.index + at)) for at, var in enumerate(self.vars))
+        return Block(tuple(loads))
+
+
+@dataclass(frozen=True)
+class StoreRun(Stmt):
+    """``array[index..] = values``; ``index`` is a multiple of their number."""
+
+    array: Array
+    index: Expr
+    values: tuple[Expr, ...]
+
+    @property
+    def one_by_one(self) -> Block:
+        """The same, an element at a time."""
+        stores = (Store(self.array, self.index + at, value) for at, value in enumerate(self.values))
+        return Block(tuple(stores))
 
 
 @dataclass(frozen=True)

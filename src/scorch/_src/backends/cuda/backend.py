@@ -12,8 +12,10 @@ from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused, FusionError
 from scorch._src.compiler.pipeline import Planned
+from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.target import GRID
-from scorch._src.loops.grid import as_grid, why_no_grid
+from scorch._src.loops.grid import Facts, as_grid, why_no_grid
+from scorch._src.loops.types import LAST_INT32
 
 
 class CudaBackend(base.Backend):
@@ -25,8 +27,11 @@ class CudaBackend(base.Backend):
         kernel, plan = planned.kernel(), planned.plan
         is_filled = plan.assembly in ("dense", "shared")
         has_grid = is_filled and not why_no_grid(kernel)
-        source = print_cuda(as_grid(kernel, plan.result_loops)) if has_grid else ""
-        return base.schedule_of(planned, kernel, source)
+        if not has_grid:
+            return base.schedule_of(planned, kernel, "")
+        spread, grid = as_grid(kernel, facts_of(plan))
+        is_narrow = all(max(operand.shape, default=0) <= LAST_INT32 for operand in plan.operands)
+        return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow), grid)
 
     def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
         return CudaExecutable(schedule, sizes)
@@ -40,6 +45,28 @@ class CudaBackend(base.Backend):
     @property
     def device(self) -> torch.device:
         return torch.device("cuda")
+
+
+def facts_of(plan: Plan) -> Facts:
+    """Return what is known of loops and rows; only magnitudes, which all that share the kernel have."""
+    extents: dict[str, int] = {}
+    lengths: dict[str, int] = {}
+    sparse: set[str] = set()
+    for access in plan.step.accesses:
+        operand = plan.operand(access.tensor)
+        extents |= dict(zip(access.indices, operand.shape, strict=True))
+        if operand.is_sparse:
+            sparse |= {*access.indices}
+        above = 1
+        for level, count in enumerate(operand.counts):
+            lengths[f"{operand.name}{level + 1}_pos"] = _magnitude(count) // _magnitude(above)
+            above = count
+    extents |= {index: _magnitude(size) for index, size in extents.items() if index in sparse}
+    return Facts(plan.result_loops, extents, lengths, extents.keys() - sparse)
+
+
+def _magnitude(number: int) -> int:
+    return 1 << number.bit_length()
 
 
 if torch.backends.cuda.is_built():  # asks nobody: touching the driver at import would break fork

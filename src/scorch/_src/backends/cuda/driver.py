@@ -14,12 +14,12 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch.errors import KernelError
 
-THREADS = 256  # in a block
+THREADS = 128  # in a block
 MAX_BLOCKS = 1 << 20
 
 MAX_FUNCTIONS = 4096  # which stay loaded
 
-_functions: BoundedCache[tuple[bytes, int], int] = BoundedCache(MAX_FUNCTIONS)
+_functions: BoundedCache[tuple[bytes, str, int], int] = BoundedCache(MAX_FUNCTIONS)
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def driver() -> ctypes.CDLL:
 
 def load(code: bytes, name: str, device: torch.device) -> int:
     """Return the function ``name`` of machine code on ``device``, whose context is current."""
-    key = code, device.index or 0
+    key = code, name, device.index or 0
     known = _functions.get(key)
     if known is None:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -43,11 +43,11 @@ def load(code: bytes, name: str, device: torch.device) -> int:
     return known
 
 
-def launch(function: int, slots: Sequence[int], turns: int, device: torch.device) -> None:
-    """Run a kernel with a thread for each turn on torch's current stream, in the context of ``device``."""
+def launch(function: int, slots: Sequence[int], threads: int, device: torch.device) -> None:
+    """Run a kernel with as many threads on torch's current stream, in the context of ``device``."""
     block = struct.pack(f"={len(slots)}q", *slots)
     arguments = ctypes.pointer(ctypes.c_char_p(block))
-    blocks = min(max(1, -(-turns // THREADS)), MAX_BLOCKS)
+    blocks = min(max(1, -(-threads // THREADS)), MAX_BLOCKS)
     stream = torch.cuda.current_stream(device).cuda_stream
     status = driver().cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, None)
     _check(status, "launch a kernel")

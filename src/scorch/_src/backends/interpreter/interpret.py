@@ -148,6 +148,12 @@ class _Compiler(Evaluator):
             raise BoundsError(f"{value_type} is stored to {name} of {holds}")
         return lambda frame: operator.setitem(frame[into], at(frame), get(frame))
 
+    def run_LoadRun(self, stmt: ir.LoadRun) -> Action:
+        return self.statement(stmt.one_by_one)
+
+    def run_StoreRun(self, stmt: ir.StoreRun) -> Action:
+        return self.statement(stmt.one_by_one)
+
     def run_Tile(self, stmt: ir.Tile) -> Action:
         put, zero, count = self.declare(stmt.array), convert(0, stmt.array.element), stmt.count
         return lambda frame: operator.setitem(frame, put, _Registers([zero] * count))

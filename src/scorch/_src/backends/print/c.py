@@ -250,6 +250,8 @@ class Scope(ExpressionPrinter):
                 return LanePrinter(self, stmt).lines()
             case ir.Tile():
                 return print_tile(self, stmt)
+            case ir.LoadRun() | ir.StoreRun():
+                return self.statement(stmt.one_by_one)
             case ir.Prefetch():
                 return print_prefetch(self, stmt)
             case ir.While(condition, body):

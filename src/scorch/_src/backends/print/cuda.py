@@ -6,20 +6,32 @@ of slots:
     KERNEL void scorch_compute(const struct slots slots) {
       const i64 i_size = slots.at[2];
       ...
-      for (i64 turn = FIRST_TURN; turn < i_size * k_size; turn += TURNS) {
+      for (i64 turn = FIRST_UNIT(8); turn < i_size; turn += UNITS(8)) {
+
+Threads that share a loop, here eight, are a unit. ``EXCHANGE`` passes values between them.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from scorch._src.backends.print.c import Printer, Scope, print_header
-from scorch._src.backends.print.expressions import indent, safe_name
+from scorch._src.backends.print.expressions import c_name, indent, safe_name
 from scorch._src.backends.print.functions import TYPEDEFS
 from scorch._src.loops import nodes as ir
+from scorch._src.loops.analysis import walk
+from scorch._src.loops.jam import renamed
+from scorch._src.loops.types import BOOL, Type
+from scorch._src.loops.units import IDEMPOTENT, accumulators
+
+UNUSED = ("parallel_for", "threads")  # slots for pools of threads
 
 # What gcc has built in, in CUDA's own words.
 _BUILTINS = """\
 #ifdef __CUDACC_RTC__
 #define KERNEL extern "C" __global__
+#define ALIGNED(bytes) __align__(bytes)
 #define __builtin_inff() __int_as_float(0x7f800000)
 #define __builtin_inf() __longlong_as_double(0x7ff0000000000000ll)
 #define __builtin_nanf(text) __int_as_float(0x7fc00000)
@@ -29,27 +41,35 @@ _BUILTINS = """\
 #define __builtin_clzll(x) __clzll((long long)(x))
 #define __builtin_popcount(x) __popc((int)(x))
 #define __builtin_popcountll(x) __popcll((long long)(x))
-#endif
 #define restrict __restrict__
-#define FIRST_TURN ((i64)blockIdx.x * blockDim.x + threadIdx.x)
-#define TURNS ((i64)gridDim.x * blockDim.x)"""
+#define UNIT_MASK(threads) (0xffffffffu >> (32 - threads) << (threadIdx.x & 31 & ~(threads - 1)))
+#define EXCHANGE(value, step, threads) __shfl_xor_sync(UNIT_MASK(threads), value, step)
+#endif
+#define FIRST_UNIT(threads) (((i64)blockIdx.x * blockDim.x + threadIdx.x) / threads)
+#define UNITS(threads) ((i64)gridDim.x * blockDim.x / threads)
+#define THREAD(threads) ((int)threadIdx.x & (threads - 1))"""
 
 
-def print_cuda(kernel: ir.Kernel) -> str:
-    """The CUDA source of a kernel that is a grid (``loops.grid``)."""
-    printer = _CudaPrinter(kernel)
+def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
+    """The CUDA source of a kernel that is a grid (``loops.grid``); ``is_narrow``: sizes fit into 32 bits."""
+    printer = _CudaPrinter(kernel, is_narrow)
     bodies = [printer.function(function) for function in kernel.functions]
     _, static = printer.needed()
     parts = [print_header(kernel)] if kernel.header else []
     parts.append(TYPEDEFS.replace("__SIZE_TYPE__", "unsigned long long"))
     parts += [_BUILTINS, f"struct slots {{ i64 at[{len(kernel.slots)}]; }};"]
+    for element, count in printer.runs:
+        name, size = c_name(element), min(16, element.bytes * count)
+        parts.append(f"struct ALIGNED({size}) {name}x{count} {{ {name} at[{count}]; }};")
     return "\n\n".join([*parts, *static, *bodies]) + "\n"
 
 
 class _CudaPrinter(Printer):
-    def __init__(self, kernel: ir.Kernel) -> None:
+    def __init__(self, kernel: ir.Kernel, is_narrow: bool) -> None:
         super().__init__(kernel)
         self.scope = _CudaScope
+        self.is_narrow = is_narrow
+        self.runs: dict[tuple[Type, int], None] = {}
 
     def signature(self, function: ir.Function) -> str:
         if function.exported:
@@ -62,15 +82,110 @@ class _CudaPrinter(Printer):
 
 
 class _CudaScope(Scope):
+    unit = 1  # threads that take a turn together
+    is_shared = False  # whether they are in a loop that they share
+
     def slot(self, number: int) -> str:
         return f"slots.at[{number}]"
 
+    def unpack(self, params: tuple[ir.Var | ir.Array, ...], kernel: ir.Kernel) -> list[str]:
+        """Read arguments; products of sizes that are known to be narrow take fewer instructions."""
+        lines = super().unpack(tuple(p for p in params if p.name not in UNUSED), kernel)
+        assert isinstance(self.printer, _CudaPrinter)
+        if not self.printer.is_narrow:
+            return lines
+        return [re.sub(r"(_size = )(slots)", r"\1(i32)\2", line) for line in lines]
+
     def statement(self, stmt: ir.Stmt) -> list[str]:
-        if not isinstance(stmt, ir.Parallel):
-            return super().statement(stmt)
+        match stmt:
+            case ir.Parallel():
+                return self.grid(stmt)
+            case ir.For(threads=threads) if threads > 1:
+                return self.shared_loop(stmt)
+            case ir.LoadRun(vars, array, index):
+                kind, run = self.run_of(array, len(vars)), self.fresh(f"{vars[0].name}_run")
+                place = self.address(array, index)
+                lines = [f"const struct {kind} {run} = *(const struct {kind} *)({place});"]
+                for at, var in enumerate(vars):
+                    lines += [f"{self.variable(var)} = {self.widened(array, f'{run}.at[{at}]')};"]
+                return lines
+            case ir.StoreRun(array, index, values):
+                kind, run = self.run_of(array, len(values)), self.fresh(f"{array.name}_run")
+                given = ", ".join(map(self.converted, values))
+                place = self.address(array, index)
+                return [
+                    f"{{ const struct {kind} {run} = {{{{{given}}}}};",
+                    f"  *(struct {kind} *)({place}) = {run}; }}",
+                ]
+            case ir.Store() if self.unit > 1 and not self.is_shared:
+                return [f"if (THREAD({self.unit}) == 0) {{", *indent(super().statement(stmt)), "}"]
+        return super().statement(stmt)
+
+    def run_of(self, array: ir.Array, count: int) -> str:
+        """The name of the type of a run of elements, which is then declared."""
+        assert isinstance(self.printer, _CudaPrinter)
+        self.printer.runs[array.element, count] = None
+        return f"{c_name(array.element)}x{count}"
+
+    def grid(self, stmt: ir.Parallel) -> list[str]:
         turn = safe_name(stmt.var.name)
+        shared = [node.threads for node in walk(stmt.body) if isinstance(node, ir.For)]
+        self.unit = max(shared, default=1)
         return [
-            f"for (i64 {turn} = FIRST_TURN; {turn} < {self.converted(stmt.count)}; {turn} += TURNS) {{",
+            f"for (i64 {turn} = FIRST_UNIT({self.unit}); {turn} < {self.converted(stmt.count)}; "
+            f"{turn} += UNITS({self.unit})) {{",
             *indent(self.statement(stmt.body)),
             "}",
         ]
+
+    def shared_loop(self, stmt: ir.For) -> list[str]:
+        """Print a loop whose turns the threads of a unit share, each with sums of its own."""
+        name, threads = safe_name(stmt.var.name), stmt.threads
+        self.is_shared = True
+        if stmt.start == ir.Const(0) and stmt.stop == ir.Const(threads):  # one turn each
+            lines = ["{", f"  const i64 {name} = THREAD({threads});", *indent(self.statement(stmt.body)), "}"]
+            self.is_shared = False
+            return lines
+        sums = accumulators(stmt.body) or {}
+        own = {var: replace(var, name=self.fresh(f"{var.name}_of_thread")) for var in sums}
+        begin = [ir.Declare(own[var], _neutral(op, var)) for var, op in sums.items()]
+        self.assigned |= {var.name for var in own.values()}
+        body = renamed(stmt.body, {var.name: mine.name for var, mine in own.items()})
+        stop = self.fresh(f"{stmt.var.name}_stop")
+        lines = [line for declared in begin for line in self.statement(declared)]
+        lines += [
+            f"for (i64 {name} = {self.expr(stmt.start, 12)} + THREAD({threads}), "
+            f"{stop} = {self.converted(stmt.stop)}; {name} < {stop}; {name} += {threads}) {{",
+            *indent(self.statement(body)),
+            "}",
+        ]
+        for var, op in sums.items():
+            lines += self.exchange(own[var], op, threads)
+            total: ir.Expr = own[var]
+            if not _is_idempotent(op, var):
+                total = ir.Binary(op, var, own[var], var.type)
+            lines += self.statement(ir.Assign(var, total))
+        self.is_shared = False
+        return ["{", *indent(lines), "}"]
+
+    def exchange(self, var: ir.Var, op: str, threads: int) -> list[str]:
+        """Print how the threads of a unit put their values together: all have the result, bit for bit."""
+        name, other = safe_name(var.name), replace(var, name=self.fresh(f"{var.name}_other"))
+        kind, theirs = c_name(var.type), safe_name(other.name)
+        parts = (".re", ".im") if var.type.kind == "complex" else ("",)
+        received = [f"{theirs}{part} = EXCHANGE({name}{part}, step, {threads});" for part in parts]
+        combine = self.statement(ir.Assign(var, ir.Binary(op, var, other, var.type)))
+        return [
+            f"for (int step = {threads // 2}; step; step /= 2) {{",
+            *indent([f"{kind} {theirs};", *received, *combine]),
+            "}",
+        ]
+
+
+def _is_idempotent(op: str, var: ir.Var) -> bool:
+    return op in IDEMPOTENT or var.type == BOOL
+
+
+def _neutral(op: str, var: ir.Var) -> ir.Expr:
+    """What the sum of a thread begins with: that so far, where it may come twice."""
+    return var if _is_idempotent(op, var) else ir.Const(1 if op == "*" else 0, var.type)

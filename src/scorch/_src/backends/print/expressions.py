@@ -49,6 +49,12 @@ class ExpressionPrinter:
     def element(self, array: Array, index: Expr) -> str:
         return f"{safe_name(array.name)}[{self.converted(index)}]"
 
+    def widened(self, array: Array, text: str) -> str:
+        """An element of an array as what it computes in."""
+        if array.element.computes_in == array.element:
+            return text
+        return f"{self.use('from_bf16' if array.element == BFLOAT16 else 'from_f16')}({text})"
+
     def address(self, array: Array, start: Expr) -> str:
         if start == Const(0):
             return safe_name(array.name)
@@ -76,11 +82,7 @@ class ExpressionPrinter:
             case Var(name, _):
                 return safe_name(name), ATOM
             case Load(array, index):
-                text = self.element(array, index)
-                if array.element.computes_in != array.element:
-                    widen = self.use("from_bf16" if array.element == BFLOAT16 else "from_f16")
-                    text = f"{widen}({text})"
-                return text, ATOM
+                return self.widened(array, self.element(array, index)), ATOM
             case Unary(op, x, t):
                 return self.unary(op, x, t)
             case Binary(op, a, b, t):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scorch._src.compiler.plan import Operand, Splits, Step
-from scorch._src.compiler.schedule.cost import estimated_counts, is_against, transposed_format
+from scorch._src.compiler.schedule.cost import estimated_counts, is_against, rows_format, transposed_format
 from scorch._src.formats import Format, Level, dense_format
 from scorch._src.formats.compressed import Compressed
 from scorch._src.formats.dense import Dense
@@ -103,6 +103,20 @@ def unblocked_format(form: Format) -> Format:
     return Format(levels, order=order)
 
 
+def gather_rows(
+    step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion]
+) -> tuple[Step, dict[Access, Operand]]:
+    """Convert lists of entries to rows, whose places are known without a look at the entries before."""
+    converted = dict(operands)
+    for access in step.accesses:
+        operand = converted[access]
+        if operand.format.is_list and len(operand.format) > 1 and not operand.format.is_blocked:
+            form = rows_format(operand, operand.format.order)
+            reason = "threads of a grid begin at rows"
+            step, converted = _convert(step, converted, access, form, "_rows", reason, conversions)
+    return step, converted
+
+
 def split_blocks(operands: Mapping[Access, Operand]) -> Splits:
     blocks: dict[str, int] = {}
     for access, operand in operands.items():
@@ -140,14 +154,15 @@ def lay_out(
     order: Sequence[str],
     laid_out: Sequence[Access],
     conversions: list[Conversion],
+    along: str = "",
 ) -> tuple[Step, dict[Access, Operand]]:
-    """Copy dense operands so that the innermost loop runs along memory."""
+    """Copy dense operands so that a loop, the innermost if no other is named, runs along memory."""
     converted = dict(operands)
     for access in laid_out:
-        x, _ = split_blocks(operands).origin(order[-1])
+        x, _ = split_blocks(operands).origin(along or order[-1])
         last = access.indices.index(x)
         dims = (*(dim for dim in converted[access].format.order if dim != last), last)
-        form, reason = dense_format(len(dims), dims), f"the innermost loop, over {x}, jumps in it"
+        form, reason = dense_format(len(dims), dims), f"the loop over {x} jumps in it"
         step, converted = _convert(step, converted, access, form, "_t", reason, conversions)
     return step, converted
 

@@ -115,6 +115,7 @@ class Cost:
     searched: tuple[tuple[Access, int], ...]
     laid_out: tuple[Access, ...]
     is_short: bool = False  # the outermost loop makes too few turns for threads
+    along: str = ""  # the loop that laid out operands lie along, if not the innermost
 
     @property
     def total(self) -> float:
@@ -139,9 +140,13 @@ def transposed_format(order: Sequence[str], access: Access, operand: Operand, sp
     place = {loop: number for number, loop in enumerate(order)}
     dims = range(len(access.indices))
     sequence = sorted(dims, key=lambda dim: place[splits.loops_of(access.indices[dim])[-1]])
-    first = operand.shape[sequence[0]]
-    root = "d" if first <= 4 * operand.nnz + 1024 else "s"
-    return Format(root + "s" * (len(sequence) - 1), order=sequence)
+    return rows_format(operand, sequence)
+
+
+def rows_format(operand: Operand, order: Sequence[int]) -> Format:
+    """The format with coordinates of rows, or rows everywhere if most of them have entries."""
+    root = "d" if operand.shape[order[0]] <= 4 * operand.nnz + 1024 else "s"
+    return Format(root + "s" * (len(order) - 1), order=order)
 
 
 def estimated_counts(form: Format, shape: Sequence[int], nnz: int) -> tuple[int, ...]:

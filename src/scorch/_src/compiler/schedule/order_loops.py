@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
+from scorch._src.compiler.schedule.grid_order import order_for_grid
 from scorch._src.compiler.target import target
 from scorch.settings import enabled
 
@@ -48,25 +49,11 @@ def order_loops(problem: Problem) -> Choice:
     allowed = [c for c in costs if not is_inner_product(problem, c.order)]
     chosen = paper if not allowed or paper.total <= allowed[0].total else allowed[0]
     if target().is_grid:
-        spread = cost(problem, _spread(problem, chosen.order))
-        chosen = replace(spread, laid_out=chosen.laid_out)
+        chosen = order_for_grid(
+            problem, chosen, lambda o: is_legal(problem, o) and not is_inner_product(problem, o)
+        )
     rejected = tuple(c for c in costs if c.order != chosen.order)
     return Choice(chosen, paper, rejected)
-
-
-def _spread(problem: Problem, order: tuple[str, ...]) -> tuple[str, ...]:
-    """Put what only dense tensors have of the result next to the outermost loop, for a grid over both."""
-    stored = {
-        loop
-        for access, operand in problem.operands.items()
-        if operand.is_sparse
-        for use in problem.uses[access]
-        for loop in use.loops
-    }
-    wanted = problem.step.target.indices
-    free = [x for x in order[1:] if x in wanted and x not in stored]
-    free.sort(key=wanted.index)
-    return (*order[:1], *free, *(x for x in order[1:] if x not in free))
 
 
 def stored_order(problem: Problem) -> Choice:

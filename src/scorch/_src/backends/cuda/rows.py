@@ -1,0 +1,114 @@
+"""Facts about the rows of a pattern that kernels on a grid need, worked out once for each array of positions.
+
+The longest row decides whether rows are cut. To know it, and to cut, the host waits for the device: once for
+a pattern, and never while a CUDA graph is captured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from scorch.errors import DeviceError
+
+MIN_PART = 64  # entries of a part of a row, at least
+MAX_UNCUT = 4  # times as many entries as a part has are a row that is not cut
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rows cut into parts: those of long rows first, one row after the other, then all other rows whole."""
+
+    row: torch.Tensor
+    start: torch.Tensor
+    stop: torch.Tensor
+    long_row: torch.Tensor
+    long_first: torch.Tensor
+    count: int
+    cut: int  # how many parts are of long rows
+    long: int  # how many rows are
+
+
+@dataclass
+class _Facts:
+    longest: int = -1
+    row_of_entry: torch.Tensor | None = None
+    parts: dict[int, Parts | None] = field(default_factory=dict)
+
+
+_facts: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _facts_of(pos: torch.Tensor) -> _Facts:
+    known: _Facts | None = _facts.get(pos)
+    if known is None:
+        known = _facts[pos] = _Facts()
+    return known
+
+
+def row_of_entry(pos: torch.Tensor) -> torch.Tensor:
+    """Return the row of each entry of rows that begin at ``pos``."""
+    facts = _facts_of(pos)
+    if facts.row_of_entry is None:
+        _refuse_in_capture(pos)
+        rows = torch.arange(pos.numel() - 1, dtype=pos.dtype, device=pos.device)
+        facts.row_of_entry = torch.repeat_interleave(rows, pos.diff().long())
+    return facts.row_of_entry
+
+
+def longest_row(pos: torch.Tensor) -> int:
+    """Return the number of entries of the longest row."""
+    facts = _facts_of(pos)
+    if facts.longest < 0:
+        _refuse_in_capture(pos)
+        facts.longest = int(pos.diff().max()) if pos.numel() > 1 else 0
+    return facts.longest
+
+
+def parts_of(pos: torch.Tensor, threads: int) -> Parts | None:
+    """Return the parts of rows that units of ``threads`` add up; None where no row is long."""
+    facts = _facts_of(pos)
+    if threads not in facts.parts:
+        longest = longest_row(pos)
+        # A part and the parts of the longest row take about as long, one after the other.
+        width = max(MIN_PART, 2 * threads, math.isqrt(longest))
+        facts.parts[threads] = _cut(pos, width) if longest > MAX_UNCUT * width else None
+    return facts.parts[threads]
+
+
+def _cut(pos: torch.Tensor, width: int) -> Parts:
+    start, stop = pos[:-1], pos[1:]
+    length = (stop - start).long()
+    is_long = length > width
+    long_row, other = is_long.nonzero().squeeze(1), (~is_long).nonzero().squeeze(1)
+    pieces = (length[long_row] + (width - 1)) // width
+    first = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
+    cut = int(first[-1])
+    number = torch.repeat_interleave(
+        torch.arange(long_row.numel(), device=pos.device), pieces, output_size=cut
+    )
+    row = long_row[number]
+    begin = start[row] + (torch.arange(cut, device=pos.device) - first[number]) * width
+    end = torch.minimum(begin + width, stop[row].long())
+    kind = pos.dtype
+    return Parts(
+        torch.cat([row, other]).to(kind),
+        torch.cat([begin.to(kind), start[other]]),
+        torch.cat([end.to(kind), stop[other]]),
+        long_row.to(kind),
+        first.to(kind),
+        cut + other.numel(),
+        cut,
+        long_row.numel(),
+    )
+
+
+def _refuse_in_capture(pos: torch.Tensor) -> None:
+    if pos.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise DeviceError(
+            "a pattern is used for the first time while a CUDA graph is captured, which has to wait for the "
+            "device; run the function once before the capture"
+        )
