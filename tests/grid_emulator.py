@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -107,13 +106,10 @@ class EmulatedExecutable(CudaExecutable):
     def is_ready(self) -> bool:
         return bool(self.source)
 
-    def allocate(self, count: int, device: torch.device) -> torch.Tensor:
-        return torch.full((count,), -101 if self.dtype.is_signed else 101, dtype=self.dtype)
+    def allocate(self, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+        return torch.full(shape, -101 if self.dtype.is_signed else 101, dtype=self.dtype)
 
-    def in_context(self, device: torch.device) -> nullcontext[None]:
-        return nullcontext()
-
-    def launch(self, function: str, slots: Sequence[int], threads: int, device: torch.device) -> None:
+    def launch(self, function: str, slots: Sequence[int], threads: int, device: int) -> None:
         run_grid(self.source, function, slots, threads)
 
 
@@ -139,7 +135,7 @@ class InterpretedGridExecutable(EmulatedExecutable):
     def slot(self, tensor: torch.Tensor) -> Any:
         return Interpreted(self.schedule.planned.kernel()).slot(tensor)
 
-    def launch(self, function: str, slots: Sequence[Any], threads: int, device: torch.device) -> None:
+    def launch(self, function: str, slots: Sequence[Any], threads: int, device: int) -> None:
         planned = self.schedule.planned
         kernel, _ = as_grid(planned.kernel(), facts_of(planned.plan))
         assert not interpret.run(kernel, function, list(slots))

@@ -164,6 +164,9 @@ LAZY: dict[str, tuple[str, ...]] = {
 OPTIONAL: dict[str, tuple[str, ...]] = {
     # computes a size in a graph from others; without it only sizes of arguments are known there
     "build_proxy_for_size": ("torch.fx.experimental.proxy_tensor._build_proxy_for_sym_expr",),
+    # of torch with CUDA: the public functions take microseconds
+    "cuda_stream_of": ("torch._C._cuda_getCurrentRawStream",),
+    "cuda_device": ("torch._C._cuda_getDevice",),
 }
 
 # Modules that are recognised where they call a method of a tensor.

@@ -6,12 +6,11 @@ import ctypes
 import functools
 import struct
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Sequence
+from ctypes import c_char_p, pointer
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.torch_internals import cuda_device, cuda_stream_of
 from scorch.errors import KernelError
 
 THREADS = 128  # in a block
@@ -25,15 +24,16 @@ _functions: BoundedCache[tuple[bytes, str, int], int] = BoundedCache(MAX_FUNCTIO
 @functools.cache
 def driver() -> ctypes.CDLL:
     """Return the driver's library, which torch has loaded."""
-    library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    pointer, unsigned = ctypes.c_void_p, ctypes.c_uint
-    library.cuLaunchKernel.argtypes = [pointer, *[unsigned] * 7, pointer, pointer, pointer]
+    # A launch returns at once, so other threads of Python may as well wait for it.
+    library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    address, unsigned = ctypes.c_void_p, ctypes.c_uint
+    library.cuLaunchKernel.argtypes = [address, *[unsigned] * 7, address, address, address]
     return library
 
 
-def load(code: bytes, name: str, device: torch.device) -> int:
-    """Return the function ``name`` of machine code on ``device``, whose context is current."""
-    key = code, name, device.index or 0
+def load(code: bytes, name: str, device: int) -> int:
+    """Return the function ``name`` of machine code on a device whose context is current."""
+    key = code, name, device
     known = _functions.get(key)
     if known is None:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -43,24 +43,20 @@ def load(code: bytes, name: str, device: torch.device) -> int:
     return known
 
 
-def launch(function: int, slots: Sequence[int], threads: int, device: torch.device) -> None:
-    """Run a kernel with as many threads on torch's current stream, in the context of ``device``."""
+def launch(function: int, slots: Sequence[int], threads: int, device: int) -> None:
+    """Run a kernel with as many threads on the current stream of a device whose context is current."""
     block = struct.pack(f"={len(slots)}q", *slots)
-    arguments = ctypes.pointer(ctypes.c_char_p(block))
     blocks = min(max(1, -(-threads // THREADS)), MAX_BLOCKS)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    status = driver().cuLaunchKernel(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, arguments, None)
-    _check(status, "launch a kernel")
+    status = driver().cuLaunchKernel(
+        function, blocks, 1, 1, THREADS, 1, 1, 0, cuda_stream_of(device), pointer(c_char_p(block)), None
+    )
+    if status:
+        _check(status, "launch a kernel")
 
 
-@contextmanager
-def in_context(device: torch.device) -> Iterator[None]:
-    """Make ``device`` the current one; the usual case, in which it is, takes the least."""
-    if device.index == torch.cuda.current_device():
-        yield
-    else:
-        with torch.cuda.device(device):
-            yield
+def is_current(device: int) -> bool:
+    """Check whether a device is the one that calls go to."""
+    return bool(cuda_device() == device)
 
 
 def _check(status: int, what: str) -> None:

@@ -7,10 +7,11 @@ a pattern, and never while a CUDA graph is captured.
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from scorch.errors import DeviceError
 
@@ -39,14 +40,23 @@ class _Facts:
     parts: dict[int, Parts | None] = field(default_factory=dict)
 
 
-_facts: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_facts: dict[int, tuple[Callable[[], torch.Tensor | None], _Facts]] = {}  # by the id of an array that lives
 
 
 def _facts_of(pos: torch.Tensor) -> _Facts:
-    known: _Facts | None = _facts.get(pos)
-    if known is None:
-        known = _facts[pos] = _Facts()
-    return known
+    number = id(pos)
+    known = _facts.get(number)
+    if known is not None and known[0]() is pos:
+        return known[1]
+
+    def forget(reference: object) -> None:
+        kept = _facts.get(number)
+        if kept is not None and kept[0] is reference:
+            del _facts[number]
+
+    facts = _Facts()
+    _facts[number] = weakref.ref(pos, forget), facts
+    return facts
 
 
 def row_of_entry(pos: torch.Tensor) -> torch.Tensor:
