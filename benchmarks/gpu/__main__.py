@@ -19,6 +19,7 @@ import json
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,18 +27,23 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import host, kernels
+from benchmarks.gpu import attention, host, kernels, networks
 from benchmarks.gpu.cases import OURS, Case, Measured, first_line, measure
 from benchmarks.gpu.matrices import Matrix, Source, sources
 from benchmarks.gpu.timing import Device
 from benchmarks.kernels.results import geometric_mean
 
+# Sections with data of their own, given a device, a directory and whether to be tiny.
+MODELS: dict[str, Callable[[str, Path | None, bool], Iterator[Case]]] = {
+    **networks.SECTIONS,
+    **attention.SECTIONS,
+}
 # Sections that measure by themselves, given a device, seconds and whether to be tiny.
 OTHERS: dict[str, Callable[[Device, float, bool], Iterator[Measured]]] = {
     "host": host.host,
     "compile": host.compile_times,
 }
-SECTIONS = [*kernels.SECTIONS, *OTHERS]
+SECTIONS = [*kernels.SECTIONS, *MODELS, *OTHERS]
 
 
 def machine(device: Device) -> dict[str, str]:
@@ -63,6 +69,8 @@ class Run:
     def __init__(self, device: Device, options: argparse.Namespace) -> None:
         self.device, self.options = device, options
         self.rows: list[Measured] = []
+        if options.add and options.json and options.json.is_file():
+            self.rows = [Measured.unpacked(row) for row in json.loads(options.json.read_text())["rows"]]
         self.told: set[tuple[str, str, str]] = set()
         self.bandwidth = device.bandwidth()
         self.about = {**machine(device), "copy_bytes_per_second": self.bandwidth}
@@ -91,15 +99,23 @@ class Run:
     def section(self, name: str, chosen: Sequence[Source], made: dict[str, Matrix]) -> None:
         """Measure one section; its cases share the seconds that it has."""
         print(f"\n## {name}", flush=True)
-        seconds = self.options.seconds
-        if name in OTHERS:
-            try:
-                for row in OTHERS[name](self.device, seconds, self.options.tiny):
+        options = self.options
+        try:
+            if name in OTHERS:
+                for row in OTHERS[name](self.device, options.seconds, options.tiny):
                     self.take(row)
-            except Exception as problem:
-                print(f"{name} failed: {first_line(problem)}", flush=True)
-            return
-        end = time.perf_counter() + seconds
+            elif name in MODELS:
+                for case in MODELS[name](self.device.name, options.data, options.tiny):
+                    self.case(case, options.seconds / 4)
+                    clean(self.device)
+            else:
+                self.kernels(name, chosen, made)
+        except Exception as problem:
+            self.failed(name, problem)
+
+    def kernels(self, name: str, chosen: Sequence[Source], made: dict[str, Matrix]) -> None:
+        """Measure a section on each matrix for which there is time."""
+        end = time.perf_counter() + self.options.seconds
         for number, source in enumerate(chosen):
             left = end - time.perf_counter()
             if left <= 0:
@@ -111,19 +127,23 @@ class Run:
                     made[source.name] = source.make(self.device.name)
                 cases = list(kernels.SECTIONS[name](made[source.name]))
             except Exception as problem:
-                print(f"{name} {source.name} failed: {first_line(problem)}", flush=True)
+                self.failed(f"{name} {source.name}", problem)
                 continue
             for case in cases:
-                share = max(0.02, left / (2 * len(cases) * (len(chosen) - number)))
-                self.case(case, share)
+                self.case(case, max(0.02, left / (2 * len(cases) * (len(chosen) - number))))
             del cases
             clean(self.device)
+
+    def failed(self, what: str, problem: Exception) -> None:
+        print(f"{what} failed: {first_line(problem)}", flush=True)
+        if self.options.traces:
+            traceback.print_exc()
 
     def case(self, case: Case, seconds: float) -> None:
         try:
             self.take(measure(case, self.device, seconds, self.bandwidth, self.options.traces))
         except Exception as problem:
-            print(f"{case.label} {case.matrix} failed: {first_line(problem)}", flush=True)
+            self.failed(f"{case.label} {case.matrix}", problem)
 
 
 def clean(device: Device) -> None:
@@ -204,6 +224,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny matrices: a test of this program")
     parser.add_argument("--no-flush", action="store_true", help="leave the device's cache as calls leave it")
     parser.add_argument("--traces", action="store_true", help="print the whole trace of what fails")
+    parser.add_argument("--add", action="store_true", help="keep what the file of --json has already")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the numbers go")
     options = parser.parse_args(arguments)
     for name in filter(None, options.only.split(",")):
@@ -212,6 +233,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("torch finds no GPU here; --device cpu --tiny shows that the program runs")
     return options
+
+
+def go_on(arguments: Sequence[str], names: Sequence[str]) -> int:
+    """Measure the sections ``names`` in a process of its own, and add them to what is saved."""
+    if names:
+        words = [*arguments, "--add", "--only", ",".join(names)]
+        subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], check=False)
+    return 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -227,8 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = options.matrices.split(",")
         chosen = [source for source in chosen if any(part in source.name for part in wanted)]
     made: dict[str, Matrix] = {}
-    for name in names:
+    for number, name in enumerate(names):
         run.section(name, chosen, made)
+        if device.is_broken():
+            print(f"{name} broke the device; another process goes on", flush=True)
+            return go_on(sys.argv[1:] if arguments is None else arguments, names[number + 1 :])
     print("\n" + report(run.rows), flush=True)
     if options.json:
         run.save(options.json)

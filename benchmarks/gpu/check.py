@@ -67,8 +67,10 @@ def sketch_of(matrix: Matrix, values: torch.Tensor | None = None) -> torch.Tenso
     return times(matrix.rows, matrix.indices.long(), kept, X, matrix.shape[0])
 
 
-def error(found: Any, reference: torch.Tensor, is_sketch: bool) -> float:
-    """The norm of the difference over that of the reference."""
-    got = sketch(found) if is_sketch else found.double().reshape(reference.shape)
-    scale = float(reference.norm())
+def error(found: Any, reference: Any, is_sketch: bool = False) -> float:
+    """The norm of the difference over that of the reference; of several tensors, the largest."""
+    if isinstance(reference, list):
+        return max(error(*pair) for pair in zip(found, reference, strict=True))
+    got = sketch(found) if is_sketch else found.detach().double().reshape(reference.shape)
+    scale = float(reference.double().norm())
     return float((got - reference).norm()) / (scale or 1.0)

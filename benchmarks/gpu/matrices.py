@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import scorch
@@ -131,16 +133,16 @@ def mesh(name: str, device: str, side: int) -> Matrix:
 def banded(name: str, device: str, n: int, a_row: int) -> Matrix:
     """Put entries near the diagonal, as stiffness matrices have them."""
     draw = generator_for(name, device)
-    rows = torch.arange(n, device=device).repeat_interleave(a_row)
+    rows = torch.arange(n, device=device).repeat_interleave(7 * a_row // 6)  # some are drawn twice
     reach = 2 * a_row
-    far = torch.randint(-reach, reach + 1, (n * a_row,), generator=draw, device=device)
+    far = torch.randint(-reach, reach + 1, rows.shape, generator=draw, device=device)
     return Matrix(name, (rows * n + (rows + far).clamp(0, n - 1)).unique(), (n, n))
 
 
-def power_law(name: str, device: str, n: int, entries: int) -> Matrix:
-    """Make a graph of which few nodes have most edges."""
+def power_law(name: str, device: str, n: int, entries: int, power: float) -> Matrix:
+    """Make a graph of which few nodes have most edges, the fewer the higher ``power`` is."""
     draw = generator_for(name, device)
-    heavy = (n * torch.rand(entries, generator=draw, device=device, dtype=torch.float64) ** 3).long()
+    heavy = (n * torch.rand(entries, generator=draw, device=device, dtype=torch.float64) ** power).long()
     other = torch.randint(0, n, (entries,), generator=draw, device=device)
     names = torch.randperm(n, generator=draw, device=device)
     keys = names[heavy.clamp(max=n - 1)] * n + names[other]
@@ -159,14 +161,14 @@ MADE = [
     Source("pruned 512 90%", lambda device: pruned("pruned 512 90%", device, 512, 512, 0.1)),
     Source("fem 2k", lambda device: banded("fem 2k", device, 2_003, 42)),
     Source("mesh 62k", lambda device: mesh("mesh 62k", device, 249)),
-    Source("social 76k", lambda device: power_law("social 76k", device, 75_879, 820_000)),
-    Source("citations 170k", lambda device: power_law("citations 170k", device, 169_343, 2_330_000)),
-    Source("power law 1M", lambda device: power_law("power law 1M", device, 1_000_000, 10_000_000)),
+    Source("social 76k", lambda device: power_law("social 76k", device, 75_879, 820_000, 2.0)),
+    Source("citations 170k", lambda device: power_law("citations 170k", device, 169_343, 2_330_000, 2.33)),
+    Source("power law 1M", lambda device: power_law("power law 1M", device, 1_000_000, 10_100_000, 3.0)),
 ]
 TINY = [
     Source("tiny pruned", lambda device: pruned("tiny pruned", device, 24, 16, 0.2)),
     Source("tiny mesh", lambda device: mesh("tiny mesh", device, 6)),
-    Source("tiny graph", lambda device: power_law("tiny graph", device, 40, 200)),
+    Source("tiny graph", lambda device: power_law("tiny graph", device, 40, 200, 2.0)),
 ]
 
 
@@ -183,6 +185,17 @@ def from_file(group: str, path: Path, device: str) -> Matrix:
     return Matrix(read.name, keys, read.shape)
 
 
+def entries_in(path: Path) -> int:
+    """Say about how many entries a file has, without reading them."""
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return int(arrays["adj_indptr" if "adj_indptr" in arrays else "indptr"][-1])
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        header = file.readline()
+        sizes = next(line for line in file if line.strip() and not line.startswith("%"))
+    return int(sizes.split()[2]) * (1 if "general" in header else 2)
+
+
 def sources(directory: Path | None, tiny: bool) -> Iterator[Source]:
     """What there is to measure, the small ones first; beside those of a directory two that it lacks."""
     if tiny:
@@ -192,8 +205,10 @@ def sources(directory: Path | None, tiny: bool) -> Iterator[Source]:
         yield from MADE
         return
     yield MADE[0]
-    files = [(group, path) for group, path in data.matrix_files(directory) if group != "dlmc"]
-    for group, path in sorted(files, key=lambda file: file[1].stat().st_size):
-        if path.stat().st_size > LEAST_ENTRIES:  # every entry takes more than a byte
+    files = [
+        (entries_in(path), group, path) for group, path in data.matrix_files(directory) if group != "dlmc"
+    ]
+    for count, group, path in sorted(files):
+        if count > LEAST_ENTRIES:
             yield Source(data.stem(path), lambda device, g=group, p=path: from_file(g, p, device))
     yield MADE[-1]

@@ -51,6 +51,14 @@ class Device:
         if self.is_cuda:
             torch.cuda.synchronize()
 
+    def is_broken(self) -> bool:
+        """Say whether an error in a kernel has left the process without its device."""
+        try:
+            self.synchronize()
+        except Exception:
+            return True
+        return False
+
     def batch(self, call: Call, times: int) -> list[float]:
         """Seconds that each of ``times`` calls takes."""
         if not self.is_cuda:
