@@ -1,7 +1,7 @@
 """Scorch beside torch on a GPU: kernels, graph networks, attention, and what calls cost the host.
 
     python -m benchmarks.gpu                              all sections, on made up matrices
-    python -m benchmarks.gpu --data DIR --json FILE       on the matrices of a directory
+    python -m benchmarks.gpu --data DIR --seconds 60      on the matrices of a directory
     python -m benchmarks.gpu --only spmv,spmm32           some sections
     python -m benchmarks.gpu --device cpu --tiny          that everything runs, where there is no GPU
 
@@ -131,6 +131,8 @@ class Run:
                 continue
             for case in cases:
                 self.case(case, max(0.02, left / (2 * len(cases) * (len(chosen) - number))))
+                if self.device.is_broken():
+                    return
             del cases
             clean(self.device)
 
@@ -218,7 +220,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to see that it runs")
     parser.add_argument("--only", default="", metavar="A,B", help=f"some of {', '.join(SECTIONS)}")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each section (20)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each section (30)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="matrices; without it, made up ones")
     parser.add_argument("--matrices", default="", metavar="A,B", help="those whose names have one of these")
     parser.add_argument("--tiny", action="store_true", help="tiny matrices: a test of this program")

@@ -84,7 +84,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--operators", default="", metavar="PATTERN", help="only those whose name matches")
     parser.add_argument("--formats", default=Options.formats, help="of operators, separated by spaces")
     parser.add_argument("--dtypes", default=Options.dtypes, help="of operators, separated by spaces")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for a section of the benchmarks")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for a section of the benchmarks")
     parser.add_argument("--data", type=Path, metavar="DIR", help="matrices for the benchmarks")
     parser.add_argument("--tiny", action="store_true", help="tiny matrices for the benchmarks")
     parser.add_argument("--result", type=Path, default=RESULT, metavar="FILE", help="where results go")

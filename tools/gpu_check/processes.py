@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_EXAMPLES = 20  # of each outcome that are kept
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -32,10 +31,11 @@ class Counts:
     counts: dict[str, int] = field(default_factory=dict)
     examples: list[dict[str, str]] = field(default_factory=list)
     cut_short: bool = False
+    most: int = 20  # examples of each outcome
 
     def add(self, outcome: str, what: str, message: str) -> None:
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
-        if outcome not in ("passed", "skipped") and self.counts[outcome] <= MOST_EXAMPLES:
+        if outcome not in ("passed", "skipped") and self.counts[outcome] <= self.most:
             self.examples.append({"outcome": outcome, "what": what, "message": message})
 
     def merged(self, other: Counts) -> Counts:
@@ -90,9 +90,13 @@ def lines(
     finally:
         if why or process.poll() is None:
             _end(process)
-    threads[1].join(timeout=5)
+    for thread, stream in zip(threads, (process.stdout, process.stderr), strict=True):
+        thread.join(timeout=5)
+        if stream is not None and not thread.is_alive():  # a process that it started may hold the other end
+            stream.close()
     told = [line.strip() for line in errors if line.strip()]
-    yield {"exit": process.returncode, "why": why or (told[-1] if told else "")}
+    fatal = [line for line in told if line.startswith("Fatal")]
+    yield {"exit": process.returncode, "why": why or next(iter([*fatal, *told[-1:]]), "")}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -108,15 +112,16 @@ def count(
     env: Mapping[str, str],
     silence: float,
     end: float,
-    most_starts: int = 50,
+    starts: int = 50,
+    examples: int = 20,
 ) -> Counts:
     """Count what processes tell, starting another where one dies.
 
     ``command`` is asked for the words of each, given its number and what was counted; None: nothing is left.
     """
-    found = Counts()
+    found = Counts(most=examples)
     fruitless = 0
-    for start in range(most_starts):
+    for start in range(starts):
         words = command(start, found)
         if words is None:
             return found

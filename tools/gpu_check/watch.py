@@ -12,12 +12,12 @@ from typing import Any
 
 from tools.what_works.workers import BROKEN, is_broken
 
-_out = os.fdopen(os.dup(1), "w")  # what tests print is captured
+_out = os.dup(1)  # from here on pytest captures what tests print
 _outcomes: dict[str, tuple[str, str]] = {}
 
 
 def _say(**words: Any) -> None:
-    print(json.dumps(words), file=_out, flush=True)
+    os.write(_out, f"\n{json.dumps(words)}\n".encode())  # pytest's own dots may stand before it
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
