@@ -50,6 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", default=" ".join(DTYPES), help="separated by spaces (default: all)")
     parser.add_argument("--samples", type=int, default=DEFAULT_SAMPLES, metavar="N", help="of each operator")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="where the tensors are, such as cuda")
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for one call")
     parser.add_argument("--json", metavar="FILE", help="write all counts and messages")
     parser.add_argument(
@@ -76,7 +77,7 @@ def try_all(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
     if not operators:
         raise ValueError(f"no operator matches {options.operators!r}; there are {', '.join(sorted(found))}")
     tasks = [
-        Task(name, dtype, formats, options.samples)
+        Task(name, dtype, formats, options.samples, device=options.device)
         for name, infos in operators.items()
         for dtype in dtypes
         if any(info.supports_dtype(DTYPES[dtype], "cpu") for info in infos)
@@ -121,6 +122,8 @@ def _without_files(arguments: Sequence[str]) -> list[str]:
             kept += [f"--{name}", getattr(options, name)]
     if options.samples != DEFAULT_SAMPLES:
         kept += ["--samples", str(options.samples)]
+    if options.device != "cpu":
+        kept += ["--device", options.device]
     return [*kept, "--page", f"docs/{PAGE.name}"]
 
 

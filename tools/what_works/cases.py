@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +34,11 @@ class Case:
         for place in self.sparse if change is not None else ():
             copies[place] = change(copies[place])
         return copies
+
+    def on(self, device: str) -> Case:
+        """The same call with its tensors on ``device``."""
+        moved = [value.to(device) if isinstance(value, torch.Tensor) else value for value in self.leaves]
+        return replace(self, leaves=tuple(moved))
 
     def call(self, leaves: Sequence[Any], seed: int = 7) -> Any:
         args, kwargs = tree_unflatten(list(leaves), self.spec)

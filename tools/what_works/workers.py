@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 import warnings
 from collections import deque
@@ -16,7 +17,9 @@ import torch
 
 from tools.what_works.cases import Case, cases, samples_of
 from tools.what_works.check import Outcome, check
-from tools.what_works.operators import DTYPES, FORMATS, VARIANTS
+from tools.what_works.operators import DTYPES, FORMATS, VARIANTS, all_operators
+
+BROKEN = 3  # how a process ends whose GPU answers no more
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Task:
     formats: tuple[str, ...]
     samples: int
     start: int = 0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -50,27 +54,45 @@ def calls(task: Task, infos: Sequence[Any]) -> Iterator[tuple[int, str, str, Cas
             least_order = 3 if format == "csf" else 1
             turn = list(DTYPES).index(task.dtype) * len(FORMATS) + FORMATS.index(format)
             for case in cases(samples, variant, task.samples, least_order, turn):
-                yield number, variant, format, case
+                yield number, variant, format, case.on(task.device)
                 number += 1
 
 
-def _serve(connection: Connection, operators: dict[str, list[Any]]) -> None:
+def _serve(connection: Connection, known: dict[str, list[Any]] | None) -> None:
     """Try the operators that the other end names, and tell it before and after each call."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    operators = all_operators() if known is None else known
     while (task := connection.recv()) is not None:
         for number, variant, format, case in calls(task, operators[task.operator]):
             if number >= task.start:
                 connection.send(("begin", number, variant, format))
-                connection.send(("end", number, variant, format, check(case, format)))
+                outcome = check(case, format)
+                if is_broken(task.device):
+                    os._exit(BROKEN)
+                connection.send(("end", number, variant, format, outcome))
         connection.send(("done",))
 
 
+def is_broken(device: str) -> bool:
+    """Whether a kernel has failed, after which the process can do nothing more with its GPU."""
+    if not device.startswith("cuda"):
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
 class _Worker:
-    def __init__(self, operators: dict[str, list[Any]]) -> None:
-        context = multiprocessing.get_context("fork")
+    def __init__(self, operators: dict[str, list[Any]], device: str) -> None:
+        # A process that has asked for GPUs, as reading torch's samples does, cannot fork one that uses them.
+        forks = device == "cpu"
+        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
         self.connection, other = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(other, operators), daemon=True)
+        given = (other, operators if forks else None)
+        self.process: BaseProcess = context.Process(target=_serve, args=given, daemon=True)
         self.process.start()
         other.close()
         self.task: Task | None = None
@@ -92,7 +114,8 @@ def run(
 ) -> Iterator[Call | Task]:
     """Every call of ``tasks``, and each task when it is done; a call may take ``limit`` seconds."""
     left = deque(tasks)
-    workers = [_Worker(operators) for _ in range(min(jobs, len(tasks)))]
+    device = tasks[0].device if tasks else "cpu"
+    workers = [_Worker(operators, device) for _ in range(min(jobs, len(tasks)))]
     for worker in workers:
         worker.give(left.popleft())
     while any(worker.task for worker in workers):
@@ -104,7 +127,7 @@ def run(
             elif time.monotonic() - worker.heard > limit:
                 yield from _lost(worker, left, "too slow", f"more than {limit:.0f} seconds")
             if not worker.process.is_alive() and worker.task is None and left:
-                workers[workers.index(worker)] = fresh = _Worker(operators)
+                workers[workers.index(worker)] = fresh = _Worker(operators, device)
                 fresh.give(left.popleft())
     for worker in workers:
         worker.end()

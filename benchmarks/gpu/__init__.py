@@ -1,0 +1,1 @@
+"""Scorch's kernels beside torch's on a GPU."""

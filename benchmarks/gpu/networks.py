@@ -1,0 +1,230 @@
+"""Graph networks on a graph of ogbn-arxiv's size: a training step of a GCN, a GAT layer and its gradients.
+
+torch has no such layers: its contestants are written here in the best way that it has, a normalised matrix in
+CSR for the GCN, gathers and sums by ``index_add_`` for the GAT. PyG takes part where it is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks import graphs
+from benchmarks.gpu.cases import OURS, Case, Prepare
+from benchmarks.gpu.timing import Call
+from benchmarks.graph_data import Data, load
+from scorch import nn
+
+HEADS, WIDTH = 8, 16
+TOLERANCE = 1e-3  # gradients are long sums
+
+
+def graph(device: str, directory: Path | None, tiny: bool) -> Data:
+    found = load("tiny" if tiny else "arxiv", directory)
+    moved = {name: getattr(found, name).to(device) for name in ("edge_index", "x", "y", "train", "test")}
+    return replace(found, words=None, **moved)
+
+
+def with_loops(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources and targets of all edges, those of each node to itself among them, sorted by targets."""
+    nodes = torch.arange(data.nodes, device=data.x.device)
+    source, target = torch.cat([data.edge_index, torch.stack([nodes, nodes])], dim=1)
+    order = torch.argsort(target * data.nodes + source)
+    return source[order], target[order]
+
+
+# GCN -------------------------------------------------------------------------------------------------
+
+
+def normalised(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places and values of the normalised adjacency matrix, which is symmetric."""
+    source, target = with_loops(data)
+    degree = torch.bincount(target, minlength=data.nodes).double()
+    values = (degree[source] * degree[target]).rsqrt()
+    return torch.stack([target, source]), values
+
+
+class Symmetric(torch.autograd.Function):
+    """The product with a symmetric matrix: its gradient takes no transposed one."""
+
+    @staticmethod
+    def forward(ctx: Any, A: torch.Tensor, X: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.A = A
+        return A @ X
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        return None, ctx.A @ gradient
+
+
+def gcn(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
+    data = graph(device, directory, tiny)
+    with torch.device(device):
+        torch.manual_seed(0)
+        weights = graphs.Network(nn, "GCN", data).state_dict()
+    places, values = normalised(data)
+    shape = (data.nodes, data.nodes)
+
+    def library(name: str) -> Prepare:
+        """One of the contestants that ``benchmarks.graphs`` has for the processor."""
+
+        def prepare() -> Call:
+            with torch.device(device):
+                network, x, matrix = graphs.contestants("GCN", data)[name]()
+            network.load_state_dict(weights)
+            return step(lambda: network(x, matrix), list(network.parameters()))
+
+        return prepare
+
+    def by_hand(product: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> Call:
+        own = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in weights.items()}
+        x = data.x.to(dtype)
+
+        def forward() -> torch.Tensor:
+            hidden = product(x @ own["first.lin.weight"].T) + own["first.bias"]
+            return product(hidden.relu() @ own["second.lin.weight"].T) + own["second.bias"]
+
+        return step(forward, list(own.values()))
+
+    def step(forward: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) -> Call:
+        optimizer = torch.optim.Adam(parameters, lr=0.01)
+        target = data.y[data.train]
+
+        def run() -> list[torch.Tensor]:
+            optimizer.zero_grad()
+            out = forward()
+            F.cross_entropy(out[data.train], target).backward()
+            optimizer.step()
+            return [out, *(weight.grad for weight in parameters if weight.grad is not None)]
+
+        return Call(run)
+
+    def in_torch(layout: str, symmetric: bool) -> Prepare:
+        def prepare() -> Call:
+            A = torch.sparse_coo_tensor(places, values.float(), shape, is_coalesced=True)
+            if layout == "CSR":
+                A = A.to_sparse_csr()
+                arrays = A.crow_indices().int(), A.col_indices().int(), A.values()
+                A = torch.sparse_csr_tensor(*arrays, shape)
+            if symmetric:
+                return by_hand(lambda X: Symmetric.apply(A, X), torch.float32)
+            return by_hand(lambda X: A @ X, torch.float32)
+
+        return prepare
+
+    def reference() -> list[torch.Tensor]:
+        A = torch.sparse_coo_tensor(places, values, shape, is_coalesced=True)
+        found: list[torch.Tensor] = by_hand(lambda X: torch.sparse.mm(A, X), torch.float64)()
+        return found
+
+    contestants: dict[str, Prepare] = {
+        OURS: library("Scorch"),
+        "scorch, edge_index": library("Scorch, edge_index"),
+        "torch CSR int32": in_torch("CSR", False),
+        "torch CSR int32, symmetric": in_torch("CSR", True),
+        "torch COO": in_torch("COO", False),
+    }
+    if has_pyg():
+        for name in ("PyG, edge_index", "PyG, EdgeIndex", "PyG, torch.sparse"):
+            contestants[name] = library(name)
+    label = f"GCN step, {data.x.shape[1]} to {data.classes}"
+    yield Case("gcn", label, data.source, contestants, reference, tolerance=TOLERANCE)
+
+
+def has_pyg() -> bool:
+    try:
+        import torch_geometric  # noqa: F401
+    except Exception:
+        return False
+    return True
+
+
+# GAT -------------------------------------------------------------------------------------------------
+
+
+def gat(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
+    data = graph(device, directory, tiny)
+    features = data.x.shape[1]
+    with torch.device(device):
+        torch.manual_seed(0)
+        weights = nn.GATConv(features, WIDTH, heads=HEADS).state_dict()
+        gradient = torch.randn(data.nodes, HEADS * WIDTH)
+    source, target = with_loops(data)
+
+    def both(forward: Callable[..., torch.Tensor], parameters: list[torch.Tensor], x: torch.Tensor) -> Call:
+        given = [x, *parameters]
+        G = gradient.to(x.dtype)
+
+        def run() -> list[torch.Tensor]:
+            out = forward(x)
+            return [out, *torch.autograd.grad(out, given, G)]
+
+        return Call(run)
+
+    def library(layers: Any, held: Callable[[], Any]) -> Prepare:
+        def prepare() -> Call:
+            with torch.device(device):
+                layer = layers.GATConv(features, WIDTH, heads=HEADS)
+            layer.load_state_dict(weights)
+            own = dict(layer.named_parameters())
+            edges = held()
+            return both(lambda x: layer(x, edges), [own[name] for name in weights], leaf(torch.float32))
+
+        return prepare
+
+    def leaf(dtype: torch.dtype) -> torch.Tensor:
+        return data.x.to(dtype, copy=True).requires_grad_()
+
+    def by_hand(dtype: torch.dtype) -> Call:
+        own = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in weights.items()}
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            h = (x @ own["lin.weight"].T).view(-1, HEADS, WIDTH)
+            scores = (h * own["att_src"]).sum(2)[source] + (h * own["att_dst"]).sum(2)[target]
+            scores = F.leaky_relu(scores, 0.2)
+            index = target[:, None].expand_as(scores)
+            most = torch.full((data.nodes, HEADS), -torch.inf, dtype=dtype, device=device)
+            most = most.scatter_reduce(0, index, scores.detach(), "amax")
+            powers = (scores - most[target]).exp()
+            sums = torch.zeros(data.nodes, HEADS, dtype=dtype, device=device).index_add(0, target, powers)
+            messages = h[source] * (powers / sums[target])[:, :, None]
+            zeros = torch.zeros(data.nodes, HEADS, WIDTH, dtype=dtype, device=device)
+            return zeros.index_add(0, target, messages).flatten(1) + own["bias"]
+
+        return both(forward, list(own.values()), leaf(dtype))
+
+    contestants: dict[str, Prepare] = {
+        OURS: library(nn, data.matrix),
+        "scorch, edge_index": library(nn, lambda: data.edge_index),
+        "torch scatters": lambda: by_hand(torch.float32),
+    }
+    if has_pyg():
+        import torch_geometric.nn as pyg
+        from torch_geometric import EdgeIndex
+
+        order = torch.argsort(data.edge_index[1], stable=True)
+        edges = data.edge_index[:, order]
+
+        def edge_index() -> Any:
+            size = (data.nodes, data.nodes)
+            return EdgeIndex(edges, sparse_size=size, sort_order="col", is_undirected=True)
+
+        contestants["PyG, edge_index"] = library(pyg, lambda: edges)
+        contestants["PyG, EdgeIndex"] = library(pyg, edge_index)
+    label = f"GAT layer, {HEADS} heads of {WIDTH}"
+    yield Case(
+        "gat",
+        label,
+        data.source,
+        contestants,
+        by_hand(torch.float64),
+        tolerance=TOLERANCE,
+    )
+
+
+SECTIONS = {"gcn": gcn, "gat": gat}

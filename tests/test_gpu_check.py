@@ -1,0 +1,206 @@
+"""The command that checks a machine with a GPU: that it counts what is wrong, refused, raised and crashed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tools.gpu_check import __main__ as command
+from tools.gpu_check import drawn, parts
+from tools.gpu_check.processes import Counts, count, environment
+from tools.what_works import workers
+
+import scorch
+from fork_server import run_python
+from scorch.errors import UnsupportedError
+
+
+def wrong() -> None:
+    torch.testing.assert_close(torch.ones(2), torch.zeros(2))
+
+
+def refused() -> None:
+    raise UnsupportedError("not there")
+
+
+def raised() -> None:
+    raise KeyError("i")
+
+
+def broken_inside() -> None:
+    exec(compile("assert False, 'what never happens'", scorch.__file__, "exec"))
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [(lambda: None, "passed"), (wrong, "wrong"), (refused, "refused"), (raised, "raised")],
+)
+def test_outcomes(function: Any, kind: str) -> None:
+    found, message = drawn.outcome(lambda case, device: function(), None, "cpu")
+    assert found == kind and (message == "") == (kind == "passed")
+
+
+def test_a_broken_promise_of_our_own_is_no_wrong_result() -> None:
+    assert drawn.outcome(lambda case, device: broken_inside(), None, "cpu")[0] == "raised"
+
+
+@pytest.mark.parametrize("kind", drawn.KINDS)
+def test_drawn_cases_are_told(kind: str) -> None:
+    words = ["-m", "tools.gpu_check.drawn", kind, "cpu", "0", "3"]
+    done = run_python(words, cwd=parts.ROOT, env=environment(), check=True)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [message["end"] for message in said if "end" in message] == ["passed"] * 3
+    assert said[-1] == {"done": True}
+
+
+def test_results_elsewhere_are_wrong() -> None:
+    drawn.must_be_on(torch.ones(1), "cpu")
+    with pytest.raises(AssertionError, match="the result is on cpu, not on cuda"):
+        drawn.must_be_on(torch.ones(1), "cuda")
+
+
+# processes -------------------------------------------------------------------------------------------
+
+TRIES = """
+import json, os, sys, time
+say = lambda **words: print(json.dumps(words), flush=True)
+for number in range(int(sys.argv[1]), 6):
+    say(begin=f"case {number}")
+    if number == 2: os.abort()
+    if number == 3: time.sleep(60)
+    say(end="wrong" if number == 4 else "passed", message="far off")
+say(done=True)
+"""
+
+
+def test_a_process_that_dies_or_hangs_costs_one_case() -> None:
+    def words(start: int, found: Counts) -> list[str]:
+        return [sys.executable, "-c", TRIES, str(sum(found.counts.values()))]
+
+    found = count(words, os.environ, silence=3.0, end=time.monotonic() + 60)
+    assert found.counts == {"passed": 3, "crashed": 2, "wrong": 1}
+    assert [example["what"] for example in found.examples] == ["case 2", "case 3", "case 4"]
+    assert "said nothing for 3 seconds" in found.examples[1]["message"]
+    assert found.examples[2]["message"] == "far off"
+
+
+def test_a_process_that_never_begins_is_tried_twice() -> None:
+    started = []
+
+    def words(start: int, found: Counts) -> list[str]:
+        started.append(start)
+        return [sys.executable, "-c", "raise SystemExit('no such module')"]
+
+    found = count(words, os.environ, silence=20.0, end=time.monotonic() + 60)
+    assert started == [0, 1] and found.counts == {"crashed": 1}
+    assert found.examples[0]["message"] == "no such module"
+
+
+def test_what_is_out_of_time_is_cut_short() -> None:
+    def words(start: int, found: Counts) -> list[str]:
+        return [sys.executable, "-c", TRIES, "3"]
+
+    found = count(words, os.environ, silence=20.0, end=time.monotonic() + 0.5)
+    assert found.cut_short and found.counts == {}
+
+
+TESTS = """
+import os, pytest
+def test_good(): print("{noise")
+def test_bad(): assert 1 == 2
+def test_dies(): os._exit(5)
+@pytest.mark.skip(reason="not now")
+def test_skipped(): pass
+@pytest.fixture
+def torn(): raise ValueError("in a fixture")
+def test_torn(torn): pass
+"""
+
+
+def test_tests_are_counted_and_go_on_after_one_that_dies(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    env = environment(GPU_CHECK_DONE=str(tmp_path / "done"), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    words = ["-m", "pytest", "-q", "-p", "tools.gpu_check.watch", "-p", "no:cacheprovider"]
+    words += ["--rootdir", str(tmp_path), str(tmp_path)]
+
+    def said() -> list[dict[str, str]]:
+        done = run_python(words, cwd=tmp_path, env=env)
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+
+    first, second = said(), said()
+    ends = [message.get("end") for message in first + second if "begin" not in message]
+    assert [message["begin"].split("::")[1] for message in first if "begin" in message] == [
+        "test_good",
+        "test_bad",
+        "test_dies",
+    ]
+    assert ends == ["passed", "failed", "skipped", "failed", None]
+
+
+# the whole -------------------------------------------------------------------------------------------
+
+
+def test_parts_are_saved_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def fail(options: parts.Options) -> dict[str, Any]:
+        raise RuntimeError("it broke")
+
+    file = tmp_path / "result.json"
+    monkeypatch.setattr(command, "PARTS", {"drawn": lambda options: {"problems": 0, "n": 1}, "tests": fail})
+    common = ["--device", "cpu", "--result", str(file)]
+    assert command.main([*common, "--only", "drawn"]) == 0
+    assert command.main([*common, "--only", "tests"]) == 1
+    found = json.loads(file.read_text())
+    assert found["drawn"]["n"] == 1 and found["tests"]["failed"] == "RuntimeError: it broke"
+    assert found["drawn"]["environment"]["torch"] == torch.__version__
+    assert "1 problems" in capsys.readouterr().out
+
+
+def test_counts_of_all_shares_are_added(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    asked: list[list[str]] = []
+
+    def counted(words: Any, *_: Any) -> Counts:
+        asked.append(words(0, Counts()))
+        return Counts({"passed": 4, "wrong": 1}, [{"outcome": "wrong", "what": "ij->i", "message": "by 1"}])
+
+    monkeypatch.setattr(parts, "count", counted)
+    monkeypatch.setattr(parts, "DRAWN", {"einsum": 25})
+    found = parts.drawn(parts.Options("cpu", jobs=8, limit=60, silence=10, seed=7))
+    assert found["einsum"]["counts"] == {"passed": 8, "wrong": 2} and found["problems"] == 2
+    assert sorted(words[-2:] for words in asked) == [["1007", "12"], ["7", "13"]]
+    assert "einsum: 8 passed, 2 wrong" in capsys.readouterr().out
+
+
+def test_errors_of_the_sanitizer_are_read() -> None:
+    assert parts.sanitizer_errors("========= ERROR SUMMARY: 3 errors\nexit code 9") == 3
+    assert (
+        parts.sanitizer_errors("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)") == 0
+    )
+    assert parts.sanitizer_errors("Device not supported") is None
+
+
+def test_output_of_a_command_is_shown_and_cut(capsys: Any) -> None:
+    text = parts.run([sys.executable, "-c", "import time; print('begun'); time.sleep(60)"], 1.0)
+    assert text == "begun\nout of time\nexit code -9"
+    assert capsys.readouterr().out == "begun\n"
+
+
+def test_operators_are_tried_on_another_device() -> None:
+    task = workers.Task("abs", "float32", ("csr",), 1, device="meta")
+    found = list(workers.calls(task, workers.all_operators()["abs"]))
+    assert found and all(case.leaves[0].device.type == "meta" for *_, case in found)
+
+
+def test_unknown_parts_and_missing_gpus_are_refused(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--only", "dawn"])
+    assert "there is no part 'dawn'; there are drawn, tests" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        command.main([])
+    assert "torch finds no GPU here" in capsys.readouterr().err

@@ -1,0 +1,296 @@
+"""The parts of the check; each gives what goes into the file of results, with ``"problems"`` counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.gpu_check.processes import ROOT, Counts, count, environment, python
+
+# How many cases of each kind are drawn.
+DRAWN = {"einsum": 3_000, "evaluate": 2_000, "gradients": 1_000, "einsum gradients": 500}
+TEST_FOLDERS = ("tests/ops", "tests/tensor", "tests/learning")
+MOST_TESTS = 1_000  # that are named where they do not pass
+SANITIZER_CASES = 20
+SANITIZED_SECTIONS = "spmv,spmm32,spmm128,sddmm64,softmax,add,mul,spgemm,transpose,coalesce"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all parts are told."""
+
+    device: str
+    jobs: int
+    limit: float  # seconds for a part
+    silence: float  # seconds after which a process that says nothing is ended
+    cases: int | None = None
+    seed: int = 0
+    tests: tuple[str, ...] = TEST_FOLDERS
+    operators: str = ""
+    formats: str = "csr coo bsr(2,2)"
+    dtypes: str = "float32 bfloat16 int64"
+    data: Path | None = None
+    tiny: bool = False
+    seconds: float = 30.0
+
+    @property
+    def end(self) -> float:
+        return time.monotonic() + self.limit
+
+
+def drawn(options: Options) -> dict[str, Any]:
+    """Draw einsums, expressions and gradients in several processes."""
+    found: dict[str, Any] = {}
+    end = options.end
+    for kind, usual in DRAWN.items():
+        wanted = usual if options.cases is None else options.cases
+        jobs = max(1, min(options.jobs, wanted // 10))
+        shares = [wanted // jobs + (number < wanted % jobs) for number in range(jobs)]
+
+        def share(number: int, kind: str = kind, shares: Sequence[int] = shares) -> Counts:
+            def command(start: int, so_far: Counts) -> list[str] | None:
+                left = shares[number] - sum(so_far.counts.values())
+                seed = options.seed + 1_000 * number + start
+                words = [kind, options.device, str(seed), str(left)]
+                return python("-m", "tools.gpu_check.drawn", *words) if left > 0 else None
+
+            return count(command, environment(), options.silence, end)
+
+        counts = together(share, jobs)
+        found[kind] = counts.packed()
+        tell(kind, counts)
+    problems = sum(_bad(row["counts"], ("passed", "refused")) for row in found.values())
+    return {**found, "problems": problems}
+
+
+def together(share: Callable[[int], Counts], jobs: int) -> Counts:
+    total = Counts()
+    with ThreadPoolExecutor(jobs) as pool:
+        for one in pool.map(share, range(jobs)):
+            total = total.merged(one)
+    return total
+
+
+def tell(what: str, counts: Counts) -> None:
+    numbers = ", ".join(f"{number:,} {name}" for name, number in sorted(counts.counts.items()))
+    print(f"{what}: {numbers or 'nothing'}{', cut short' if counts.cut_short else ''}", flush=True)
+    for example in counts.examples[:8]:
+        where = example["what"].splitlines()[0][:120] if example["what"] else ""
+        print(f"    {example['outcome']}: {where}: {example['message'][:160]}", flush=True)
+
+
+def _bad(counts: dict[str, int], good: tuple[str, ...]) -> int:
+    return sum(number for outcome, number in counts.items() if outcome not in good)
+
+
+# tests -----------------------------------------------------------------------------------------------
+
+
+def tests(options: Options) -> dict[str, Any]:
+    """Run the tests with new tensors on the device, files shared out among processes."""
+    files: list[str] = []
+    for place in options.tests:
+        path = ROOT / place
+        names = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+        files += [str(name.relative_to(ROOT)) for name in names]
+    # Large files are the long ones: each process gets some of them.
+    files.sort(key=lambda name: -(ROOT / name.split("::")[0]).stat().st_size)
+    jobs = max(1, min(options.jobs, len(files)))
+    end = options.end
+    with tempfile.TemporaryDirectory() as folder:
+
+        def share(number: int) -> Counts:
+            done = Path(folder, str(number))
+            mine = files[number::jobs]
+            env = environment(
+                GPU_CHECK_DONE=str(done),
+                GPU_CHECK_DEVICE=options.device,
+                PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+            )
+            words = [
+                "-p",
+                "tools.gpu_check.watch",
+                "-p",
+                "no:cacheprovider",
+                "-q",
+                "--no-header",
+                "--tb=short",
+            ]
+            words += [
+                "--device",
+                options.device,
+                *(() if options.cases is None else ("--cases", str(options.cases))),
+            ]
+            return count(
+                lambda start, so_far: python("-m", "pytest", *words, *mine),
+                env,
+                options.silence,
+                end,
+                examples=MOST_TESTS,
+            )
+
+        counts = together(share, jobs)
+    tell("tests", counts)
+    return {"tests": counts.packed(), "problems": _bad(counts.counts, ("passed", "skipped"))}
+
+
+# operators -------------------------------------------------------------------------------------------
+
+
+def operators(options: Options) -> dict[str, Any]:
+    """Try torch's operators on its own samples."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "found.json")
+        words = ["--device", options.device, "--jobs", str(options.jobs), "--json", str(file)]
+        words += ["--formats", options.formats, "--dtypes", options.dtypes, "--operators", options.operators]
+        done = run(python("-m", "tools.what_works", *words), options.limit)
+        if not file.exists():
+            return {"problems": 1, "failed": done}
+        report = json.loads(file.read_text())
+    counts: dict[str, int] = {}
+    troubles: dict[str, str] = {}
+    worst: dict[str, bool] = {}
+    for tally in report["tallies"]:
+        place = f"{tally['operator']} {tally['dtype']} {tally['format']} {tally['variant']}"
+        for outcome, number in tally["counts"].items():
+            counts[outcome] = counts.get(outcome, 0) + number
+            if outcome not in ("passed", "refused"):
+                troubles[place] = f"{outcome}: {tally['messages'].get(outcome, '')[:160]}"
+        worst[tally["operator"]] = worst.get(tally["operator"], True) and set(tally["counts"]) == {"passed"}
+    print(f"operators: {sum(worst.values())} of {len(worst)} pass everything; {counts}", flush=True)
+    return {
+        "counts": counts,
+        "operators": len(worst),
+        "passing": sum(worst.values()),
+        "not_passing": sorted(name for name, passes in worst.items() if not passes),
+        "troubles": troubles,
+        "problems": _bad(counts, ("passed", "refused")),
+    }
+
+
+def run(command: Sequence[str], limit: float, **env: str) -> str:
+    """Run a command whose output is shown, and give back the last lines of it."""
+    tail: deque[str] = deque(maxlen=200)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(PYTHONUNBUFFERED="1", **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def show() -> None:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            tail.append(line)
+
+    shower = threading.Thread(target=show, daemon=True)
+    shower.start()
+    try:
+        process.wait(timeout=max(0.0, limit))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        tail.append("out of time\n")
+    shower.join(timeout=5)
+    if process.stdout is not None and not shower.is_alive():
+        process.stdout.close()
+    return "".join([*tail, f"exit code {process.returncode}"])
+
+
+# compute-sanitizer -----------------------------------------------------------------------------------
+
+
+def sanitizer_program() -> str | None:
+    places = [*sorted(Path("/usr/local").glob("cuda*/bin")), *sorted(Path("/opt").glob("cuda*/bin"))]
+    folders = os.pathsep.join([os.environ.get("PATH", ""), *map(str, places)])
+    return shutil.which("compute-sanitizer", path=folders)
+
+
+def sanitize(options: Options) -> dict[str, Any]:
+    """Run drawn cases and the benchmarks' tiny matrices under memcheck and racecheck."""
+    program = sanitizer_program()
+    if program is None or not options.device.startswith("cuda"):
+        print("sanitize: there is no compute-sanitizer, or no GPU", flush=True)
+        return {"skipped": "there is no compute-sanitizer, or no GPU", "problems": 0}
+    cases = str(options.cases or SANITIZER_CASES)
+    commands = {
+        kind: python("-m", "tools.gpu_check.drawn", kind, options.device, str(options.seed), cases)
+        for kind in ("einsum", "evaluate")
+    }
+    commands["kernels"] = python(
+        "-m",
+        "benchmarks.gpu",
+        "--tiny",
+        "--device",
+        options.device,
+        "--seconds",
+        "1",
+        "--only",
+        SANITIZED_SECTIONS,
+    )
+    found: dict[str, Any] = {}
+    problems = 0
+    end = options.end
+    for tool in ("memcheck", "racecheck"):
+        for name, command in commands.items():
+            left = end - time.monotonic()
+            if left <= 0:
+                found[f"{tool} {name}"] = "out of time"
+                continue
+            words = [program, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9"]
+            # Without torch's pool every array is an allocation of its own, whose bounds are known.
+            text = run([*words, *command], left, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+            if "Device not supported" in text:
+                return {"skipped": "compute-sanitizer does not support this device", "problems": 0}
+            errors = sanitizer_errors(text)
+            found[f"{tool} {name}"] = {"errors": errors, "tail": text[-1500:] if errors != 0 else ""}
+            problems += errors != 0
+            print(f"sanitize, {tool} {name}: {'no summary' if errors is None else errors}", flush=True)
+    return {**found, "problems": problems}
+
+
+def sanitizer_errors(text: str) -> int | None:
+    """The number in the summaries of compute-sanitizer; None if there is none."""
+    found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", text)
+    return sum(map(int, found)) if found else None
+
+
+# benchmarks ------------------------------------------------------------------------------------------
+
+
+def benchmark(options: Options) -> dict[str, Any]:
+    """Measure everything beside torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "found.json")
+        words = ["--device", options.device, "--json", str(file), "--seconds", str(options.seconds)]
+        words += ["--data", str(options.data)] if options.data else []
+        words += ["--tiny"] if options.tiny else []
+        done = run(python("-m", "benchmarks.gpu", *words), options.limit)
+        if not file.exists():
+            return {"problems": 1, "failed": done[-1500:]}
+        found = json.loads(file.read_text())
+    problems = sum(len(row["wrong"]) + len(row["failed"]) for row in found["summary"].values())
+    return {**found, "problems": problems}
+
+
+PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
+    "drawn": drawn,
+    "tests": tests,
+    "operators": operators,
+    "sanitize": sanitize,
+    "benchmark": benchmark,
+}
