@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
+from scorch._src.backends.cuda import product
 from scorch._src.backends.cuda.backend import CudaBackend, facts_of
 from scorch._src.backends.cuda.executable import CudaExecutable
+from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.product import ProductExecutable, is_product
 from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.interpreter.executable import Interpreted
 from scorch._src.loops.grid import as_grid
 
-THREADS = 64  # in a block
+THREADS = 128  # in a block
 
 _BEFORE = """\
 #include <ucontext.h>
@@ -27,6 +30,18 @@ static struct place blockIdx, blockDim, threadIdx, gridDim;
 #define EXCHANGE(value, step, threads) ({ \\
   __typeof__(value) value_ = (value); exchange(&value_, sizeof value_, step, threads); value_; })
 static void exchange(void *value, int size, int step, int threads);
+static void wait_for_all(void);
+void abort(void);
+static unsigned shared_memory[1 << 14];
+#define SHARED(name) u32 *name = shared_memory
+#define STATIC_SHARED static
+#define SYNC_WARP wait_for_warp
+static void wait_for_warp(void);
+#define __syncthreads wait_for_all
+#define __popc __builtin_popcount
+#define __ffs __builtin_ffs
+#define atomicOr(place, value) (*(place) |= (value))
+#define atomicAdd(place, value) ((*(place) += (value)) - (value))
 void *memcpy(void *, const void *, unsigned long);
 #define MATH1(name) double name(double); float name##f(float);
 #define MATH2(name) double name(double, double); float name##f(float, float);
@@ -34,19 +49,18 @@ MATH1(fabs) MATH1(exp) MATH1(log) MATH1(sqrt) MATH1(tanh) MATH1(sin) MATH1(cos) 
 MATH1(cosh) MATH1(expm1) MATH1(log1p) MATH1(floor) MATH1(ceil) MATH1(rint) MATH1(trunc) MATH1(erf)
 MATH2(pow) MATH2(hypot) MATH2(atan2) MATH2(copysign)
 """
-# The threads of a warp are fibers: one runs until it exchanges a value or ends, then the next. All have to
-# exchange as often as those that they exchange with.
+# The threads of a block are fibers: one runs until it waits for others or ends, then the next. All have to
+# exchange as often as those that they exchange with, and to wait as often as all others.
 _AFTER = """
-#define WARP 32
+#define MOST 128
 static struct fiber {
   ucontext_t context;
-  int is_done, exchanges;
+  int is_done, exchanges, barriers;
   char values[16][16], stack[1 << 16];
-} fibers[WARP];
+} fibers[MOST];
 static ucontext_t scheduler;
 static int running;
-static struct slots *given;
-void abort(void);
+static struct ARGUMENTS *given;
 
 static void exchange(void *value, int size, int step, int threads) {
   struct fiber *self = fibers + running, *other = fibers + (running ^ step);
@@ -60,29 +74,44 @@ static void exchange(void *value, int size, int step, int threads) {
   memcpy(value, other->values[turn % 16], size);
   if (other->exchanges > turn + 16) abort();
 }
+static void wait_for_all(void) {
+  const int turn = ++fibers[running].barriers;
+  for (int thread = 0; thread < blockDim.x; thread++)
+    while (fibers[thread].barriers < turn) {
+      if (fibers[thread].is_done) abort();
+      swapcontext(&fibers[running].context, &scheduler);
+    }
+}
+static void wait_for_warp(void) {
+  for (int step = 1; step < 32; step *= 2) {
+    int nothing = 0;
+    exchange(&nothing, sizeof nothing, step, 32);
+  }
+}
 static void run_thread(void) {
-  scorch_compute(*given);
+  FUNCTION(*given);
   fibers[running].is_done = 1;
   swapcontext(&fibers[running].context, &scheduler);
 }
-void emulate(struct slots *slots, const int *order, int blocks, int threads) {
-  gridDim.x = blocks, blockDim.x = threads, given = slots;
-  for (int number = 0; number < blocks * threads / WARP; number++) {
-    const int first = order[number] * WARP;
-    blockIdx.x = first / threads;
-    for (int lane = 0; lane < WARP; lane++) {
-      struct fiber *fiber = fibers + lane;
+void emulate(void *arguments, const int *order, int blocks, int threads) {
+  gridDim.x = blocks, blockDim.x = threads, given = (struct ARGUMENTS *)arguments;
+  for (int number = 0; number < blocks; number++) {
+    blockIdx.x = order[number];
+    for (int word = 0; word < sizeof shared_memory / 4; word++) shared_memory[word] = 0xabababab;
+    for (int thread = 0; thread < threads; thread++) {
+      struct fiber *fiber = fibers + thread;
       getcontext(&fiber->context);
       fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = sizeof fiber->stack;
-      fiber->context.uc_link = &scheduler, fiber->is_done = fiber->exchanges = 0;
+      fiber->context.uc_link = &scheduler, fiber->is_done = fiber->exchanges = fiber->barriers = 0;
       makecontext(&fiber->context, run_thread, 0);
     }
-    for (int left = WARP; left;) {
+    for (int left = threads; left;) {
       left = 0;
-      for (int lane = 0; lane < WARP; lane++) {
-        if (fibers[lane].is_done) continue;
-        running = lane, threadIdx.x = first % threads + lane, left++;
-        swapcontext(&scheduler, &fibers[lane].context);
+      for (int turn = 0; turn < threads; turn++) {
+        const int thread = number % 2 ? threads - 1 - turn : turn;
+        if (fibers[thread].is_done) continue;
+        running = thread, threadIdx.x = thread, left++;
+        swapcontext(&scheduler, &fibers[thread].context);
       }
     }
   }
@@ -90,27 +119,51 @@ void emulate(struct slots *slots, const int *order, int blocks, int threads) {
 """
 
 
-def run_grid(source: str, function: str, slots: Sequence[int], threads: int) -> None:
+def run_grid(
+    source: str, function: str, slots: Sequence[int], threads: int, arguments: str = "slots"
+) -> None:
     """Run a function with as many threads, up to a few blocks; the rest they do in further turns."""
-    library = jit.load(_BEFORE + source + _AFTER.replace("scorch_compute(", f"{function}("))
+    after = _AFTER.replace("FUNCTION(", f"{function}(").replace("ARGUMENTS", arguments)
+    library = jit.load(_BEFORE + source + after)
     blocks = min(max(1, -(-threads // THREADS)), 3)
-    order = torch.randperm(blocks * THREADS // 32, dtype=torch.int32)
+    order = torch.randperm(blocks, dtype=torch.int32)
     emulate = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     block = (ctypes.c_longlong * len(slots))(*slots)
     emulate(library.address("emulate"))(ctypes.addressof(block), order.data_ptr(), blocks, THREADS)
 
 
-class EmulatedExecutable(CudaExecutable):
-    """A kernel for CUDA devices, run on the host."""
+class EmulatedKernel(CudaKernel):
+    """A text for CUDA devices, run on the host."""
 
     def is_ready(self) -> bool:
         return bool(self.source)
 
+    def launch(self, name: str, slots: Sequence[int], threads: int, device: int) -> None:
+        run_grid(self.source, name, slots, threads)
+
+
+class EmulatedExecutable(CudaExecutable):
+    """A kernel for CUDA devices, run on the host."""
+
+    make_kernel = EmulatedKernel
+
     def allocate(self, shape: Sequence[int], device: torch.device) -> torch.Tensor:
         return torch.full(shape, -101 if self.dtype.is_signed else 101, dtype=self.dtype)
 
-    def launch(self, function: str, slots: Sequence[int], threads: int, device: int) -> None:
-        run_grid(self.source, function, slots, threads)
+
+class EmulatedProduct(EmulatedExecutable, ProductExecutable):
+    direct = None
+
+    def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
+        return self._build(arrays, arrays[0].device)
+
+    def width_of_tile(self, device: torch.device) -> int:
+        return 1024
+
+    def launch_rows(
+        self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device
+    ) -> None:
+        run_grid(self.source, name, slots, blocks * product.THREADS, "product")
 
 
 class EmulatedBackend(CudaBackend):
@@ -118,8 +171,8 @@ class EmulatedBackend(CudaBackend):
 
     name = "emulated"
 
-    def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
-        return EmulatedExecutable(schedule, sizes)
+    def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
+        return EmulatedProduct if is_product(schedule.planned.plan) else EmulatedExecutable
 
     def missing(self) -> str | None:
         return None
@@ -135,17 +188,22 @@ class InterpretedGridExecutable(EmulatedExecutable):
     def slot(self, tensor: torch.Tensor) -> Any:
         return Interpreted(self.schedule.planned.kernel()).slot(tensor)
 
-    def launch(self, function: str, slots: Sequence[Any], threads: int, device: int) -> None:
-        planned = self.schedule.planned
-        kernel, _ = as_grid(planned.kernel(), facts_of(planned.plan))
-        assert not interpret.run(kernel, function, list(slots))
+    def __init__(self, schedule: base.Schedule, sizes: Any) -> None:
+        super().__init__(schedule, sizes)
+
+        def launch(function: str, slots: Sequence[Any], threads: int, device: int) -> None:
+            planned = schedule.planned
+            kernel, _ = as_grid(planned.kernel(), facts_of(planned.plan))
+            assert not interpret.run(kernel, function, list(slots))
+
+        self.kernel.launch = launch  # type: ignore[method-assign]
 
 
 class InterpretedGridBackend(EmulatedBackend):
     name = "interpreted grid"
 
-    def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
-        return InterpretedGridExecutable(schedule, sizes)
+    def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
+        return EmulatedProduct if is_product(schedule.planned.plan) else InterpretedGridExecutable
 
 
 if "emulated" not in base._BACKENDS:

@@ -14,7 +14,7 @@ import grid_emulator
 import scorch
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.backend import facts_of
-from scorch._src.backends.cuda.executable import CudaExecutable
+from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
 from scorch._src.engine.execute import copy_task, prepare
@@ -161,13 +161,13 @@ def test_long_rows_are_cut(
     x = torch.randint(-2, 3, (dense.shape[1],)).to(dtype)
     expected = SUMS[name](dense, x)
     ran: list[str] = []
-    launch = grid_emulator.EmulatedExecutable.launch
+    run = grid_emulator.run_grid
 
-    def recorded(self: Any, function: str, *rest: Any) -> None:
-        ran.append(function)
-        launch(self, function, *rest)
+    def recorded(text: str, name: str, *rest: Any) -> None:
+        ran.append(name)
+        run(text, name, *rest)
 
-    monkeypatch.setattr(grid_emulator.EmulatedExecutable, "launch", recorded)
+    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
     found = SUMS[name](scorch.from_torch(dense, format=form), x)
     assert "scorch_cut" in ran and "scorch_combine" in ran
     torch.testing.assert_close(found, expected)
@@ -255,7 +255,7 @@ def test_a_kernel_that_nvrtc_refuses_is_computed_by_joins(monkeypatch: pytest.Mo
 
     a = drawn(30, 40, torch.float32)
     A, x = scorch.from_torch(a, format="csr"), torch.ones(40)
-    monkeypatch.setattr(grid_emulator.EmulatedExecutable, "is_ready", CudaExecutable.is_ready)
+    monkeypatch.setattr(grid_emulator.EmulatedKernel, "is_ready", CudaKernel.is_ready)
     monkeypatch.setattr(nvrtc, "is_there", lambda: True)
     monkeypatch.setattr(nvrtc, "compile_cuda", refuse)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

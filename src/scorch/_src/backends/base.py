@@ -65,6 +65,17 @@ class Arrays:
     values: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Places:
+    """The number of the entry of an operand at each value of a result, -1 where it has none.
+
+    Without ``entries`` the operand has the entries of the result.
+    """
+
+    entries: torch.Tensor | None = None
+    is_full: bool = True  # whether it has an entry everywhere
+
+
 class Direct(Protocol):
     """The shortest way to call a kernel, where a backend has one: a function that allocates its result.
 
@@ -121,6 +132,13 @@ class Executable(ABC):
 
         ``bound``: the maximal number of entries, where the plan writes them in place.
         """
+
+    def combine(
+        self, places: Sequence[Places], values: Sequence[torch.Tensor], count: int
+    ) -> torch.Tensor | None:
+        """Compute ``count`` values, each from entries with known numbers; None where there is no kernel."""
+        del places, values, count
+        return None
 
     @property
     def direct(self) -> Direct | None:

@@ -19,6 +19,7 @@ from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.devices import HOST
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
+from scorch._src.engine.by_torch.structure import is_elementwise
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
@@ -85,6 +86,11 @@ class Prepared:
         """The kernel's direct call; None where its values are cast afterwards."""
         is_filled = self.assembly in ("dense", "shared")
         return None if self.is_cast and is_filled else self.kernel.direct
+
+    @functools.cached_property
+    def is_elementwise(self) -> bool:
+        """Whether it computes a new pattern value by value, which without a kernel takes another way."""
+        return is_elementwise(self)
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor:
         """Run the compiled kernel on tensors in the order of ``sources``.

@@ -78,6 +78,16 @@ def entries(storage: Storage) -> tuple[list[torch.Tensor], torch.Tensor]:
     return [array[is_inside] for array in columns], values[is_inside]
 
 
+def numbered_entries(pattern: Pattern) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return the coordinates of all entries without padding, and the number of each among the values."""
+    by_dim = coordinates(pattern)
+    is_inside = inside(pattern, by_dim)
+    columns = [by_dim[dim] for dim in range(len(by_dim))]
+    if is_inside is None:
+        return columns, torch.arange(pattern.size, device=pattern.device)
+    return [array[is_inside] for array in columns], is_inside.nonzero().squeeze(1)
+
+
 def keys_of(
     coordinates: Sequence[torch.Tensor], shape: tuple[int, ...], device: torch.device = HOST
 ) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -99,6 +99,7 @@ class Pattern:
     # Most patterns never have one of these.
     converted = _lazy[BoundedCache[Format, tuple["Pattern", torch.Tensor]]](_cache_of(MAX_RELATIVES))
     relatives = _lazy[BoundedCache[tuple[Format, tuple[int, ...]], "Pattern"]](_cache_of(MAX_RELATIVES))
+    structures = _lazy[BoundedCache[Hashable, Any]](_cache_of(MAX_RELATIVES))  # of results
     groups = _lazy[BoundedCache[tuple[int, ...], Any]](_cache_of(MAX_GROUPS))
     masks = _lazy[dict[torch.dtype, torch.Tensor]](lambda pattern: {})
     moved = _lazy[dict[torch.device, "weakref.ref[Pattern]"]](lambda pattern: {})

@@ -9,6 +9,7 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.executable import CudaExecutable
+from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused, FusionError
 from scorch._src.compiler.pipeline import Planned
@@ -25,6 +26,8 @@ class CudaBackend(base.Backend):
     def write(self, planned: Planned) -> base.Schedule:
         """Print the kernel as a grid; a step that is none has no text, and runs by joins."""
         kernel, plan = planned.kernel(), planned.plan
+        if is_product(plan):
+            return base.schedule_of(planned, kernel, print_product(plan))
         is_filled = plan.assembly in ("dense", "shared")
         has_grid = is_filled and not why_no_grid(kernel)
         if not has_grid:
@@ -34,7 +37,10 @@ class CudaBackend(base.Backend):
         return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow), grid)
 
     def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
-        return CudaExecutable(schedule, sizes)
+        return self.kind_of(schedule)(schedule, sizes)
+
+    def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
+        return ProductExecutable if is_product(schedule.planned.plan) else CudaExecutable
 
     def build_group(self, fused: Fused) -> base.GroupExecutable:
         raise FusionError("groups of calls have no kernel on CUDA devices yet")

@@ -6,8 +6,8 @@ import ctypes
 import functools
 import struct
 import sys
+import threading
 from collections.abc import Sequence
-from ctypes import c_char_p, pointer
 
 from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import cuda_device, cuda_stream_of
@@ -17,21 +17,20 @@ THREADS = 128  # in a block
 MAX_BLOCKS = 1 << 20
 
 MAX_FUNCTIONS = 4096  # which stay loaded
+USUAL_SHARED_MEMORY = 48 << 10  # bytes that a kernel has without asking
+MAX_SLOTS = 500  # a kernel takes at most 4,000 bytes
 
-_functions: BoundedCache[tuple[bytes, str, int], int] = BoundedCache(MAX_FUNCTIONS)
+_functions: BoundedCache[tuple[bytes, str, int], ctypes.c_void_p] = BoundedCache(MAX_FUNCTIONS)
 
 
 @functools.cache
 def driver() -> ctypes.CDLL:
     """Return the driver's library, which torch has loaded."""
     # A launch returns at once, so other threads of Python may as well wait for it.
-    library = ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    address, unsigned = ctypes.c_void_p, ctypes.c_uint
-    library.cuLaunchKernel.argtypes = [address, *[unsigned] * 7, address, address, address]
-    return library
+    return ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def load(code: bytes, name: str, device: int) -> int:
+def load(code: bytes, name: str, device: int) -> ctypes.c_void_p:
     """Return the function ``name`` of machine code on a device whose context is current."""
     key = code, name, device
     known = _functions.get(key)
@@ -39,19 +38,66 @@ def load(code: bytes, name: str, device: int) -> int:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         _check(driver().cuModuleLoadData(ctypes.byref(module), code), "load a kernel")
         _check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "find a kernel")
-        known = _functions[key] = function.value or 0
+        known = _functions[key] = function
     return known
 
 
-def launch(function: int, slots: Sequence[int], threads: int, device: int) -> None:
+class _Block(threading.local):
+    """The arguments of a launch, for each thread of Python: kernels have copied them when it returns."""
+
+    def __init__(self) -> None:
+        self.memory = ctypes.create_string_buffer(8 * MAX_SLOTS)
+        self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.memory))
+        self.streams: dict[int, ctypes.c_void_p] = {}
+        self.launch = driver().cuLaunchKernel
+
+
+_local: list[_Block] = []  # one, once the driver is there
+
+
+def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device: int) -> None:
     """Run a kernel with as many threads on the current stream of a device whose context is current."""
-    block = struct.pack(f"={len(slots)}q", *slots)
-    blocks = min(max(1, -(-threads // THREADS)), MAX_BLOCKS)
-    status = driver().cuLaunchKernel(
-        function, blocks, 1, 1, THREADS, 1, 1, 0, cuda_stream_of(device), pointer(c_char_p(block)), None
-    )
+    if not _local:
+        _local.append(_Block())
+    block = _local[0]
+    _layout(len(slots)).pack_into(block.memory, 0, *slots)
+    number = cuda_stream_of(device)
+    stream = block.streams.get(number)
+    if stream is None:
+        stream = block.streams[number] = ctypes.c_void_p(number)
+    blocks = -(-threads // THREADS) or 1
+    if blocks > MAX_BLOCKS:
+        blocks = MAX_BLOCKS
+    status = block.launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, block.pointers, None)
     if status:
         _check(status, "launch a kernel")
+
+
+@functools.cache
+def _layout(slots: int) -> struct.Struct:
+    assert slots <= MAX_SLOTS, "a kernel takes too many arguments"
+    return struct.Struct(f"={slots}q")
+
+
+def launch_blocks(
+    function: ctypes.c_void_p, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
+) -> None:
+    """Run a kernel whose blocks have ``shared`` bytes of memory."""
+    if shared > USUAL_SHARED_MEMORY:
+        _check(driver().cuFuncSetAttribute(function, 8, shared), "give a kernel its shared memory")
+    block = (ctypes.c_longlong * len(slots))(*slots)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
+    stream = ctypes.c_void_p(cuda_stream_of(device))
+    status = driver().cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+    _check(status, "launch a kernel")
+
+
+@functools.cache
+def shared_memory(device: int) -> int:
+    """Return the bytes of shared memory that a block may have."""
+    number = ctypes.c_int()
+    _check(driver().cuDeviceGetAttribute(ctypes.byref(number), 97, device), "describe a device")
+    return number.value
 
 
 def is_current(device: int) -> bool:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from scorch._src.backends import base
-from scorch._src.backends.cuda import driver, nvrtc
+from scorch._src.backends.cuda import driver
+from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid
-from scorch.errors import CompilationError, KernelError, warn
+from scorch.errors import KernelError
 
 ALIGNMENT = 16  # bytes
+MAX_SHAPES = 64  # of results that are remembered
+HERE = nullcontext()
 
 # Of each dense operand its number among the arrays, shape, dtype and strides, None if without gaps.
 Guard = list[tuple[int, torch.Size, torch.dtype, tuple[int, ...] | None]]
@@ -25,11 +30,13 @@ class CudaExecutable(base.Executable):
     """A kernel that fills values whose places are known. Without a text there is none, and joins run."""
 
     slot: Callable[[torch.Tensor], Any] = staticmethod(address_of)  # how a kernel takes an array
+    make_kernel = CudaKernel
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
-        self._codes: dict[tuple[int, int], bytes] = {}  # by architecture
-        self._functions: dict[tuple[str, int], int] = {}  # by name and device
+        self.kernel = self.make_kernel(schedule.source, self.label)
+        self._pointwise: dict[Hashable, CudaKernel] = {}
+        self._likes: dict[Any, torch.Tensor] = {}  # tensors of one element, by shape and device
         self._is_refused = False
         self.grid = grid = schedule.grid or Grid()
         self.header = [0, 1, *self.sizes]
@@ -42,33 +49,16 @@ class CudaExecutable(base.Executable):
         self.padding = [0] * grid.added_slots
 
     def is_ready(self) -> bool:
-        if not self.source or self._is_refused or not nvrtc.is_there():
-            return False
-        if not self._codes:
-            try:
-                self._code(torch.cuda.current_device())
-            except CompilationError as error:
-                self._is_refused = True
-                warn(f"{error}\nIt is computed by torch's own operations instead, which takes longer.")
-                return False
-        return True
+        return self.kernel.is_ready()
 
     @functools.cached_property
     def direct(self) -> CudaCall | None:
         return CudaCall(self) if self.is_ready() else None
 
-    def _code(self, device: int) -> bytes:
-        capability = torch.cuda.get_device_capability(device)
-        code = self._codes.get(capability)
-        if code is None:
-            code = nvrtc.compile_cuda(self.source, "sm_{}{}".format(*capability), self.label)
-            self._codes[capability] = code
-        return code
-
     def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
         return self.filled(arrays, (count,))
 
-    def filled(self, arrays: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    def filled(self, arrays: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """Compute the values of a result in a tensor of a shape."""
         device = arrays[0].device
         values = self.allocate(shape, device)
@@ -77,11 +67,8 @@ class CudaExecutable(base.Executable):
         count = values.numel()
         if not count:
             return values
-        if device.index is None or driver.is_current(device.index):
+        with in_context(device):
             self._run(arrays, values, count, device)
-        else:
-            with torch.cuda.device(device):
-                self._run(arrays, values, count, device)
         return values
 
     def _run(
@@ -95,33 +82,60 @@ class CudaExecutable(base.Executable):
         slots = [*self.header, *[slot(array) for array in arrays], slot(values)]
         if grid.row_of_entry:
             slots.append(slot(row_of_entry(arrays[self.pos])))
-            self.launch(FUNCTIONS[0], slots, count * grid.threads, number)
+            self.kernel.launch(FUNCTIONS[0], slots, count * grid.threads, number)
             return
         parts = parts_of(arrays[self.pos], grid.threads) if grid.pos else None
         if parts is None:
             slots += self.padding
-            self.launch(FUNCTIONS[0], slots, -(-count // self.columns) * self.threads_of_row, number)
+            self.kernel.launch(FUNCTIONS[0], slots, -(-count // self.columns) * self.threads_of_row, number)
             return
         sums = self.allocate((parts.cut * self.columns,), device)
         tensors = (parts.row, parts.start, parts.stop, sums, parts.long_row, parts.long_first)
         slots += [*map(slot, tensors), parts.count, parts.cut, parts.long]
-        self.launch(FUNCTIONS[1], slots, parts.count * self.threads_of_row, number)
+        self.kernel.launch(FUNCTIONS[1], slots, parts.count * self.threads_of_row, number)
         of_long_row = self.threads_of_row if grid.column else WARP
-        self.launch(FUNCTIONS[2], slots, parts.long * of_long_row, number)
+        self.kernel.launch(FUNCTIONS[2], slots, parts.long * of_long_row, number)
 
-    def allocate(self, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Return memory for values, in that of torch's allocator."""
-        return torch.empty(shape, dtype=self.dtype, device=device)
+    def allocate(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """Return memory for values; to name dtype and device takes torch twice as long."""
+        like = self._likes.get((shape, device))
+        if like is None:
+            like = torch.empty((), dtype=self.dtype, device=device).expand(shape)
+            if len(self._likes) < MAX_SHAPES:
+                self._likes[shape, device] = like
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
 
-    def launch(self, name: str, slots: Sequence[Any], threads: int, device: int) -> None:
-        """Run a function of the kernel with as many threads."""
-        function = self._functions.get((name, device))
-        if function is None:
-            function = self._functions[name, device] = driver.load(self._code(device), name, device)
-        driver.launch(function, slots, threads, device)
+    def combine(
+        self, places: Sequence[base.Places], values: Sequence[torch.Tensor], count: int
+    ) -> torch.Tensor | None:
+        device = values[0].device
+        numbers = [known.entries for known in places if known.entries is not None]
+        kinds = tuple(
+            SAME if known.entries is None else EVERYWHERE if known.is_full else SOMEWHERE for known in places
+        )
+        is_wide = bool(numbers) and numbers[0].dtype == torch.int64
+        kernel = self._pointwise.get((kinds, is_wide))
+        if kernel is None:
+            sparse = [a for a in self.plan.step.accesses if self.plan.operand(a.tensor).is_sparse]
+            text = print_pointwise(self.plan, dict(zip(sparse, kinds, strict=True)), is_wide)
+            kernel = self._pointwise[kinds, is_wide] = self.make_kernel(text, self.label)
+        if not kernel.is_ready():
+            return None
+        result = self.allocate((count,), device)
+        if count:
+            slots = [count, *map(self.slot, numbers), *map(self.slot, values), self.slot(result)]
+            with in_context(device):
+                kernel.launch(FUNCTIONS[0], slots, count, device.index)
+        return result
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         raise KernelError(f"there is no kernel for {self.label}")
+
+
+def in_context(device: torch.device) -> AbstractContextManager[Any]:
+    """Make ``device`` the current one, which it usually is."""
+    is_current = device.index is None or driver.is_current(device.index)
+    return HERE if is_current else torch.cuda.device(device)
 
 
 class CudaCall:

@@ -32,6 +32,9 @@ _BUILTINS = """\
 #ifdef __CUDACC_RTC__
 #define KERNEL extern "C" __global__
 #define ALIGNED(bytes) __align__(bytes)
+#define SHARED(name) extern __shared__ u32 name[]
+#define STATIC_SHARED __shared__
+#define SYNC_WARP __syncwarp
 #define __builtin_inff() __int_as_float(0x7f800000)
 #define __builtin_inf() __longlong_as_double(0x7ff0000000000000ll)
 #define __builtin_nanf(text) __int_as_float(0x7fc00000)
@@ -50,14 +53,18 @@ _BUILTINS = """\
 #define THREAD(threads) ((int)threadIdx.x & (threads - 1))"""
 
 
+def print_prelude() -> str:
+    """Types, and names for what the language of kernels has built in."""
+    return "\n\n".join([TYPEDEFS.replace("__SIZE_TYPE__", "unsigned long long"), _BUILTINS])
+
+
 def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
     """The CUDA source of a kernel that is a grid (``loops.grid``); ``is_narrow``: sizes fit into 32 bits."""
     printer = _CudaPrinter(kernel, is_narrow)
     bodies = [printer.function(function) for function in kernel.functions]
     _, static = printer.needed()
     parts = [print_header(kernel)] if kernel.header else []
-    parts.append(TYPEDEFS.replace("__SIZE_TYPE__", "unsigned long long"))
-    parts += [_BUILTINS, f"struct slots {{ i64 at[{len(kernel.slots)}]; }};"]
+    parts += [print_prelude(), f"struct slots {{ i64 at[{len(kernel.slots)}]; }};"]
     for element, count in printer.runs:
         name, size = c_name(element), min(16, element.bytes * count)
         parts.append(f"struct ALIGNED({size}) {name}x{count} {{ {name} at[{count}]; }};")

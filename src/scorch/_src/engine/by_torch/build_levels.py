@@ -62,22 +62,29 @@ def pack(
             continue
         last = form.run_from(level) - 1
         run = range(level, last + 1)
-        is_new = torch.ones(entries, dtype=torch.bool, device=values.device)
-        if entries:
-            is_new[1:] = at[1:] != at[:-1]
+        numbers = torch.arange(positions + 1, device=values.device)
+        if last == len(form) - 1:  # entries are distinct
+            pos[level] = torch.searchsorted(at, numbers)
             for each in run:
-                is_new[1:] |= crds[each][1:] != crds[each][:-1]
-        begins = torch.zeros(positions + 1, dtype=torch.int64, device=values.device)
-        torch.cumsum(torch.bincount(at[is_new], minlength=positions), 0, out=begins[1:])
-        pos[level] = begins
-        for each in run:
-            crd[each] = crds[each][is_new]
-        at = torch.cumsum(is_new, 0) - 1
-        positions = int(is_new.sum())
+                crd[each] = crds[each]
+            at, positions = torch.arange(entries, device=values.device), entries
+        else:
+            is_new = torch.ones(entries, dtype=torch.bool, device=values.device)
+            if entries:
+                is_new[1:] = at[1:] != at[:-1]
+                for each in run:
+                    is_new[1:] |= crds[each][1:] != crds[each][:-1]
+            first = is_new.nonzero().squeeze(1)
+            pos[level] = torch.searchsorted(at[first], numbers)
+            for each in run:
+                crd[each] = crds[each][first]
+            at, positions = torch.cumsum(is_new, 0) - 1, first.numel()
         counts += [positions] * len(run)
         level = last + 1
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
-    placed = torch.zeros(positions, dtype=values.dtype, device=values.device)
-    placed[at] = values
+    placed = values
+    if form.levels[-1].is_full:
+        placed = torch.zeros(positions, dtype=values.dtype, device=values.device)
+        placed[at] = values
     narrow_pos, narrow_crd = (tuple(a if a is None else a.to(dtype) for a in arrays) for arrays in (pos, crd))
     return assembled(form, shape, narrow_pos, narrow_crd, counts, placed)

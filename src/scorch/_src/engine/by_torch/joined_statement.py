@@ -26,12 +26,15 @@ from scorch._src.engine.by_torch.relations import Relation
 from scorch._src.loops.operators import OPERATORS
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
-from scorch._src.storage.coordinates import entries
+from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.storage.storage import Storage
 
 MAX_VALUES_PER_CHUNK = 1 << 22
 
 Tensor = Storage | torch.Tensor
+
+# For each sparse access the entry at each point, None: the same; and whether there is one, None: everywhere.
+Origins = Mapping[Access, tuple[torch.Tensor | None, torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Statement:
         self.device = next((tensor.device for tensor in tensors.values()), HOST)
         self.types: dict[str, Type] = {}
         self.dense: dict[Access, torch.Tensor] = {}
-        self.stored: dict[Access, Relation] = {}
+        self.sparse: dict[Access, Storage] = {}
         self.values: dict[Access, torch.Tensor] = {}
         for access in step.accesses:
             tensor = tensors[access.tensor]
@@ -62,21 +65,33 @@ class Statement:
             self.types[access.tensor] = type_of_dtype(values.dtype)
             wide = dtype_of_type(self.types[access.tensor].computes_in)
             if isinstance(tensor, Storage):
-                columns, values = entries(tensor)
-                self.stored[access] = Relation.of(access, access.indices, columns, values)
-                self.values[access] = values.to(wide)
+                self.sparse[access] = tensor
+                self.values[access] = tensor.values.detach().to(wide)
             else:
                 self.dense[access] = tensor.detach().resolve_conj().resolve_neg().to(wide)
-        joined = {index for relation in self.stored.values() for index in relation.columns}
+        joined = {index for access in self.sparse for index in access.indices}
         order = tuple(dict.fromkeys(step.indices))
         self.joined = tuple(index for index in order if index in joined)
         self.trailing = tuple(index for index in order if index not in joined)
 
+    def use(self, columns: relations.Columns, origins: Origins, count: int) -> None:
+        """Compute at points that are known: their coordinates, and the entries of each access."""
+        self.points = Relation(columns, {}, count, self.device)
+        self.entries_at_points = origins
+
     # where ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def stored(self) -> dict[Access, Relation]:
+        """The entries of each sparse access."""
+        return {
+            access: Relation.of(access, access.indices, *numbered_entries(storage.pattern))
+            for access, storage in self.sparse.items()
+        }
 
     def support(self, expr: Expr) -> Support:
         """Return where ``expr`` can differ from zero."""
-        return lattice.support(expr, lambda a: lattice.stored(a) if a in self.stored else EVERYWHERE)
+        return lattice.support(expr, lambda a: lattice.stored(a) if a in self.sparse else EVERYWHERE)
 
     @functools.cached_property
     def points(self) -> Relation:
@@ -96,9 +111,9 @@ class Statement:
         return relations.union(parts, self.joined, self.sizes)
 
     @functools.cached_property
-    def entries_at_points(self) -> dict[Access, tuple[torch.Tensor, torch.Tensor | None]]:
-        """For each sparse access the entry at each point, and whether there is one (None: everywhere)."""
-        known: dict[Access, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    def entries_at_points(self) -> Origins:
+        """The entry of each sparse access at each point, and whether there is one."""
+        known: dict[Access, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
         for access, relation in self.stored.items():
             origin = self.points.origins.get(access)
             if origin is not None:
@@ -154,6 +169,8 @@ class Statement:
     def _entries(self, access: Access, rows: slice) -> torch.Tensor:
         entry, is_there = self.entries_at_points[access]
         values = self.values[access]
+        if entry is None:
+            return self._shaped(values[rows])
         if not values.numel():
             return self._shaped(torch.zeros(entry[rows].numel(), dtype=values.dtype, device=self.device))
         picked = values[entry[rows]]

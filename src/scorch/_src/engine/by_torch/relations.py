@@ -34,9 +34,9 @@ class Relation:
 
     @staticmethod
     def of(
-        access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], values: torch.Tensor
+        access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], entries: torch.Tensor
     ) -> Relation:
-        """Return the entries of one access; where an index stands twice, those on the diagonal."""
+        """Return the numbered entries of one access; where an index stands twice, those on the diagonal."""
         columns: dict[str, torch.Tensor] = {}
         on_diagonal: torch.Tensor | None = None
         for index, column in zip(indices, coordinates, strict=True):
@@ -45,9 +45,8 @@ class Relation:
                 on_diagonal = same if on_diagonal is None else on_diagonal & same
             else:
                 columns[index] = column
-        entries = torch.arange(values.numel(), device=values.device)
-        relation = Relation(columns, {access: entries}, values.numel(), values.device)
-        return relation if on_diagonal is None else relation.rows(entries[on_diagonal])
+        relation = Relation(columns, {access: entries}, entries.numel(), entries.device)
+        return relation if on_diagonal is None else relation.rows(on_diagonal.nonzero().squeeze(1))
 
     def rows(self, picked: torch.Tensor) -> Relation:
         """Return the rows with these numbers."""

@@ -12,6 +12,7 @@ from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
 from scorch._src.engine.by_torch.joined_statement import Places, Statement, all_places
 from scorch._src.engine.by_torch.relations import Relation
+from scorch._src.engine.by_torch.structure import run_elementwise
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.storage.storage import Storage
 from scorch.errors import warn
@@ -44,6 +45,8 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     operands = _converted(prepared, sources)
     tensors = dict(zip(names, operands, strict=True))
     try:
+        if prepared.is_elementwise:
+            return run_elementwise(prepared, tensors)
         statement = Statement(plan.step, tensors, prepared.sizes)
         places = statement.run(prepared.kernel.dtype, prepared.kernel.identity)
     except (NotImplementedError, RuntimeError) as error:

@@ -1,0 +1,158 @@
+"""Products of two matrices of compressed rows whose result is one, too: ``c/product.cu``, for any dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from scorch._src.backends import base
+from scorch._src.backends.cuda import driver
+from scorch._src.backends.cuda.executable import CudaExecutable, in_context
+from scorch._src.backends.print.cuda import print_prelude
+from scorch._src.backends.print.expressions import c_name
+from scorch._src.backends.print.functions import helpers, needed_by
+from scorch._src.compiler.plan import Operand, Plan
+from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
+from scorch._src.notation.nodes import Access, Op
+
+THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
+ROWS_OF_BLOCK = THREADS // 32
+MAX_BLOCKS = 1 << 14
+BITS_OF_TILE = 1024  # columns come in multiples of as many
+ARRAYS = 6  # of two matrices
+
+
+def is_product(plan: Plan) -> bool:
+    """Check whether a plan is the product of two matrices of compressed rows, summed to one."""
+    step = plan.step
+    match step.body, step.target.indices, step.reduced:
+        case Op("mul", (Access() as a, Access() as b)), (i, k), (j,):
+            is_named = a.indices == (i, j) and b.indices == (j, k) and len({i, j, k}) == 3
+        case _:
+            return False
+    if not is_named or step.reduction != "sum" or plan.skip_zeros or plan.element == BOOL:
+        return False
+    operands = [plan.operand(access.tensor) for access in (a, b)]
+    return plan.result.has_row_pointers and plan.result.order == (0, 1) and all(map(_has_rows, operands))
+
+
+def _has_rows(operand: Operand) -> bool:
+    form = operand.format
+    return form.has_row_pointers and form.order == (0, 1) and not form.is_blocked
+
+
+def print_product(plan: Plan) -> str:
+    """The CUDA source of a product."""
+    assert isinstance(plan.step.body, Op)
+    a, b = (plan.operand(access.tensor) for access in plan.step.accesses)
+    kind = c_name(plan.element)
+    lines = [f"#define T {kind}", f"#define R_INDEX {c_name(plan.index)}"]
+    used: list[str] = []
+    for name, operand in (("A", a), ("B", b)):
+        lines += [
+            f"#define {name}_INDEX {c_name(operand.index)}",
+            f"#define {name}_TYPE {c_name(operand.element)}",
+        ]
+        lines.append(f"#define {name}_VALUE(x) {_value(operand.element, plan.element, used)}")
+    if plan.element.kind == "complex":
+        used += [f"{op}_{kind}" for op in ("add", "mul", "make")]
+        lines += [f"#define ADD(x, y) add_{kind}(x, y)", f"#define MUL(x, y) mul_{kind}(x, y)"]
+        lines.append(f"#define ZERO make_{kind}(0, 0)")
+    else:
+        lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
+    text = (Path(__file__).parent / "c" / "product.cu").read_text(encoding="utf-8")
+    return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), text])
+
+
+def _value(element: Type, wanted: Type, used: list[str]) -> str:
+    """An element as what it is computed in."""
+    text, kind = "x", element
+    if element.computes_in != element:
+        name = "from_bf16" if element == BFLOAT16 else "from_f16"
+        used.append(name)
+        text, kind = f"{name}(x)", element.computes_in
+    if kind == wanted:
+        return text
+    if wanted.kind != "complex":
+        return f"(T)({text})"
+    used.append(f"make_{c_name(wanted)}")
+    parts = ("(x).re", "(x).im") if kind.kind == "complex" else (text, "0")
+    return f"make_{c_name(wanted)}({', '.join(parts)})"
+
+
+def _with_needed(names: Sequence[str]) -> list[str]:
+    """The texts of helpers and of those that they call, in the order in which they may stand."""
+    wanted, left = set(names), list(names)
+    while left:
+        more = needed_by(helpers()[left.pop()]) & helpers().keys()
+        left += more - wanted
+        wanted |= more
+    return [text for name, text in helpers().items() if name in wanted]
+
+
+class ProductExecutable(CudaExecutable):
+    """The product of two matrices: one launch counts, one fills; in between the host learns the size."""
+
+    direct = None
+
+    def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
+        super().__init__(schedule, sizes)
+        self.rows, self.result_columns = self.shape
+
+    def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
+        device = arrays[0].device
+        with in_context(device):
+            return self._build(arrays, device)
+
+    def _build(self, arrays: Sequence[torch.Tensor], device: torch.device) -> base.Arrays:
+        arrays = arrays if len(arrays) == ARRAYS else [*arrays, *arrays]  # a matrix times itself
+        width = self.width_of_tile(device)
+        tiles = max(1, -(-self.result_columns // width))
+        counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
+        left = torch.empty(self.rows + 1, dtype=torch.int64, device=device)
+        left[:1] = 0
+        given = [*map(self.slot, arrays), self.rows, tiles, width, self.slot(left)]
+        self.run_both("count", [*given, self.slot(counts), 0, 0, 0], width, device)
+        places = torch.zeros(self.rows * tiles + 1, dtype=torch.int64, device=device)
+        torch.cumsum(counts, 0, out=places[1:])
+        count = int(places[-1])
+        index = torch.int32 if self.plan.index.bytes == 4 else torch.int64
+        crd = torch.empty(count, dtype=index, device=device)
+        values = torch.empty(count, dtype=self.dtype, device=device)
+        if count:
+            slots = [*given, 0, self.slot(places), self.slot(crd), self.slot(values)]
+            self.run_both("fill", slots, width, device)
+        if count > LAST_INT32:
+            index = torch.int64
+        return base.Arrays(
+            (None, places[::tiles].to(index)), (None, crd.to(index)), (self.rows, count), values
+        )
+
+    def run_both(self, what: str, slots: Sequence[int], width: int, device: torch.device) -> None:
+        """Run the functions for rows with few products and for those with many."""
+        if self.rows:
+            self.launch_rows(f"scorch_{what}_few", slots, -(-self.rows // ROWS_OF_BLOCK), 0, device)
+            self.launch_rows(f"scorch_{what}_many", slots, self.rows, bytes_of_tile(width), device)
+
+    def width_of_tile(self, device: torch.device) -> int:
+        """Return how many columns have a bit in shared memory at once."""
+        columns = max(1, self.result_columns)
+        most = driver.shared_memory(device.index or 0)
+        width = -(-columns // BITS_OF_TILE) * BITS_OF_TILE
+        while bytes_of_tile(width) > most:
+            width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
+        return width
+
+    def launch_rows(
+        self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device
+    ) -> None:
+        """Run a function with as many blocks, each with as many bytes of shared memory."""
+        self.kernel.launch_blocks(name, slots, min(blocks, MAX_BLOCKS), THREADS, shared, device.index)
+
+
+def bytes_of_tile(width: int) -> int:
+    """Return the shared memory of a block: bits of columns, which words have some, and counts up to them."""
+    words = width // 32
+    return 6 * words + 8 * (words // 32) + 4 * THREADS

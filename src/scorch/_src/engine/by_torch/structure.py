@@ -1,0 +1,162 @@
+"""Where the entries of elementwise results lie and come from, worked out once for the patterns of operands.
+
+A result such as ``A[i,j] + B[i,j]`` or ``A`` in another format has entries wherever operands have them. Its
+pattern, and the entry of every operand at each of its places, follow from their patterns alone: they are
+cached with the first one, so that the next call only computes values.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from scorch._src.backends.base import Places
+from scorch._src.compiler.plan import Step
+from scorch._src.engine.by_torch import relations
+from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
+from scorch._src.engine.by_torch.joined_statement import Origins, Statement
+from scorch._src.formats import Format
+from scorch._src.notation.nodes import Access
+from scorch._src.storage.storage import Pattern, Storage
+
+if TYPE_CHECKING:
+    from scorch._src.engine.executable import Prepared
+
+Tensor = Storage | torch.Tensor
+
+
+@dataclass(eq=False)
+class Structure:
+    """The pattern of a result; of each value its coordinates, and the entry of each access."""
+
+    pattern: Pattern
+    columns: Mapping[str, torch.Tensor]
+    origins: Origins
+    padding: torch.Tensor | None  # where no entry is, in blocks
+    others: tuple[weakref.ref[Pattern], ...]  # of which it depends, besides the one that keeps it
+
+    @functools.cached_property
+    def places(self) -> list[Places]:
+        """The entries of each access, as kernels read them."""
+        found = []
+        for entry, is_there in self.origins.values():
+            if entry is not None:
+                if is_there is not None:
+                    entry = torch.where(is_there, entry, -1)
+                entry = entry.to(self.pattern.index_dtype)
+            found.append(Places(entry, is_there is None))
+        return found
+
+    def is_of(self, patterns: Sequence[Pattern]) -> bool:
+        pairs = zip(self.others, patterns[1:], strict=True)
+        return all(reference() is pattern for reference, pattern in pairs)
+
+
+def is_elementwise(prepared: Prepared) -> bool:
+    """Check whether a step computes a new pattern from operands with all of its indices, value by value."""
+    plan = prepared.planned.plan
+    step, wanted = plan.step, set(plan.step.target.indices)
+    if step.reduced or plan.skip_zeros or plan.assembly in ("dense", "shared"):
+        return False
+    sparse = [a for a in step.accesses if plan.operand(a.tensor).is_sparse]
+    is_plain = all(len(a.indices) == len(wanted) and set(a.indices) == wanted for a in sparse)
+    return is_plain and bool(sparse) and plan.assembly != "list"
+
+
+def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storage:
+    """Compute an elementwise step on the structure of its result."""
+    step = prepared.planned.plan.step
+    stored = [tensor for a in step.accesses if isinstance(tensor := tensors[a.tensor], Storage)]
+    patterns = [tensor.pattern for tensor in stored]
+    structure: Structure | None = patterns[0].structures.get(prepared)
+    if structure is None or not structure.is_of(patterns):
+        structure = _make(prepared, Statement(step, tensors, prepared.sizes), patterns)
+        patterns[0].structures[prepared] = structure
+    count = structure.pattern.size
+    values: torch.Tensor | None = None
+    if structure.padding is None and len(stored) == len(step.accesses):
+        given = [tensor.values.detach() for tensor in stored]
+        values = prepared.kernel.combine(structure.places, given, count)
+    if values is None:
+        statement = Statement(step, tensors, prepared.sizes)
+        statement.use(structure.columns, structure.origins, count)
+        values = statement.value_at(slice(0, count), count, prepared.kernel.dtype).contiguous()
+    if structure.padding is not None:
+        values = values.masked_fill(structure.padding, 0)
+    return Storage(structure.pattern, values.to(prepared.dtype))
+
+
+def _make(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern]) -> Structure:
+    step, form, shape = prepared.planned.plan.step, prepared.format, prepared.shape
+    others = tuple(weakref.ref(pattern) for pattern in patterns[1:])
+    target = step.target.indices
+    if _is_on_one_pattern(statement, patterns, form):
+        same: Mapping[str, torch.Tensor] = {}
+        if statement.dense:  # which are read at coordinates
+            same = next(iter(statement.stored.values())).columns
+        return Structure(patterns[0], same, dict.fromkeys(statement.sparse, (None, None)), None, others)
+    points = statement.points
+    columns = [points.columns[index] for index in target]
+    order = _order(form, shape, columns, patterns, step)
+    numbers = torch.arange(1, points.count + 1, device=statement.device)
+    if order is not None:
+        columns, numbers = [column[order] for column in columns], numbers[order]
+    packed = pack(form, shape, columns, numbers, prepared.check_bytes)
+    source = packed.values - 1
+    padding = source < 0 if form.is_padded else None
+    source = source.clamp_(min=0)
+    origins: dict[Access, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+    for access, (entry, is_there) in statement.entries_at_points.items():
+        assert entry is not None
+        origins[access] = entry[source], None if is_there is None else is_there[source]
+    kept = {index: points.columns[index][source] for index in target} if statement.dense else {}
+    return Structure(packed.pattern, kept, origins, padding, others)
+
+
+def _is_on_one_pattern(statement: Statement, patterns: Sequence[Pattern], form: Format) -> bool:
+    """Check whether the result has an entry exactly where all operands, which share a pattern, have one."""
+    step, pattern = statement.step, patterns[0]
+    support = statement.support(step.body)
+    return (
+        all(other is pattern for other in patterns)
+        and pattern.format == form
+        and not form.is_padded
+        and all(access.indices == step.target.indices for access in statement.sparse)
+        and bool(support)
+        and all(support)
+    )
+
+
+def _order(
+    form: Format,
+    shape: tuple[int, ...],
+    columns: Sequence[torch.Tensor],
+    patterns: Sequence[Pattern],
+    step: Step,
+) -> torch.Tensor | None:
+    """Return the permutation that sorts points in the order of the levels; None if they are sorted.
+
+    The entries of a lone operand are sorted by its own levels: of those, only one may have to come first.
+    """
+    source = patterns[0].format
+    is_plain = (
+        not form.is_blocked and not source.is_blocked and step.accesses[0].indices == step.target.indices
+    )
+    if len(patterns) == 1 and is_plain:
+        wanted, given = list(form.order), list(source.order)
+        if wanted == given:
+            return None
+        if wanted[1:] == [dim for dim in given if dim != wanted[0]]:
+            first = columns[wanted[0]]
+            narrow = first.to(torch.int32) if shape[wanted[0]] < 1 << 31 else first
+            return torch.sort(narrow, stable=True)[1]
+    crds = level_coordinates(form, columns)
+    names = [str(level) for level in range(len(form))]
+    sizes = {name: form.level_size(level, shape) for level, name in enumerate(names)}
+    (key,) = relations.keys([dict(zip(names, crds, strict=True))], names, sizes)
+    return torch.argsort(key, stable=True)
