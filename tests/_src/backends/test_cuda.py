@@ -152,8 +152,8 @@ def reduced(text: str, A: Any, function: Call, dim: int) -> torch.Tensor:
 def test_long_rows_are_cut(
     name: str, form: str, dtype: torch.dtype, emulated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "largest" and dtype.is_complex:
-        pytest.skip("complex numbers have no order")
+    if name == "largest" and (dtype.is_complex or form not in ("csr", "dcsr")):
+        pytest.skip("complex numbers have no order; of columns and lists, largest values are sparse first")
     monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 8)
     dense = drawn(12, 500, dtype) * (torch.rand(12, 500) < 0.02)
     dense[3], dense[7, ::2] = drawn(1, 500, dtype) + 1, 1

@@ -13,12 +13,15 @@ from scorch._src.backends.cuda.executable import CudaExecutable, in_context
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
 from scorch._src.backends.print.functions import helpers, needed_by
-from scorch._src.compiler.plan import Operand, Plan
+from scorch._src.compiler.plan import Plan
+from scorch._src.formats import Format
 from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
 
+ROWS = Format("ds")
 THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
 ROWS_OF_BLOCK = THREADS // 32
+FEW = 128  # products of a row that a warp lists
 MAX_BLOCKS = 1 << 14
 BITS_OF_TILE = 1024  # columns come in multiples of as many
 ARRAYS = 6  # of two matrices
@@ -34,13 +37,8 @@ def is_product(plan: Plan) -> bool:
             return False
     if not is_named or step.reduction != "sum" or plan.skip_zeros or plan.element == BOOL:
         return False
-    operands = [plan.operand(access.tensor) for access in (a, b)]
-    return plan.result.has_row_pointers and plan.result.order == (0, 1) and all(map(_has_rows, operands))
-
-
-def _has_rows(operand: Operand) -> bool:
-    form = operand.format
-    return form.has_row_pointers and form.order == (0, 1) and not form.is_blocked
+    formats = [plan.result, *(plan.operand(access.tensor).format for access in (a, b))]
+    return all(form == ROWS for form in formats)
 
 
 def print_product(plan: Plan) -> str:
@@ -62,6 +60,7 @@ def print_product(plan: Plan) -> str:
         lines.append(f"#define ZERO make_{kind}(0, 0)")
     else:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
+    lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}"]
     text = (Path(__file__).parent / "c" / "product.cu").read_text(encoding="utf-8")
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), text])
 

@@ -19,10 +19,6 @@ struct product {
   T *R_vals;
 };
 
-#define FEW 128   // products of a row that a warp lists
-#define WARPS 4   // of a block
-#define ALL 0xffffffffu
-
 // Rows with few products ----------------------------------------------------------------------------------
 
 // List the columns, and products, of a row; return their number, or -1 if there are more than FEW.
