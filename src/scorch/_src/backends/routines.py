@@ -5,6 +5,7 @@ A backend overrides those that it has faster code for (``backends.cpu.cpu_routin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,7 +14,10 @@ import numpy as np
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.torch_internals import row_pointers_of
+
+MAX_KEYS = 2**62  # that an int64 distinguishes
 
 Tensor = torch.Tensor
 Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
@@ -23,6 +27,20 @@ def rows_of(pos: Tensor, entries: int) -> Tensor:
     """Return the row of each entry."""
     rows = torch.arange(pos.numel() - 1, device=pos.device)
     return rows.repeat_interleave(pos.diff().to(torch.int64), output_size=entries)
+
+
+def _sort_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]] | bool:
+    """Sort entries by the number of their place (``Routines.sort_entries``)."""
+    dtype = torch.int32 if math.prod(sizes) <= LAST_INT32 else torch.int64
+    key = columns[0].to(dtype)
+    for column, size in zip(columns[1:], sizes[1:], strict=True):
+        key = key * size + column.to(dtype)
+    if bool((key[1:] > key[:-1]).all()):
+        return True
+    ordered, order = torch.sort(key, stable=True)
+    if bool((ordered[1:] == ordered[:-1]).any()):
+        return False
+    return order, [column[order] for column in columns]
 
 
 class Rows(NamedTuple):
@@ -117,7 +135,8 @@ class Routines:
 
         True where they are sorted and none repeats. False where some repeat, or another way must be taken.
         """
-        del sizes
+        if math.prod(sizes) <= MAX_KEYS:
+            return _sort_by_keys(columns, sizes)
         order = torch.arange(columns[0].numel(), device=columns[0].device)
         for column in reversed(columns):
             order = order[torch.argsort(column[order], stable=True)]

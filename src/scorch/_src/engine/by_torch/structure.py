@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scorch._src.backends.base import Places
+from scorch._src.backends.base import Places, routines_for
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
@@ -100,6 +100,9 @@ def _make(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern])
         if statement.dense:  # which are read at coordinates
             same = next(iter(statement.stored.values())).columns
         return Structure(patterns[0], same, dict.fromkeys(statement.sparse, (None, None)), None, others)
+    if len(patterns) == 1 and not statement.dense and _is_transposed(step, patterns[0].format, form):
+        transposed, entries = transpose(patterns[0], form, shape)
+        return Structure(transposed, {}, {next(iter(statement.sparse)): (entries, None)}, None, others)
     points = statement.points
     columns = [points.columns[index] for index in target]
     order = _order(form, shape, columns, patterns, step)
@@ -116,6 +119,27 @@ def _make(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern])
         origins[access] = entry[source], None if is_there is None else is_there[source]
     kept = {index: points.columns[index][source] for index in target} if statement.dense else {}
     return Structure(packed.pattern, kept, origins, padding, others)
+
+
+def _is_transposed(step: Step, source: Format, form: Format) -> bool:
+    """Check whether a matrix of compressed rows becomes one of compressed columns, or the other way round."""
+    letters = source.letters == form.letters == "ds"
+    is_plain = not source.blocks and not form.blocks and step.accesses[0].indices == step.target.indices
+    return letters and is_plain and source.order != form.order
+
+
+def transpose(pattern: Pattern, form: Format, shape: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
+    """Return a matrix of compressed rows by columns, and the entry of each value; the host does not wait."""
+    pos, crd = pattern.pos[1], pattern.crd[1]
+    assert pos is not None and crd is not None
+    lines = torch.arange(pos.numel() - 1, dtype=crd.dtype, device=crd.device)
+    line = lines.repeat_interleave(pos.diff(), output_size=crd.numel())
+    across, order = torch.sort(crd, stable=True)
+    size = shape[form.order[0]]
+    begins = routines_for(crd).row_pointers(across, size)
+    counts = (size, crd.numel())
+    new = Pattern(form, shape, (None, begins.to(pos.dtype)), (None, line[order]), counts)
+    return new, order
 
 
 def _is_on_one_pattern(statement: Statement, patterns: Sequence[Pattern], form: Format) -> bool:
