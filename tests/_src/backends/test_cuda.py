@@ -17,6 +17,7 @@ from scorch._src.backends.cuda.backend import facts_of
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
+from scorch._src.engine.by_torch import structure
 from scorch._src.engine.execute import copy_task, prepare
 from scorch._src.engine.one_device import on_one_device
 from scorch._src.formats import dense_format
@@ -197,6 +198,34 @@ def test_the_interpreter_runs_grids(name: str, form: str, monkeypatch: pytest.Mo
     torch.testing.assert_close(found, SUMS[name](dense, x))
 
 
+PRODUCTS = [(8, 9, 7, 0.3), (30, 40, 2500, 0.1), (5, 3000, 20, 0.01), (1, 1, 1, 1.0), (0, 4, 5, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int8]
+)
+@pytest.mark.parametrize(("rows", "inner", "columns", "density"), PRODUCTS)
+def test_products_of_sparse_matrices(
+    rows: int, inner: int, columns: int, density: float, dtype: torch.dtype
+) -> None:
+    """Rows with few and with many products, columns in several tiles, and nothing at all."""
+    a, b = (
+        (torch.randint(-3, 4, size) * (torch.rand(size) < density)).to(dtype)
+        for size in ((rows, inner), (inner, columns))
+    )
+    A, B = (scorch.from_torch(dense, format="csr") for dense in (a, b))
+    with scorch.settings(backend="emulated"):
+        found, square = A @ B, scorch.evaluate("C[i,k] = A[i,j] * A[k,j]", A=A, format="csr")
+    expected = A @ B
+    assert torch.equal(found.crow_indices(), expected.crow_indices())
+    assert torch.equal(found.col_indices(), expected.col_indices())
+    torch.testing.assert_close(found.values(), expected.values())
+    with scorch.settings(backend="emulated"):
+        by_columns = A.to_format("csc") @ B.to_format("csc")
+    torch.testing.assert_close(by_columns.to_dense(), expected.to_dense())
+    torch.testing.assert_close(square.to_dense(), (A @ A.T).to_dense())
+
+
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_nvrtc_compiles_kernels_without_spills(architecture: str, emulated: list[str]) -> None:
     if not nvrtc.is_there():
@@ -275,3 +304,35 @@ def test_the_plan_says_that_it_is_for_a_grid(emulated: list[str]) -> None:
     kernel = prepared.planned.kernel()
     spread, _ = grid.as_grid(kernel, facts_of(prepared.planned.plan))
     assert print_cuda(spread, is_narrow=True) == prepared.kernel.source
+
+
+def test_explanations_say_which_way_is_taken(emulated: list[str]) -> None:
+    A = scorch.from_torch(drawn(30, 40, torch.float32), format="csr")
+    step = scorch.explain("ij,jk->ik", A, torch.ones(40, 64)).steps[0]
+    assert step.inner.startswith("j: units share k, 4 of its values each, loaded in runs")
+    assert "a grid of CUDA threads, 16 to a unit" in step.threads
+    product = scorch.explain("ij,kj->ik", A, A, format="csr").steps[-1]
+    assert "a warp for each" in product.threads and "products" in product.inner
+    total = scorch.explain("C[i,j] = A[i,j] + B[i,j]", A=A, B=A.to_format("coo")).steps[-1]
+    assert "joins" in total.threads
+    alone = scorch.explain("y[] = A[i,j]", A=A).steps[-1]
+    assert "none: no loop of it owns its part" in alone.threads
+
+
+def test_structures_are_made_once(emulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = structure._make
+    monkeypatch.setattr(structure, "_make", lambda *given: made.append(1) or make(*given))
+    a, b = drawn(9, 7, torch.float32), drawn(9, 7, torch.float32)
+    A, B = (scorch.from_torch(dense, format="csr") for dense in (a, b))
+    for factor in (1, 2, 3):
+        torch.testing.assert_close((A * factor + B).to_dense(), a * factor + b)
+    count = len(made)
+    other = scorch.from_torch(b.flip(0), format="csr")
+    torch.testing.assert_close((A + other).to_dense(), a + b.flip(0))
+    assert len(made) > count  # for another pattern
+    for text in ("C[i,j] = A[i,j] / A[i,j]", "C[i,j] = A[i,j] - 2 * A[i,j]", "C[i,j] = A[i,j] * exp(A[i,j])"):
+        body = text.partition("= ")[2].replace("[i,j]", "")
+        expected = eval(body, {"A": a, "exp": torch.exp})
+        found = scorch.evaluate(text, A=A, format="csr")
+        torch.testing.assert_close(found.to_dense(), expected, equal_nan=True)

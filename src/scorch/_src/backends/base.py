@@ -149,6 +149,14 @@ class Executable(ABC):
         """Return how many workers share a call now."""
         return 1
 
+    def describe(self, size: int) -> tuple[str, str] | None:
+        """Describe how a call that moves ``size`` bytes runs: its inner loops, and its threads.
+
+        None where the plan says all.
+        """
+        del size
+        return None
+
 
 class GroupExecutable(ABC):
     """The kernel of a group of steps, which has several results whose places are all known."""

@@ -39,6 +39,12 @@ def explain_kernel(
     form = plan.result
     nnz = None if plan.pattern is None else plan.operand(plan.pattern.tensor).nnz
     max_threads = current().threads or host_threads()
+    memory = footprint(prepared, tensors)
+    said = prepared.kernel.describe(memory.operands + memory.result)
+    inner, threads = said or (
+        describe_inner(plan),
+        describe_threads(plan, prepared.kernel.workers(), max_threads),
+    )
     return StepExplanation(
         statement=show(as_statement(step)),
         kind="kernel",
@@ -55,10 +61,10 @@ def explain_kernel(
         rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MAX_REJECTED_ORDERS]),
         assembly=describe_assembly(plan),
         workspace=plan.workspace and f"{plan.workspace} over {workspace_loops(plan)}",
-        inner=describe_inner(plan),
+        inner=inner,
         parallel=plan.parallel,
-        memory=footprint(prepared, tensors),
-        threads=describe_threads(plan, prepared.kernel.workers(), max_threads),
+        memory=memory,
+        threads=threads,
         source=prepared.kernel.source,
     )
 

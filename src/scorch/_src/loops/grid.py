@@ -71,6 +71,20 @@ class Facts:
         return (self.lengths or {}).get(pos, USUAL_LENGTH)
 
 
+def describe_grid(plan_order: Sequence[str], grid: Grid) -> str:
+    """Say what the threads of a unit share."""
+    if grid.column:
+        each = f", {grid.each} of its values each" if grid.each > 1 else ""
+        shared = f"units share {grid.column}{each}"
+    elif grid.threads > 1:
+        shared = "units share the terms of a sum"
+    else:
+        shared = "one by one"
+    runs = ", loaded in runs" if grid.aligned else ""
+    cut = "; rows much longer than others are cut" if grid.pos and not grid.row_of_entry else ""
+    return f"{', '.join(plan_order[-1:])}: {shared}{runs}{cut}"
+
+
 def why_no_grid(kernel: ir.Kernel) -> str:
     """Why a kernel cannot run as one grid; "" if it can."""
     exported = [function for function in kernel.functions if function.exported]

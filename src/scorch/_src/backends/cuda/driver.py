@@ -100,6 +100,16 @@ def shared_memory(device: int) -> int:
     return number.value
 
 
+def function_facts(function: ctypes.c_void_p) -> tuple[int, int]:
+    """Return the registers of a thread of a function, and the bytes of shared memory of a block."""
+    found = []
+    for attribute in (4, 1):  # CU_FUNC_ATTRIBUTE_NUM_REGS and SHARED_SIZE_BYTES
+        number = ctypes.c_int()
+        _check(driver().cuFuncGetAttribute(ctypes.byref(number), attribute, function), "describe a kernel")
+        found.append(number.value)
+    return found[0], found[1]
+
+
 def is_current(device: int) -> bool:
     """Check whether a device is the one that calls go to."""
     return bool(cuda_device() == device)

@@ -15,7 +15,7 @@ from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
-from scorch._src.loops.grid import FUNCTIONS, WARP, Grid
+from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
 from scorch.errors import KernelError
 
 ALIGNMENT = 16  # bytes
@@ -127,6 +127,25 @@ class CudaExecutable(base.Executable):
             with in_context(device):
                 kernel.launch(FUNCTIONS[0], slots, count, device.index)
         return result
+
+    def describe(self, size: int) -> tuple[str, str]:
+        return describe_grid(self.plan.order, self.grid), f"{self._how()}{self._cost(size)}"
+
+    def _how(self) -> str:
+        """Say which way the step takes, and why no better one."""
+        if self.source:
+            return f"a grid of CUDA threads, {self.grid.threads} to a unit"
+        if self.plan.assembly in ("dense", "shared"):
+            return f"none: {why_no_grid(self.schedule.planned.kernel())}; joins by torch's sort and search"
+        return (
+            "places by torch's sort and search (joins), once for the patterns of elementwise operands; "
+            "then a grid of CUDA threads computes values"
+        )
+
+    def _cost(self, size: int) -> str:
+        """Say what the kernel takes of the device, where there is one."""
+        facts = self.kernel.facts()
+        return f"; {size:,} bytes at least" + (f"; {facts}" if facts else "")
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         raise KernelError(f"there is no kernel for {self.label}")

@@ -44,6 +44,14 @@ class CudaKernel:
         """Run a function with as many blocks, each with as many bytes of shared memory."""
         driver.launch_blocks(self._function(name, device), slots, blocks, threads, shared, device)
 
+    def facts(self) -> str:
+        """Say how many registers and how much shared memory functions take that have been loaded."""
+        if not self._functions:
+            return ""
+        found = [driver.function_facts(function) for function in self._functions.values()]
+        registers, shared = (max(numbers) for numbers in zip(*found, strict=True))
+        return f"{registers} registers a thread, {shared:,} bytes of shared memory"
+
     def _function(self, name: str, device: int) -> Any:
         function = self._functions.get((name, device))
         if function is None:

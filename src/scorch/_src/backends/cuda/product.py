@@ -18,33 +18,56 @@ from scorch._src.formats import Format
 from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
 
-ROWS = Format("ds")
+ROWS = "ds"
 THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
 ROWS_OF_BLOCK = THREADS // 32
 FEW = 128  # products of a row that a warp lists
 MAX_BLOCKS = 1 << 14
 BITS_OF_TILE = 1024  # columns come in multiples of as many
-ARRAYS = 6  # of two matrices
+ARRAYS = 3  # of a matrix
+
+
+def factors_of(plan: Plan) -> tuple[Access, Access] | None:
+    """Return the factors of a product of two matrices of compressed rows, summed to one; None if it is none.
+
+    Rows are what the result is stored by first: the first factor has rows of these, the second of what is
+    summed over.
+    """
+    step = plan.step
+    match step.body, step.reduced:
+        case Op("mul", (Access() as a, Access() as b)), (inner,):
+            pass
+        case _:
+            return None
+    if step.reduction != "sum" or plan.skip_zeros or plan.element == BOOL:
+        return None
+    outer = _stored_as_rows(step.target, plan.result)
+    if outer is None:
+        return None
+    wanted = (outer[0], inner), (inner, outer[1])
+    for first, second in ((a, b), (b, a)):
+        found = tuple(_stored_as_rows(x, plan.operand(x.tensor).format) for x in (first, second))
+        if found == wanted and len({*outer, inner}) == 3:
+            return first, second
+    return None
+
+
+def _stored_as_rows(access: Access, form: Format) -> tuple[str, ...] | None:
+    """Return the indices of a matrix in the order in which it is stored, if that is as compressed rows."""
+    if form.letters != ROWS or form.blocks:
+        return None
+    return tuple(access.indices[dim] for dim in form.order)
 
 
 def is_product(plan: Plan) -> bool:
-    """Check whether a plan is the product of two matrices of compressed rows, summed to one."""
-    step = plan.step
-    match step.body, step.target.indices, step.reduced:
-        case Op("mul", (Access() as a, Access() as b)), (i, k), (j,):
-            is_named = a.indices == (i, j) and b.indices == (j, k) and len({i, j, k}) == 3
-        case _:
-            return False
-    if not is_named or step.reduction != "sum" or plan.skip_zeros or plan.element == BOOL:
-        return False
-    formats = [plan.result, *(plan.operand(access.tensor).format for access in (a, b))]
-    return all(form == ROWS for form in formats)
+    return factors_of(plan) is not None
 
 
 def print_product(plan: Plan) -> str:
     """The CUDA source of a product."""
-    assert isinstance(plan.step.body, Op)
-    a, b = (plan.operand(access.tensor) for access in plan.step.accesses)
+    factors = factors_of(plan)
+    assert factors is not None
+    a, b = (plan.operand(access.tensor) for access in factors)
     kind = c_name(plan.element)
     lines = [f"#define T {kind}", f"#define R_INDEX {c_name(plan.index)}"]
     used: list[str] = []
@@ -98,7 +121,17 @@ class ProductExecutable(CudaExecutable):
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
-        self.rows, self.result_columns = self.shape
+        self.rows, self.result_columns = (self.shape[dim] for dim in self.plan.result.order)
+        names = list(dict.fromkeys(access.tensor for access in self.plan.step.accesses))
+        factors = factors_of(self.plan)
+        assert factors is not None
+        self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
+
+    def describe(self, size: int) -> tuple[str, str]:
+        inner = f"rows with up to {FEW} products list them; others mark columns in shared memory"
+        how = "a warp for each of the former, a block of CUDA threads for each of the latter; "
+        how += "one launch counts, one fills"
+        return inner, f"{how}{self._cost(size)}"
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         device = arrays[0].device
@@ -106,7 +139,7 @@ class ProductExecutable(CudaExecutable):
             return self._build(arrays, device)
 
     def _build(self, arrays: Sequence[torch.Tensor], device: torch.device) -> base.Arrays:
-        arrays = arrays if len(arrays) == ARRAYS else [*arrays, *arrays]  # a matrix times itself
+        arrays = [array for place in self.places for array in arrays[place : place + ARRAYS]]
         width = self.width_of_tile(device)
         tiles = max(1, -(-self.result_columns // width))
         counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
