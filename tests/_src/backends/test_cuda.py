@@ -12,7 +12,7 @@ import torch
 
 import grid_emulator
 import scorch
-from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.cuda import nvrtc, streams
 from scorch._src.backends.cuda.backend import facts_of
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.print.cuda import print_cuda
@@ -336,3 +336,12 @@ def test_structures_are_made_once(emulated: list[str], monkeypatch: pytest.Monke
         expected = eval(body, {"A": a, "exp": torch.exp})
         found = scorch.evaluate(text, A=A, format="csr")
         torch.testing.assert_close(found.to_dense(), expected, equal_nan=True)
+
+
+def test_nobody_waits_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams.check_waiting(torch.device("cpu"), "a size")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(
+        DeviceError, match=r"captured, in which Scorch cannot wait for a size; run the function"
+    ):
+        streams.check_waiting(torch.device("cuda"), "a size")

@@ -133,6 +133,8 @@ class Executable(ABC):
         ``bound``: the maximal number of entries, where the plan writes them in place.
         """
 
+    can_combine = False  # whether there may be a kernel for ``combine``
+
     def combine(
         self, places: Sequence[Places], values: Sequence[torch.Tensor], count: int
     ) -> torch.Tensor | None:

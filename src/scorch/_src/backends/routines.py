@@ -111,6 +111,16 @@ class Heads:
 class Routines:
     """The routines, in torch's own operations."""
 
+    # order in time -----------------------------------------------------------------------------------
+
+    def check_waiting(self, device: torch.device, what: str) -> None:
+        """Raise where the host must not wait for a device now; ``what`` is what it would wait for."""
+        del device, what
+
+    def settle(self, device: torch.device) -> None:
+        """Wait until what was computed may be read by anybody, before it is cached."""
+        del device
+
     # dense tensors -----------------------------------------------------------------------------------
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:

@@ -412,6 +412,7 @@ def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Te
         moved = convert(numbered, form)
         assert isinstance(moved, Storage)
         converted = (moved.pattern, moved.values.sub_(1))
+        backend_for(pattern.device).routines.settle(pattern.device)
         converted = pattern.converted.setdefault(form, converted)
     return converted
 

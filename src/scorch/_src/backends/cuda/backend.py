@@ -10,7 +10,9 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
+from scorch._src.backends.cuda.streams import check_waiting, settle
 from scorch._src.backends.print.cuda import print_cuda
+from scorch._src.backends.routines import Routines
 from scorch._src.compiler.fuse.group import Fused, FusionError
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
@@ -19,8 +21,19 @@ from scorch._src.loops.grid import Facts, as_grid, why_no_grid
 from scorch._src.loops.types import LAST_INT32
 
 
+class WaitingRoutines(Routines):
+    """The routines in torch's own operations, with what they must wait for."""
+
+    def check_waiting(self, device: torch.device, what: str) -> None:
+        check_waiting(device, what)
+
+    def settle(self, device: torch.device) -> None:
+        settle(device)
+
+
 class CudaBackend(base.Backend):
     name = "cuda"
+    routines = WaitingRoutines()
     target = GRID
 
     def write(self, planned: Planned) -> base.Schedule:

@@ -31,6 +31,7 @@ class CudaExecutable(base.Executable):
 
     slot: Callable[[torch.Tensor], Any] = staticmethod(address_of)  # how a kernel takes an array
     make_kernel = CudaKernel
+    can_combine = True
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)

@@ -10,6 +10,7 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
+from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
 from scorch._src.backends.print.functions import helpers, needed_by
@@ -140,6 +141,7 @@ class ProductExecutable(CudaExecutable):
 
     def _build(self, arrays: Sequence[torch.Tensor], device: torch.device) -> base.Arrays:
         arrays = [array for place in self.places for array in arrays[place : place + ARRAYS]]
+        check_waiting(device, f"the size of {self.label}")
         width = self.width_of_tile(device)
         tiles = max(1, -(-self.result_columns // width))
         counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from scorch.errors import DeviceError
+from scorch._src.backends.cuda.streams import check_waiting, settle
 
+WHAT = "the lengths of rows, of a pattern that is used for the first time"
 MIN_PART = 64  # entries of a part of a row, at least
 MAX_UNCUT = 4  # times as many entries as a part has are a row that is not cut
 
@@ -63,9 +64,10 @@ def row_of_entry(pos: torch.Tensor) -> torch.Tensor:
     """Return the row of each entry of rows that begin at ``pos``."""
     facts = _facts_of(pos)
     if facts.row_of_entry is None:
-        _refuse_in_capture(pos)
+        check_waiting(pos.device, WHAT)
         rows = torch.arange(pos.numel() - 1, dtype=pos.dtype, device=pos.device)
         facts.row_of_entry = torch.repeat_interleave(rows, pos.diff().long())
+        settle(pos.device)
     return facts.row_of_entry
 
 
@@ -73,7 +75,7 @@ def longest_row(pos: torch.Tensor) -> int:
     """Return the number of entries of the longest row."""
     facts = _facts_of(pos)
     if facts.longest < 0:
-        _refuse_in_capture(pos)
+        check_waiting(pos.device, WHAT)
         facts.longest = int(pos.diff().max()) if pos.numel() > 1 else 0
     return facts.longest
 
@@ -86,6 +88,7 @@ def parts_of(pos: torch.Tensor, threads: int) -> Parts | None:
         # A part and the parts of the longest row take about as long, one after the other.
         width = max(MIN_PART, 2 * threads, math.isqrt(longest))
         facts.parts[threads] = _cut(pos, width) if longest > MAX_UNCUT * width else None
+        settle(pos.device)
     return facts.parts[threads]
 
 
@@ -114,11 +117,3 @@ def _cut(pos: torch.Tensor, width: int) -> Parts:
         cut,
         long_row.numel(),
     )
-
-
-def _refuse_in_capture(pos: torch.Tensor) -> None:
-    if pos.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise DeviceError(
-            "a pattern is used for the first time while a CUDA graph is captured, which has to wait for the "
-            "device; run the function once before the capture"
-        )

@@ -47,6 +47,8 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     try:
         if prepared.is_elementwise:
             return run_elementwise(prepared, tensors)
+        device = operands[0].device
+        prepared.backend.routines.check_waiting(device, f"the places of {prepared.kernel.label}")
         statement = Statement(plan.step, tensors, prepared.sizes)
         places = statement.run(prepared.kernel.dtype, prepared.kernel.identity)
     except (NotImplementedError, RuntimeError) as error:

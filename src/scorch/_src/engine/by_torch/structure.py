@@ -75,11 +75,14 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
     patterns = [tensor.pattern for tensor in stored]
     structure: Structure | None = patterns[0].structures.get(prepared)
     if structure is None or not structure.is_of(patterns):
+        routines, device = prepared.backend.routines, stored[0].device
+        routines.check_waiting(device, f"the places of {prepared.kernel.label}")
         structure = _make(prepared, Statement(step, tensors, prepared.sizes), patterns)
+        routines.settle(device)
         patterns[0].structures[prepared] = structure
     count = structure.pattern.size
     values: torch.Tensor | None = None
-    if structure.padding is None and len(stored) == len(step.accesses):
+    if prepared.kernel.can_combine and structure.padding is None and len(stored) == len(step.accesses):
         given = [tensor.values.detach() for tensor in stored]
         values = prepared.kernel.combine(structure.places, given, count)
     if values is None:
