@@ -53,8 +53,8 @@ SMOKE_TESTS = (
 PROCESSES = ("-n", "2", "--dist", "worksteal")
 EXTRAS = {
     "demo": {"scipy", "plots"},
-    "test": {"scipy", "test", "lint", "docs"},
-    "tests alone": {"scipy", "test", "docs"},
+    "test": {"scipy", "test", "lint"},
+    "tests alone": {"scipy", "test"},
 }
 MODULES = {
     "demo": ["torch", "numpy", "scipy", "scorch"],
@@ -68,9 +68,8 @@ MODULES = {
         "ruff",
         "mypy",
         "importlinter",
-        "sphinx",
     ],
-    "tests alone": ["torch", "scipy", "scorch", "pytest", "xdist", "hypothesis", "sphinx"],
+    "tests alone": ["torch", "scipy", "scorch", "pytest", "xdist", "hypothesis"],
 }
 
 
@@ -427,7 +426,7 @@ def run_command(name: str, arguments: list) -> int:
         set_up("tests alone")
         return tests_alone(arguments[2:])
     if name == "test" and "--long" in arguments:
-        EXTRAS["test"].add("zig")  # a compiler for other processors
+        EXTRAS["test"] |= {"zig", "docs"}  # a compiler for other processors, and the site
     set_up(name)
     return {"demo": demo, "test": test}[name](arguments)
 

@@ -394,6 +394,7 @@ def forked(command: list[str], *, env: dict[str, str], **_: object) -> subproces
     return run_python(command[1:], env=env, check=True)
 
 
+@pytest.mark.long
 def test_two_source_trees_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     # Both are the same tree here, so one process answers for both.
     monkeypatch.setattr(compare, "Contestant", functools.cache(compare.Contestant))

@@ -150,15 +150,14 @@ def test_gallery_orders_examples_that_exist() -> None:
     assert sorted(["gat.py", "zz.py", "first_steps.py"], key=order) == ["first_steps.py", "gat.py", "zz.py"]
 
 
-def test_site_builds_without_a_warning(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Pages are read, and what they refer to is found; the site itself is written with ``--long`` only."""
+@pytest.mark.long
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
-    is_long = request.config.getoption("long")
     # The examples are run by test_examples.py, so the gallery shows their text only.
     options = ["-q", "-W", "--keep-going", "-n", "-D", "plot_gallery=0", "-d", tmp_path / "doctrees"]
-    words = ["-m", "sphinx", "-b", "html" if is_long else "dummy", *options, DOCS, tmp_path / "site"]
+    words = ["-m", "sphinx", "-b", "html", *options, DOCS, tmp_path / "site"]
     done = run_python(words, cwd=ROOT, env=environment())
     assert done.returncode == 0, done.stderr
     for page in ("index", "guide/first-steps", "reference/index", "what-works", "results"):
         assert (tmp_path / "doctrees" / f"{page}.doctree").exists()
-        assert not is_long or (tmp_path / "site" / f"{page}.html").exists()
+        assert (tmp_path / "site" / f"{page}.html").exists()

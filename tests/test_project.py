@@ -192,7 +192,7 @@ def test_nothing_is_installed_twice(start: ModuleType, monkeypatch: pytest.Monke
     start.install("demo")
     assert not [command for command in commands if "install" in command]
     start.install("test")
-    assert commands[-1][-1] == ".[docs,lint,plots,scipy,test]"
+    assert commands[-1][-1] == ".[lint,plots,scipy,test]"
     (start.ROOT / "pyproject.toml").write_text("[project]\n# changed\n")
     del commands[:]
     start.install("demo")

@@ -109,6 +109,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_gradient(name, huge):
     S = huge.clone().requires_grad_()
