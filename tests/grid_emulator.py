@@ -147,8 +147,11 @@ class EmulatedExecutable(CudaExecutable):
 
     make_kernel = EmulatedKernel
 
-    def allocate(self, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        return torch.full(shape, -101 if self.dtype.is_signed else 101, dtype=self.dtype)
+    def allocate(
+        self, shape: Sequence[int], device: torch.device, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        dtype = dtype or self.dtype
+        return torch.full(shape, -101 if dtype.is_signed else 101, dtype=dtype)
 
 
 class EmulatedProduct(EmulatedExecutable, ProductExecutable):

@@ -12,11 +12,13 @@ import torch
 
 import grid_emulator
 import scorch
+from scorch._src.backends.base import Schedule
 from scorch._src.backends.cuda import nvrtc, streams
 from scorch._src.backends.cuda.backend import facts_of
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
+from scorch._src.engine import notes
 from scorch._src.engine.by_torch import structure
 from scorch._src.engine.execute import copy_task, prepare
 from scorch._src.engine.one_device import on_one_device
@@ -115,7 +117,7 @@ def test_threads_of_a_unit_share_columns(width: int, form: str, emulated: list[s
 )
 def test_runs_of_every_width(dtype: torch.dtype, emulated: list[str]) -> None:
     product(5, 9, 64, dtype)
-    assert "x4" in emulated[-1]
+    assert ("x8" if dtype.itemsize <= 2 else "x4") in emulated[-1]
 
 
 def test_dense_operands_that_begin_anywhere(emulated: list[str]) -> None:
@@ -345,3 +347,23 @@ def test_nobody_waits_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch)
         DeviceError, match=r"captured, in which Scorch cannot wait for a size; run the function"
     ):
         streams.check_waiting(torch.device("cuda"), "a size")
+
+
+def test_schedules_of_grids_are_cached_on_disk(emulated: list[str]) -> None:
+    A = scorch.from_torch(drawn(5, 4, torch.float32), format="csr").storage
+    schedule = prepare(copy_task(A, dense_format(2))).kernel.schedule
+    assert schedule.grid is not None
+    assert notes.read(notes.write(schedule), Schedule) == schedule
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [1, 5, 64])
+def test_half_results_are_rounded_where_they_are_computed(
+    width: int, dtype: torch.dtype, emulated: list[str]
+) -> None:
+    a, X = drawn(9, 30, dtype), torch.randn(30, width).to(dtype)
+    A = scorch.from_torch(a, format="csr")
+    found, expected = A @ X, (a.float() @ X.float()).to(dtype)
+    assert found.dtype == dtype and torch.equal(found, expected)
+    assert ("to_bf16(" if dtype == torch.bfloat16 else "to_f16(") in emulated[-1]
+    assert ("u16x8" in emulated[-1]) == (width == 64)

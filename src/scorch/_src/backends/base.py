@@ -109,7 +109,7 @@ class Executable(ABC):
         self.source = schedule.source
         self.sizes = [sizes[index] for index in dict.fromkeys(self.plan.step.indices)]
         self.shape = tuple(sizes[index] for index in self.plan.step.target.indices)
-        self.dtype = dtype_of_type(self.plan.element)
+        self.dtype = self.result_dtype = dtype_of_type(self.plan.element)  # computed in, and stored as
         self.identity = identity_of(self.plan.step.reduction, self.plan.element)
         self.writes_everything = writes_everything(self.plan)
 

@@ -46,6 +46,7 @@ class Planned:
     conversions: tuple[convert.Conversion, ...]
     inferred: Inferred
     choice: Choice
+    stored: Type | None = None  # what the result is stored as, where that is not what it is computed in
 
     def kernel(self) -> Kernel:
         """The loops, simplified."""

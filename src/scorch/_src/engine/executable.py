@@ -16,7 +16,6 @@ import torch
 
 from scorch._src.backends.base import Backend, Direct, Executable, Schedule, backend_named, routines_for
 from scorch._src.compiler.plan import Plan
-from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.devices import HOST
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
 from scorch._src.engine.by_torch.structure import is_elementwise
@@ -58,7 +57,7 @@ class Prepared:
         self.row_counts = _row_counts(plan, self.shape)
         absent = (None,) * (len(plan.result) - 1)  # arrays of levels above rows or in step
         self.above, self.below = absent[: plan.row_levels or 0], absent[plan.row_levels or 0 :]
-        self.is_cast = dtype != dtype_of_type(plan.element)
+        self.is_cast = dtype != self.kernel.result_dtype
         converted = {conversion.name: conversion for conversion in planned.conversions}
         names = dict.fromkeys(access.tensor for access in plan.step.accesses)
         self.sources: list[tuple[str, Format | None]] = []
@@ -211,7 +210,7 @@ class Prepared:
         arrays = arrays_of(operands)
         if self.assembly == "dense":
             values = kernel.fill(arrays, self.count)
-            if self.is_cast:
+            if values.dtype != self.dtype:
                 values = values.to(self.dtype)
             if len(self.shape) != 1:
                 values = values.resize_(self.stored_shape)  # no view: autograd refuses writes to those
@@ -220,7 +219,7 @@ class Prepared:
             source = operands[self.pattern_source]
             assert isinstance(source, Storage)
             values = kernel.fill(arrays, self.shared_size(source))
-            return Storage(self.shared(source), values.to(self.dtype) if self.is_cast else values)
+            return Storage(self.shared(source), values.to(self.dtype))
         bound = sum(_entries(operands[source], level) for source, level in self.slots)
         new = kernel.build(arrays, self.check_bytes, bound)
         return self._assembled(new.pos, new.crd, new.counts, new.values)

@@ -30,6 +30,7 @@ from scorch._src.compiler.target import target, using_target
 from scorch._src.compiler.typing import default_float, result_type
 from scorch._src.engine import notes
 from scorch._src.formats import Format
+from scorch._src.loops.grid import Grid
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access
 from scorch.settings import current
@@ -43,6 +44,7 @@ _contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MAX_SCHED
 
 Value = TypeVar("Value")
 notes.register(Schedule)
+notes.register(Grid)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def new_schedule(problem: Problem, backend: Backend) -> Schedule:
         planned = plan_step(
             p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted
         )
+        if p.element != p.element.computes_in:
+            planned = replace(planned, stored=p.element)
         return backend.write(planned)
 
 

@@ -51,6 +51,13 @@ def _fields_with_nodes(kind: type[Any]) -> tuple[str, ...]:
 _NODE = re.compile(r"\b(Expr|Stmt|Array|Var|Call|Function)\b")
 
 
+def with_array(node: SameNode, old: ir.Array, new: ir.Array) -> SameNode:
+    """``node`` with an array replaced."""
+    if isinstance(node, ir.Array):
+        return new if node == old else node  # type: ignore[return-value]
+    return with_children(node, lambda part: with_array(part, old, new))
+
+
 def walk(node: Node) -> list[Node]:
     """``node`` and everything inside it, outer nodes first.
 

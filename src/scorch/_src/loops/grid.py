@@ -27,6 +27,7 @@ USUAL_LENGTH = 8  # of a row of which nothing is known
 MIN_ENTRIES_EACH = 2  # of a row, for each thread that shares it
 MIN_TERMS_EACH = 16  # of a sum over a dense index
 TERMS_OF_RUN = 4
+RUN_BYTES = 16  # that a thread loads at once
 MIN_THREADS_OF_ROW = 8  # a sector of memory holds as many float32
 
 FUNCTIONS = ("scorch_compute", "scorch_cut", "scorch_combine")
@@ -48,6 +49,7 @@ class Grid:
     row_of_entry: bool = False
     added_slots: int = 0  # behind those of the kernel
     aligned: tuple[str, ...] = ()  # arrays of which runs are loaded or stored
+    is_stored_narrow: bool = False  # whether results are rounded to what they are stored as
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Facts:
     extents: Mapping[str, int] | None = None
     lengths: Mapping[str, int] | None = None
     exact: Collection[str] = ()  # loops whose extent is the very number of turns
+    bytes: int = 4  # of the narrowest element of a dense operand
 
     def extent(self, loop: str) -> int:
         """The most turns that a loop has."""
@@ -168,7 +171,7 @@ class _Spread:
             total, coordinates = _coordinates(turn, loops)
             return [made(replace(parallel, var=turn, count=total, body=ir.block(*coordinates, *head, inner)))]
         column, size = loops[-1]
-        threads, each = shape_of_columns(self.facts.extent(column.name))
+        threads, each = shape_of_columns(self.facts.extent(column.name), self.facts.bytes)
         is_run = each > 1 and self.facts.is_multiple(column.name, each)
         runs = Runs(column, size)
         self.grid = Grid(threads, column.name, each)
@@ -325,9 +328,10 @@ class _Made(Protocol):
     def __call__(self, loop: ir.Parallel, name: str = ...) -> ir.Function: ...
 
 
-def shape_of_columns(extent: int) -> tuple[int, int]:
+def shape_of_columns(extent: int, bytes: int = 4) -> tuple[int, int]:
     """Return how many threads share the columns of a row, and how many columns each of them has."""
-    each = min(MAX_COLUMNS_EACH, max(1, extent // MIN_THREADS_OF_ROW))
+    most = max(MAX_COLUMNS_EACH, RUN_BYTES // bytes)
+    each = min(most, 1 << max(0, (extent // MIN_THREADS_OF_ROW).bit_length() - 1))
     threads = _power_of_two(-(-extent // each), up=True)
     return threads, each
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -17,8 +18,10 @@ from scorch._src.compiler.fuse.group import Fused, FusionError
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.target import GRID
+from scorch._src.loops.analysis import walk, with_array
 from scorch._src.loops.grid import Facts, as_grid, why_no_grid
-from scorch._src.loops.types import LAST_INT32
+from scorch._src.loops.nodes import Array, Kernel, Load
+from scorch._src.loops.types import FLOAT32, LAST_INT32, Type
 
 
 class WaitingRoutines(Routines):
@@ -46,6 +49,10 @@ class CudaBackend(base.Backend):
         if not has_grid:
             return base.schedule_of(planned, kernel, "")
         spread, grid = as_grid(kernel, facts_of(plan))
+        if planned.stored is not None and plan.element == FLOAT32:
+            narrow = stored_as(spread, planned.stored)
+            if narrow is not None:
+                spread, grid = narrow, replace(grid, is_stored_narrow=True)
         is_narrow = all(max(operand.shape, default=0) <= LAST_INT32 for operand in plan.operands)
         return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow), grid)
 
@@ -81,7 +88,17 @@ def facts_of(plan: Plan) -> Facts:
             lengths[f"{operand.name}{level + 1}_pos"] = _magnitude(count) // _magnitude(above)
             above = count
     extents |= {index: _magnitude(size) for index, size in extents.items() if index in sparse}
-    return Facts(plan.result_loops, extents, lengths, extents.keys() - sparse)
+    dense = [operand.element.bytes for operand in plan.operands if not operand.is_sparse]
+    return Facts(plan.result_loops, extents, lengths, extents.keys() - sparse, min(dense, default=4))
+
+
+def stored_as(kernel: Kernel, element: Type) -> Kernel | None:
+    """Return the kernel with its result stored as ``element``; None if it reads that."""
+    result = next(slot for slot in reversed(kernel.slots) if slot.name.endswith("_vals"))
+    assert isinstance(result, Array)
+    if any(isinstance(node, Load) and node.array == result for node in walk(kernel)):
+        return None
+    return with_array(kernel, result, Array(result.name, element))
 
 
 def _magnitude(number: int) -> int:

@@ -15,6 +15,7 @@ from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
+from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
 from scorch.errors import KernelError
 
@@ -40,6 +41,8 @@ class CudaExecutable(base.Executable):
         self._likes: dict[Any, torch.Tensor] = {}  # tensors of one element, by shape and device
         self._is_refused = False
         self.grid = grid = schedule.grid or Grid()
+        if grid.is_stored_narrow and schedule.planned.stored is not None:
+            self.result_dtype = dtype_of_type(schedule.planned.stored)
         self.header = [0, 1, *self.sizes]
         arrays = schedule.slots[len(self.header) :]
         self.aligned = [arrays.index(name) for name in grid.aligned if name in arrays[:-1]]
@@ -62,7 +65,7 @@ class CudaExecutable(base.Executable):
     def filled(self, arrays: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
         """Compute the values of a result in a tensor of a shape."""
         device = arrays[0].device
-        values = self.allocate(shape, device)
+        values = self.allocate(shape, device, self.result_dtype)
         if not self.writes_everything:
             values.fill_(self.identity)
         count = values.numel()
@@ -97,13 +100,15 @@ class CudaExecutable(base.Executable):
         of_long_row = self.threads_of_row if grid.column else WARP
         self.kernel.launch(FUNCTIONS[2], slots, parts.long * of_long_row, number)
 
-    def allocate(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    def allocate(
+        self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Return memory for values; to name dtype and device takes torch twice as long."""
-        like = self._likes.get((shape, device))
+        like = self._likes.get((shape, device, dtype))
         if like is None:
-            like = torch.empty((), dtype=self.dtype, device=device).expand(shape)
+            like = torch.empty((), dtype=dtype or self.dtype, device=device).expand(shape)
             if len(self._likes) < MAX_SHAPES:
-                self._likes[shape, device] = like
+                self._likes[shape, device, dtype] = like
         return torch.empty_like(like, memory_format=torch.contiguous_format)
 
     def combine(

@@ -22,7 +22,7 @@ from scorch._src.backends.print.functions import TYPEDEFS
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.jam import renamed
-from scorch._src.loops.types import BOOL, Type
+from scorch._src.loops.types import BFLOAT16, BOOL, Type
 from scorch._src.loops.units import IDEMPOTENT, accumulators
 
 UNUSED = ("parallel_for", "threads")  # slots for pools of threads
@@ -118,15 +118,26 @@ class _CudaScope(Scope):
                 return lines
             case ir.StoreRun(array, index, values):
                 kind, run = self.run_of(array, len(values)), self.fresh(f"{array.name}_run")
-                given = ", ".join(map(self.converted, values))
+                given = ", ".join(self.narrowed(array, value) for value in values)
                 place = self.address(array, index)
                 return [
                     f"{{ const struct {kind} {run} = {{{{{given}}}}};",
                     f"  *(struct {kind} *)({place}) = {run}; }}",
                 ]
+            case ir.Store(array, index, value) if array.element.computes_in != array.element:
+                line = f"{self.element(array, index)} = {self.narrowed(array, value)};"
+                if self.unit > 1 and not self.is_shared:
+                    line = f"if (THREAD({self.unit}) == 0) {line}"
+                return [line]
             case ir.Store() if self.unit > 1 and not self.is_shared:
                 return [f"if (THREAD({self.unit}) == 0) {{", *indent(super().statement(stmt)), "}"]
         return super().statement(stmt)
+
+    def narrowed(self, array: ir.Array, value: ir.Expr) -> str:
+        """A value as an element of an array, rounded where that has fewer bits."""
+        if array.element.computes_in == array.element:
+            return self.converted(value)
+        return f"{self.use('to_bf16' if array.element == BFLOAT16 else 'to_f16')}({self.expr(value)})"
 
     def run_of(self, array: ir.Array, count: int) -> str:
         """The name of the type of a run of elements, which is then declared."""

@@ -113,6 +113,13 @@ static inline f32 from_bf16(u16 h) {
   return x.value;
 }""",
     "from_f16": """\
+#ifdef __CUDACC_RTC__
+static inline f32 from_f16(u16 h) {
+  f32 x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}
+#else
 static inline f32 from_f16(u16 h) {
   const u32 sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31u, fraction = h & 1023u;
   union { u32 bits; f32 value; } x;
@@ -120,7 +127,27 @@ static inline f32 from_f16(u16 h) {
   else x.bits = (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
   x.bits |= sign;
   return x.value;
+}
+#endif""",
+    "to_bf16": """\
+static inline u16 to_bf16(f32 x) {
+  union { f32 value; u32 bits; } y = {x};
+  if (x != x) return 0x7fc0;
+  return (u16)((y.bits + 0x7fffu + (y.bits >> 16 & 1u)) >> 16);
 }""",
+    "to_f16": """\
+#ifdef __CUDACC_RTC__
+static inline u16 to_f16(f32 x) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}
+#else
+static inline u16 to_f16(f32 x) {
+  union { _Float16 value; u16 bits; } y = {(_Float16)x};
+  return y.bits;
+}
+#endif""",
     "cast_c64": "static inline c64 cast_c64(c128 x) { c64 y = {(f32)x.re, (f32)x.im}; return y; }",
     "cast_c128": "static inline c128 cast_c128(c64 x) { c128 y = {x.re, x.im}; return y; }",
 }
