@@ -189,10 +189,8 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
     if sign == "/" and not bool(other.all()):
         return False
     arrays = (sparse.storage.values, other.storage.values) if is_pair else (other,)  # type: ignore[attr-defined]
-    for array in arrays:
-        if not is_functorch_wrapped_tensor(array) and not math.isfinite(array.detach().sum()):
-            return False
-    return True
+    totals = [array.detach().sum() for array in arrays if not is_functorch_wrapped_tensor(array)]
+    return math.isfinite(sum(totals[1:], totals[0])) if totals else True  # asks a device once
 
 
 # moving entries --------------------------------------------------------------------------------------
