@@ -15,6 +15,7 @@ from scorch._src.backends.cuda.backend import CudaBackend, facts_of
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.cuda.product import ProductExecutable, is_product
+from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.interpreter.executable import Interpreted
 from scorch._src.loops.grid import as_grid
@@ -142,6 +143,12 @@ class EmulatedKernel(CudaKernel):
         run_grid(self.source, name, slots, threads)
 
 
+class EmulatedRoutines(CudaRoutines):
+    """Routines of CUDA devices, run on the host."""
+
+    make_kernel = EmulatedKernel
+
+
 class EmulatedExecutable(CudaExecutable):
     """A kernel for CUDA devices, run on the host."""
 
@@ -173,6 +180,7 @@ class EmulatedBackend(CudaBackend):
     """Plans and kernels for CUDA devices, on arrays of the host: all but the device itself."""
 
     name = "emulated"
+    routines = EmulatedRoutines()
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
         return EmulatedProduct if is_product(schedule.planned.plan) else EmulatedExecutable

@@ -11,9 +11,8 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
-from scorch._src.backends.cuda.streams import check_waiting, settle
+from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.print.cuda import print_cuda
-from scorch._src.backends.routines import Routines
 from scorch._src.compiler.fuse.group import Fused, FusionError
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
@@ -24,20 +23,10 @@ from scorch._src.loops.nodes import Array, Kernel, Load
 from scorch._src.loops.types import FLOAT32, LAST_INT32, Type
 
 
-class WaitingRoutines(Routines):
-    """The routines in torch's own operations, with what they must wait for."""
-
-    def check_waiting(self, device: torch.device, what: str) -> None:
-        check_waiting(device, what)
-
-    def settle(self, device: torch.device) -> None:
-        settle(device)
-
-
 class CudaBackend(base.Backend):
     name = "cuda"
-    routines = WaitingRoutines()
     target = GRID
+    routines = CudaRoutines()
 
     def write(self, planned: Planned) -> base.Schedule:
         """Print the kernel as a grid; a step that is none has no text, and runs by joins."""

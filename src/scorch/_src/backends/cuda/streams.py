@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.routines import Routines
 from scorch.errors import DeviceError
 
 
@@ -20,3 +21,13 @@ def settle(device: torch.device) -> None:
     """Wait for the current stream, so that arrays may be read on any other."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+class WaitingRoutines(Routines):
+    """The routines in torch's own operations, with what they must wait for."""
+
+    def check_waiting(self, device: torch.device, what: str) -> None:
+        check_waiting(device, what)
+
+    def settle(self, device: torch.device) -> None:
+        settle(device)

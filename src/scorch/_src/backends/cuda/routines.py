@@ -1,0 +1,327 @@
+"""Routines over the neighbours in graphs, in CUDA C: ``c/graph_attention.cu`` and ``c/neighbour_max.cu``.
+
+Texts are made for the dtypes, and for how the numbers of a row are spread over the lanes of warps. Long rows
+are cut into parts (``rows.parts_of``) that further launches put together in a fixed order, so that results
+repeat bit for bit. What has no kernel is computed by torch's own operations.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import overload
+
+import torch
+
+from scorch._src.backends.cuda import driver
+from scorch._src.backends.cuda.executable import ALIGNMENT, in_context
+from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.rows import Parts, parts_of
+from scorch._src.backends.cuda.streams import WaitingRoutines
+from scorch._src.backends.launcher import address_of
+from scorch._src.backends.print.cuda import print_prelude
+from scorch._src.backends.routines import Options, Rows, Scores, Tensor
+from scorch._src.bounded import BoundedCache
+
+WARP = 32
+MAX_HEADS = WARP
+MAX_KERNELS = 256  # of each kind
+
+_TYPES = {
+    torch.float32: {
+        "T": "f32",
+        "EXP": "expf",
+        "COPYSIGN": "copysignf",
+        "LOWEST": "-3.402823466e38f",
+        "INFINITE": "__builtin_inff()",
+    },
+    torch.float64: {
+        "T": "f64",
+        "EXP": "exp",
+        "COPYSIGN": "copysign",
+        "LOWEST": "-1.7976931348623157e308",
+        "INFINITE": "__builtin_inf()",
+    },
+}
+_INDICES = {torch.int32: "i32", torch.int64: "i64"}
+
+Key = tuple[torch.dtype, torch.dtype, int, int]  # of values, of indices, and how rows are spread
+Arrays = tuple[Tensor, Tensor, Tensor | None]  # pos, crd, how often each entry counts
+
+
+def print_attention(dtype: torch.dtype, index: torch.dtype, heads: int, features: int) -> str:
+    """The CUDA source of attention with as many heads and features of each."""
+    run = _run_of(features, dtype)
+    feature_lanes = min(WARP, _power(-(-features // run)))
+    known = {
+        "HEADS": heads,
+        "FEATURES": features,
+        "RUN": run,
+        "HEAD_LANES": _power(heads),
+        "FEATURE_LANES": feature_lanes,
+        "GROUP_HEADS": min(_power(heads), WARP // feature_lanes),
+        "WARPS": driver.THREADS // WARP,
+    }
+    return _print("graph_attention.cu", dtype, index, known)
+
+
+def print_neighbour_max(dtype: torch.dtype, index: torch.dtype, run: int, lanes: int) -> str:
+    """The CUDA source of maxima of rows that ``lanes`` of a warp read, each ``run`` columns at once."""
+    return _print("neighbour_max.cu", dtype, index, {"RUN": run, "LANES": lanes})
+
+
+def _print(name: str, dtype: torch.dtype, index: torch.dtype, known: dict[str, int]) -> str:
+    words = {**_TYPES[dtype], "INDEX": _INDICES[index], **known}
+    lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
+    text = (Path(__file__).parent / "c" / name).read_text(encoding="utf-8")
+    return "\n\n".join([print_prelude(), "\n".join(lines), text])
+
+
+def _run_of(width: int, dtype: torch.dtype) -> int:
+    """Return how many of ``width`` numbers are read at once, of which rows are a multiple."""
+    run = ALIGNMENT // dtype.itemsize
+    while width % run:
+        run //= 2
+    return run
+
+
+def _power(number: int) -> int:
+    """Return the first power of two from ``number`` on."""
+    return 1 << (number - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class _Units:
+    """What warps have: rows, or parts of rows that are cut."""
+
+    pos: Tensor
+    parts: Parts | None
+
+    @property
+    def count(self) -> int:
+        return self.pos.numel() - 1 if self.parts is None else self.parts.count
+
+    @property
+    def cut(self) -> int:
+        return 0 if self.parts is None else self.parts.cut
+
+    @property
+    def long(self) -> int:
+        return 0 if self.parts is None else self.parts.long
+
+    @property
+    def slots(self) -> list[int]:
+        if self.parts is None:
+            return [0] * 5 + [self.count, 0, 0]
+        known = self.parts
+        arrays = (known.row, known.start, known.stop, known.long_row, known.long_first)
+        return [*map(address_of, arrays), known.count, known.cut, known.long]
+
+
+class CudaRoutines(WaitingRoutines):
+    """The routines, those over the neighbours in graphs by kernels of their own."""
+
+    make_kernel = CudaKernel
+
+    def __init__(self) -> None:
+        self._attention: BoundedCache[Key, CudaKernel] = BoundedCache(MAX_KERNELS)
+        self._maxima: BoundedCache[Key, CudaKernel] = BoundedCache(MAX_KERNELS)
+
+    # attention -----------------------------------------------------------------------------------------
+
+    def graph_attention(
+        self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        given = [x, scores.sources, scores.targets, scores.edges, rows.counts]
+        with in_context(x.device):
+            kernel = self._attention_kernel(rows, given)
+            if kernel is None:
+                return super().graph_attention(rows, x, scores, options, keep)
+            (_, heads, width), count = x.shape, rows.pos.numel() - 1
+            x, sources, targets = _plain(x), _plain(scores.sources), _plain(scores.targets)
+            edges, counts = _plain(scores.edges), _plain(rows.counts)
+            out = x.new_empty(count, heads, width)
+            kept = x.new_empty(rows.crd.numel(), heads) if keep else None
+            units = _units_of(rows.pos)
+            states, part_out = x.new_empty(units.cut, 2 * heads), x.new_empty(units.cut, heads * width)
+            arrays = [counts, x, sources, targets, edges, None, kept, None, out, None, part_out, None, states]
+            slots = _attention_slots(rows, units, arrays, options)
+            if units.cut:
+                _launch(kernel, "scorch_states", slots, units.cut * WARP, x)
+                _launch(kernel, "scorch_join_states", slots, units.long * WARP, x)
+            _launch(kernel, "scorch_attend", slots, units.count * WARP, x)
+            if units.cut:
+                _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
+        return out, kept
+
+    def graph_attention_scores_backward(
+        self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        given = [x, scores.sources, scores.targets, scores.edges, probabilities, grad]
+        with in_context(x.device):
+            kernel = self._attention_kernel(rows, given)
+            if kernel is None:
+                return super().graph_attention_scores_backward(rows, x, scores, options, probabilities, grad)
+            (_, heads, width), count = x.shape, rows.pos.numel() - 1
+            x, sources, targets = _plain(x), _plain(scores.sources), _plain(scores.targets)
+            edges, kept, grad = _plain(scores.edges), _plain(probabilities), _plain(grad)
+            each, totals = x.new_empty(rows.crd.numel(), heads), x.new_empty(count, heads)
+            units = _units_of(rows.pos)
+            states, part_totals = x.new_empty(units.cut, heads), x.new_empty(units.cut, heads)
+            results = [None, totals, None, part_totals, states]
+            arrays = [None, x, sources, targets, edges, grad, kept, each, *results]
+            slots = _attention_slots(rows, units, arrays, options)
+            if units.cut:
+                _launch(kernel, "scorch_means", slots, units.cut * WARP, x)
+                _launch(kernel, "scorch_join_means", slots, units.long * WARP, x)
+            _launch(kernel, "scorch_scores", slots, units.count * WARP, x)
+            if units.cut:
+                _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
+        return each, totals
+
+    def graph_attention_features_backward(
+        self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        given = [grad, probabilities, each]
+        with in_context(grad.device):
+            kernel = self._attention_kernel(columns, given)
+            if kernel is None:
+                return super().graph_attention_features_backward(columns, options, probabilities, each, grad)
+            (_, heads, width), count = grad.shape, columns.pos.numel() - 1
+            grad, kept, each = _plain(grad), _plain(probabilities), _plain(each)
+            out, totals = grad.new_empty(count, heads, width), grad.new_empty(count, heads)
+            units = _units_of(columns.pos)
+            part_out, part_totals = (grad.new_empty(units.cut, size) for size in (heads * width, heads))
+            results = [out, totals, part_out, part_totals, None]
+            arrays = [None, None, None, None, None, grad, kept, each, *results]
+            slots = _attention_slots(columns, units, arrays, options)
+            _launch(kernel, "scorch_features", slots, units.count * WARP, grad)
+            if units.cut:
+                _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), grad)
+        return out, totals
+
+    def _attention_kernel(self, rows: Rows, given: Sequence[Tensor | None]) -> CudaKernel | None:
+        """Return the kernel for arrays, the first of which has features; None if there is none."""
+        features = given[0]
+        assert features is not None
+        _, heads, width = features.shape
+        if not _is_able((rows.pos, rows.crd, rows.places), given) or heads > MAX_HEADS:
+            return None
+        key = features.dtype, rows.crd.dtype, heads, width
+        kernel = self._attention.get(key)
+        if kernel is None:
+            kernel = self.make_kernel(print_attention(*key), "attention over the neighbours in a graph")
+            self._attention[key] = kernel
+        return kernel if kernel.is_ready() else None
+
+    # maxima --------------------------------------------------------------------------------------------
+
+    def neighbour_max(self, rows: Arrays, x: Tensor, with_ties: bool) -> tuple[Tensor, Tensor | None]:
+        pos, crd, counts = rows
+        with in_context(x.device):
+            kernel = self._maxima_kernel(rows, [x, counts])
+            if kernel is None:
+                return super().neighbour_max(rows, x, with_ties)
+            x, counts = _plain(x), _plain(counts)
+            shape = pos.numel() - 1, x.shape[1]
+            out, ties = x.new_empty(shape), x.new_empty(shape) if with_ties else None
+            units = _units_of(pos)
+            part_out, part_ties = (x.new_empty(units.cut, x.shape[1]) for _ in range(2))
+            arrays = [counts, x, None, None, out, ties, part_out, part_ties]
+            slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
+            _launch(kernel, "scorch_largest", slots, units.count * _threads_of_row(x), x)
+            if units.cut:
+                _launch(kernel, "scorch_join_largest", slots, units.long * x.shape[1], x)
+        return out, ties
+
+    def neighbour_max_backward(self, rows: Arrays, x: Tensor, out: Tensor, shared: Tensor) -> Tensor:
+        pos, crd, counts = rows
+        given = [x, counts, out, shared]
+        with in_context(x.device):
+            kernel = self._maxima_kernel(rows, given)
+            if kernel is None:
+                return super().neighbour_max_backward(rows, x, out, shared)
+            x, counts, out, shared = _plain(x), _plain(counts), _plain(out), _plain(shared)
+            result, units = torch.empty_like(x), _units_of(pos)
+            part_out = x.new_empty(units.cut, x.shape[1])
+            arrays = [counts, x, out, shared, result, None, part_out, None]
+            slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
+            _launch(kernel, "scorch_share", slots, units.count * _threads_of_row(x), x)
+            if units.cut:
+                _launch(kernel, "scorch_join_shares", slots, units.long * x.shape[1], x)
+        return result
+
+    def _maxima_kernel(self, rows: Arrays, given: Sequence[Tensor | None]) -> CudaKernel | None:
+        x = given[0]
+        assert x is not None
+        if not _is_able(rows[:2], given):
+            return None
+        key = x.dtype, rows[1].dtype, *_spread(x)
+        kernel = self._maxima.get(key)
+        if kernel is None:
+            kernel = self.make_kernel(print_neighbour_max(*key), "the largest of the neighbours in a graph")
+            self._maxima[key] = kernel
+        return kernel if kernel.is_ready() else None
+
+
+def _is_able(indices: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> bool:
+    """Check whether kernels can compute with arrays, the first of which has features."""
+    known, (x, *others) = [index for index in indices if index is not None], given
+    assert x is not None
+    if x.dtype not in _TYPES or not x.numel() or known[0].numel() < 2 or not known[1].numel():
+        return False
+    if known[0].dtype not in _INDICES or not all(i.is_contiguous() for i in known):
+        return False
+    same = all(index.dtype == known[0].dtype and index.device == x.device for index in known)
+    return same and all(a is None or (a.dtype == x.dtype and a.device == x.device) for a in others)
+
+
+def _spread(x: Tensor) -> tuple[int, int]:
+    """Return how many columns a lane reads at once, and how many lanes of a warp are spread over columns."""
+    run = _run_of(x.shape[1], x.dtype)
+    return run, min(WARP, _power(x.shape[1] // run))
+
+
+def _threads_of_row(x: Tensor) -> int:
+    run, lanes = _spread(x)
+    return -(-x.shape[1] // (run * lanes)) * WARP
+
+
+def _units_of(pos: Tensor) -> _Units:
+    return _Units(pos, parts_of(pos, WARP))
+
+
+def _attention_slots(
+    rows: Rows, units: _Units, arrays: Sequence[Tensor | None], options: Options
+) -> list[int]:
+    places = (rows.pos, rows.crd, rows.places)
+    numbers = [_bits(options.slope), _bits(options.scale), options.drop_below, options.seed]
+    return [*map(_slot, places), *units.slots, *map(_slot, arrays), *numbers]
+
+
+def _launch(kernel: CudaKernel, name: str, slots: Sequence[int], threads: int, like: Tensor) -> None:
+    kernel.launch(name, slots, threads, like.device.index)
+
+
+def _slot(array: Tensor | None) -> int:
+    return 0 if array is None else address_of(array)
+
+
+@overload
+def _plain(array: Tensor) -> Tensor: ...
+@overload
+def _plain(array: None) -> None: ...
+def _plain(array: Tensor | None) -> Tensor | None:
+    """Return an array without gaps that begins where runs of its elements can be read."""
+    if array is None:
+        return None
+    array = array.contiguous()
+    return array if array.data_ptr() % ALIGNMENT == 0 else array.clone()
+
+
+def _bits(number: float) -> int:
+    """Return a number as the slot of an argument."""
+    bits: int = struct.unpack("q", struct.pack("d", number))[0]
+    return bits
