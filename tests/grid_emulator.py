@@ -196,6 +196,9 @@ class EmulatedBackend(CudaBackend):
 class InterpretedGridExecutable(EmulatedExecutable):
     """The loops of a grid in the interpreter, which checks every access."""
 
+    def slots(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        return [self.slot(array) for array in arrays]
+
     def slot(self, tensor: torch.Tensor) -> Any:
         return Interpreted(self.schedule.planned.kernel()).slot(tensor)
 

@@ -31,6 +31,12 @@ class CudaExecutable(base.Executable):
     """A kernel that fills values whose places are known. Without a text there is none, and joins run."""
 
     slot: Callable[[torch.Tensor], Any] = staticmethod(address_of)  # how a kernel takes an array
+
+    def slots(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        """Return what stands for arrays in argument slots."""
+        addresses = [array.data_ptr() for array in arrays]
+        return addresses if all(addresses) else [address_of(array) for array in arrays]
+
     make_kernel = CudaKernel
     can_combine = True
 
@@ -71,8 +77,11 @@ class CudaExecutable(base.Executable):
         count = values.numel()
         if not count:
             return values
-        with in_context(device):
+        if device.index is None or driver.is_current(device.index):
             self._run(arrays, values, count, device)
+        else:
+            with torch.cuda.device(device):
+                self._run(arrays, values, count, device)
         return values
 
     def _run(
@@ -83,7 +92,7 @@ class CudaExecutable(base.Executable):
         for place in self.aligned:
             if arrays[place].data_ptr() % ALIGNMENT:  # a view that begins anywhere
                 arrays = [array.clone() if n == place else array for n, array in enumerate(arrays)]
-        slots = [*self.header, *[slot(array) for array in arrays], slot(values)]
+        slots = [*self.header, *self.slots(arrays), slot(values)]
         if grid.row_of_entry:
             slots.append(slot(row_of_entry(arrays[self.pos])))
             self.kernel.launch(FUNCTIONS[0], slots, count * grid.threads, number)
