@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import host, kernels, matrices, timing
+from benchmarks.gpu import host, kernels, matrices, report, timing
 from benchmarks.gpu.cases import Case, Measured, measure
 from benchmarks.gpu.check import error, sketch
 from benchmarks.gpu.timing import Call, Device
@@ -182,3 +182,15 @@ def test_unknown_sections_and_missing_gpus_are_refused(capsys: Any, monkeypatch:
     with pytest.raises(SystemExit):
         command.main([])
     assert "torch finds no GPU here" in capsys.readouterr().err
+
+
+def test_results_are_printed_as_tables(tmp_path: Path) -> None:
+    row = {"section": "spmv", "label": "S @ x", "matrix": "mesh", "floor_ms": 0.001}
+    row["milliseconds"] = {"scorch": 0.5, "torch CSR": 1.0, "torch COO": 2.0}
+    slow = {**row, "matrix": "graph", "milliseconds": {"scorch": 1.0, "torch CSR": 0.5}}
+    found = {"date": "2026-01-01", "machine": {"device": "a GPU"}, "rows": [row, slow]}
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    lines = report.lines(*report.read([str(tmp_path / "found.json")]))
+    assert lines[0] == "a GPU, 2026-01-01"
+    assert "| S @ x | 2 | 1.00 | 0.50 (graph) |" in lines
+    assert "| S @ x | mesh | 0.5 | 1 (torch CSR) | x 2.00 | 0.0010 |" in lines
