@@ -8,6 +8,7 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
 from scorch._src.backends.print.cuda import print_cuda
@@ -22,6 +23,7 @@ from scorch._src.loops.types import LAST_INT32
 class CudaBackend(base.Backend):
     name = "cuda"
     target = GRID
+    routines = CudaAttention()
 
     def write(self, planned: Planned) -> base.Schedule:
         """Print the kernel as a grid; a step that is none has no text, and runs by joins."""
