@@ -11,6 +11,7 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cuda import product
+from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.backend import CudaBackend, facts_of
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.kernel import CudaKernel
@@ -33,7 +34,7 @@ static struct place blockIdx, blockDim, threadIdx, gridDim;
 static void exchange(void *value, int size, int step, int threads);
 static void wait_for_all(void);
 void abort(void);
-static unsigned shared_memory[1 << 14];
+static unsigned shared_memory[1 << 16];
 #define SHARED(name) u32 *name = shared_memory
 #define STATIC_SHARED static
 #define SYNC_WARP wait_for_warp
@@ -56,7 +57,7 @@ _AFTER = """
 #define MOST 128
 static struct fiber {
   ucontext_t context;
-  int is_done, exchanges, barriers;
+  int is_done, exchanges, barriers, warp_barriers;
   char values[16][16], stack[1 << 16];
 } fibers[MOST];
 static ucontext_t scheduler;
@@ -84,10 +85,12 @@ static void wait_for_all(void) {
     }
 }
 static void wait_for_warp(void) {
-  for (int step = 1; step < 32; step *= 2) {
-    int nothing = 0;
-    exchange(&nothing, sizeof nothing, step, 32);
-  }
+  const int turn = ++fibers[running].warp_barriers, first = running & ~31;
+  for (int thread = first; thread < first + 32; thread++)
+    while (fibers[thread].warp_barriers < turn) {
+      if (fibers[thread].is_done) abort();
+      swapcontext(&fibers[running].context, &scheduler);
+    }
 }
 static void run_thread(void) {
   FUNCTION(*given);
@@ -103,7 +106,8 @@ void emulate(void *arguments, const int *order, int blocks, int threads) {
       struct fiber *fiber = fibers + thread;
       getcontext(&fiber->context);
       fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = sizeof fiber->stack;
-      fiber->context.uc_link = &scheduler, fiber->is_done = fiber->exchanges = fiber->barriers = 0;
+      fiber->context.uc_link = &scheduler, fiber->is_done = 0;
+      fiber->exchanges = fiber->barriers = fiber->warp_barriers = 0;
       makecontext(&fiber->context, run_thread, 0);
     }
     for (int left = threads; left;) {
@@ -142,8 +146,26 @@ class EmulatedKernel(CudaKernel):
     def launch(self, name: str, slots: Sequence[int], threads: int, device: int) -> None:
         run_grid(self.source, name, slots, threads)
 
+    def launch_blocks(
+        self, name: str, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
+    ) -> None:
+        kind = "mask" if name == "scorch_attention_tiles" else "attention"
+        run_grid(self.source, name, slots, blocks * threads, kind)
 
-class EmulatedRoutines(CudaRoutines):
+
+class EmulatedAttention(CudaAttention):
+    """Attention for CUDA devices, run on the host."""
+
+    make_kernel = EmulatedKernel
+
+    def can_attend(self, device: torch.device) -> bool:
+        return True
+
+    def shared_memory(self, device: torch.device) -> int:
+        return 4 << 16
+
+
+class EmulatedRoutines(EmulatedAttention, CudaRoutines):
     """Routines of CUDA devices, run on the host."""
 
     make_kernel = EmulatedKernel

@@ -128,6 +128,7 @@ def test_events_are_around_the_call_and_not_around_what_it_is_given(monkeypatch:
         def elapsed_time(self, end: Event) -> float:
             return 2.0
 
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     device = Device("cpu")
     device.is_cuda, device._cache = True, torch.ones(1)
     monkeypatch.setattr(torch.cuda, "Event", Event)

@@ -111,6 +111,8 @@ class Heads:
 class Routines:
     """The routines, in torch's own operations."""
 
+    attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # which it takes as they are
+
     # order in time -----------------------------------------------------------------------------------
 
     def check_waiting(self, device: torch.device, what: str) -> None:

@@ -16,10 +16,10 @@ from typing import overload
 import torch
 
 from scorch._src.backends.cuda import driver
+from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.executable import ALIGNMENT, in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.cuda.rows import Parts, parts_of
-from scorch._src.backends.cuda.streams import WaitingRoutines
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Options, Rows, Scores, Tensor
@@ -120,12 +120,13 @@ class _Units:
         return [*map(address_of, arrays), known.count, known.cut, known.long]
 
 
-class CudaRoutines(WaitingRoutines):
+class CudaRoutines(CudaAttention):
     """The routines, those over the neighbours in graphs by kernels of their own."""
 
     make_kernel = CudaKernel
 
     def __init__(self) -> None:
+        super().__init__()
         self._attention: BoundedCache[Key, CudaKernel] = BoundedCache(MAX_KERNELS)
         self._maxima: BoundedCache[Key, CudaKernel] = BoundedCache(MAX_KERNELS)
 

@@ -175,6 +175,12 @@ def _at_least_float32(*tensors: torch.Tensor) -> Any:
     return [tensor if tensor.dtype in wide else tensor.float() for tensor in tensors]
 
 
+def _as_taken(*tensors: torch.Tensor) -> Any:
+    """Convert to what the routines of the device take."""
+    is_taken = tensors[0].dtype in routines_for(tensors[0]).attention_dtypes
+    return tensors if is_taken else _at_least_float32(*tensors)
+
+
 class _Attention(torch.autograd.Function):
     """All heads in one call; double backward goes pair by pair."""
 
@@ -183,10 +189,11 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pairs: MaskPairs, heads: Heads
     ) -> torch.Tensor:
         ctx.pairs, ctx.heads = pairs, heads
-        Q, K, V = _at_least_float32(query.detach(), key.detach(), value.detach())
+        Q, K, V = _as_taken(query.detach(), key.detach(), value.detach())
         result = routines_for(Q).attention(Q, K, V, heads)
         if result is None:
             ctx.save_for_backward(query, key, value)
+            Q, K, V = _at_least_float32(Q, K, V)
             return reference.attend(Q, K, V, pairs, heads).to(query.dtype)
         ctx.save_for_backward(query, key, value, *result)
         return result[0].to(query.dtype)
@@ -204,7 +211,7 @@ class _Attention(torch.autograd.Function):
             grads = torch.autograd.grad(output, needed, gradient.to(output), create_graph=is_double_backward)
             remaining = iter(grads)
             return *(next(remaining) if tensor.requires_grad else None for tensor in inputs), None, None
-        Q, K, V = _at_least_float32(*inputs)
+        Q, K, V = _as_taken(*inputs)
         grads = routines_for(Q).attention_backward(Q, K, V, ctx.heads, state[0], state[1], gradient.to(Q))
         pairs = zip(grads, inputs, strict=True)
         return *(grad.sum_to_size(tensor.shape).to(tensor.dtype) for grad, tensor in pairs), None, None
