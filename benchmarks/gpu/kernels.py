@@ -170,7 +170,7 @@ def _merge(section: str, label: str, A: Matrix, B: Matrix, combine: Callable[...
     contestants: dict[str, Prepare] = {OURS: on_one_pattern if A is B else merged(A.scorch, B.scorch)}
     contestants |= {name: merged(layouts[name], others[name]) for name in layouts}
     if section == "mul" and math.prod(A.shape) % 2**32 == 0:  # which ends the process: torch divides by it
-        contestants = {name: made for name, made in contestants.items() if "CSR" not in name}
+        contestants = {name: made for name, made in contestants.items() if name == OURS}
     kept = A.nnz
     if A is not B and section == "add":
         kept = int(torch.cat([A.keys, B.keys]).unique().numel())

@@ -367,3 +367,20 @@ def test_half_results_are_rounded_where_they_are_computed(
     assert found.dtype == dtype and torch.equal(found, expected)
     assert ("to_bf16(" if dtype == torch.bfloat16 else "to_f16(") in emulated[-1]
     assert ("u16x8" in emulated[-1]) == (width == 64)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.bool],
+)
+@pytest.mark.parametrize("shape", [(5, 6), (4,), (3, 4, 5), (1000, 2000)])
+def test_entries_that_repeat_are_added_up(
+    shape: tuple[int, ...], dtype: torch.dtype, emulated: list[str]
+) -> None:
+    places = torch.stack([torch.randint(size, (60,)) for size in shape])
+    values = torch.randint(0 if dtype == torch.bool else -3, 4, (60,)).to(dtype)
+    found = scorch.sparse_coo_tensor(places, values, shape)
+    with scorch.settings(backend="cpu"):
+        expected = scorch.sparse_coo_tensor(places, values, shape)
+        assert torch.equal(found.to_dense(), expected.to_dense())
+    assert found.dtype == dtype and torch.equal(found.indices(), expected.indices())

@@ -9,8 +9,9 @@ import torch
 
 from scorch._src.backends.base import Backend
 from scorch._src.engine.by_torch import relations
-from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
+from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Places, Statement, all_places
+from scorch._src.engine.by_torch.list_entries import is_list, keys_in_levels, run_list
 from scorch._src.engine.by_torch.relations import Relation
 from scorch._src.engine.by_torch.structure import run_elementwise
 from scorch._src.storage.coordinates import coordinates
@@ -47,6 +48,8 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     try:
         if prepared.is_elementwise:
             return run_elementwise(prepared, tensors)
+        if is_list(prepared):
+            return run_list(prepared, operands[0])
         device = operands[0].device
         prepared.backend.routines.check_waiting(device, f"the places of {prepared.kernel.label}")
         statement = Statement(plan.step, tensors, prepared.sizes)
@@ -121,9 +124,4 @@ def _as_sparse(prepared: Prepared, places: Places) -> Storage:
 
 def _order_of_levels(prepared: Prepared, columns: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the permutation that sorts entries with these coordinates in stored order."""
-    form = prepared.format
-    crds = level_coordinates(form, columns)
-    names = [str(level) for level in range(len(form))]
-    sizes = {name: form.level_size(level, prepared.shape) for level, name in enumerate(names)}
-    (key,) = relations.keys([dict(zip(names, crds, strict=True))], names, sizes)
-    return torch.argsort(key, stable=True)
+    return torch.argsort(keys_in_levels(prepared.format, prepared.shape, columns), stable=True)

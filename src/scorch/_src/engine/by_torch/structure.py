@@ -17,9 +17,9 @@ import torch
 
 from scorch._src.backends.base import Places, routines_for
 from scorch._src.compiler.plan import Step
-from scorch._src.engine.by_torch import relations
-from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
+from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Origins, Statement
+from scorch._src.engine.by_torch.list_entries import keys_in_levels
 from scorch._src.formats import Format
 from scorch._src.notation.nodes import Access
 from scorch._src.storage.storage import Pattern, Storage
@@ -182,8 +182,4 @@ def _order(
             first = columns[wanted[0]]
             narrow = first.to(torch.int32) if shape[wanted[0]] < 1 << 31 else first
             return torch.sort(narrow, stable=True)[1]
-    crds = level_coordinates(form, columns)
-    names = [str(level) for level in range(len(form))]
-    sizes = {name: form.level_size(level, shape) for level, name in enumerate(names)}
-    (key,) = relations.keys([dict(zip(names, crds, strict=True))], names, sizes)
-    return torch.argsort(key, stable=True)
+    return torch.argsort(keys_in_levels(form, shape, columns), stable=True)
