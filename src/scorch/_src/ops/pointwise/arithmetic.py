@@ -189,8 +189,12 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
     if sign == "/" and not bool(other.all()):
         return False
     arrays = (sparse.storage.values, other.storage.values) if is_pair else (other,)  # type: ignore[attr-defined]
-    totals = [array.detach().sum() for array in arrays if not is_functorch_wrapped_tensor(array)]
-    return math.isfinite(sum(totals[1:], totals[0])) if totals else True  # asks a device once
+    total: torch.Tensor | None = None  # of all, so that a device is asked once
+    for array in arrays:
+        if not is_functorch_wrapped_tensor(array):
+            part = array.detach().sum()
+            total = part if total is None else total + part
+    return total is None or math.isfinite(total)
 
 
 # moving entries --------------------------------------------------------------------------------------
