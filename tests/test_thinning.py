@@ -56,6 +56,11 @@ def test_small_marked_and_plain_tests_stay() -> None:
         assert sorted(case.nodeid for case in choose(family)) == sorted(case.nodeid for case in family)
 
 
+def test_of_sampled_tests_some_cases_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("thinning.sample_of", lambda case: 3)
+    assert [len(choose(table(*counts))) for counts in ((30,), (4,), (2, 2), (1,))] == [10, 2, 2, 1]
+
+
 def test_the_order_is_kept_and_the_choice_does_not_depend_on_it() -> None:
     items = [*table(10, 10), *table(10, 10, name="test_other"), Case("t.py::test_plain")]
     names = [case.nodeid for case in items]

@@ -7,8 +7,8 @@ would. Of a family, the cases of one test function, a usual run keeps
 - otherwise so many that every row of every ``parametrize`` (each function, each format, each dtype, each line
   of a table of examples) is in one of them at least, and at least ``SMALL`` and one in ``ONE_IN``.
 
-So only products of several tables are thinned, and tests marked ``sampled(n)``, of whose cases one in ``n``
-is kept: tables of functions that other tests call as well.
+So only products of several tables are thinned, and tests marked ``sampled(n)``: of what is left of their cases
+one in ``n`` is kept. Those are tables of functions that other tests call as well.
 
 A hash of their names chooses, so every run and every process keeps the same. ``--long`` and ``--every-case``
 keep all, and so does naming tests with ``::``.
@@ -44,19 +44,20 @@ def thin(items: Sequence[AnyCase]) -> tuple[list[AnyCase], list[AnyCase]]:
 
 def choose(family: list[AnyCase]) -> list[AnyCase]:
     """The cases of one test function that run."""
-    if len(family) <= SMALL or any(is_whole(case) for case in family):
-        return family
     order = sorted(family, key=lambda case: (zlib.crc32(case.nodeid.encode()), case.nodeid))
-    one_in = sample_of(family[0])
-    if one_in:
-        return order[: -(-len(order) // one_in)]
+    kept = order if len(family) <= SMALL or any(map(is_whole, family)) else _cover(order)
+    return kept[: -(-len(kept) // sample_of(family[0]))]
+
+
+def _cover(order: list[AnyCase]) -> list[AnyCase]:
+    """So many cases that every row of every table is in one of them."""
     seen: set[tuple[int, str]] = set()
     chosen, rest = [], []
     for case in order:
         new = values(case) - seen
         (chosen if new else rest).append(case)
         seen |= new
-    missing = max(SMALL, -(-len(family) // ONE_IN)) - len(chosen)
+    missing = max(SMALL, -(-len(order) // ONE_IN)) - len(chosen)
     return chosen + rest[: max(0, missing)]
 
 
@@ -66,10 +67,10 @@ def is_whole(case: Case) -> bool:
 
 
 def sample_of(case: Case) -> int:
-    """Of how many cases one is kept; 0: another rule."""
+    """Of how many cases that would be kept one is."""
     find = getattr(case, "get_closest_marker", None)
     mark = find("sampled") if find is not None else None
-    return mark.args[0] if mark is not None else 0
+    return int(mark.args[0]) if mark is not None else 1
 
 
 def values(case: Case) -> set[tuple[int, str]]:

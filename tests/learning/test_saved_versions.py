@@ -85,7 +85,7 @@ def refuses(call: Callable[..., Any], operands: list[torch.Tensor], place: int) 
     return False
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["csr", "coo", "dcsr"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_refused_as_for_dense_tensors(name: str, form: str) -> None:

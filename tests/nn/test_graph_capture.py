@@ -69,6 +69,7 @@ def forget_graphs() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["csr", "coo", "edge_index"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_network_is_compiled_whole_and_learns_the_same(kind: str, form: str) -> None:
@@ -94,6 +95,7 @@ def test_a_network_compiled_to_machine_code_gives_the_same(kind: str) -> None:
         torch.testing.assert_close(mine, its)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["csr", "edge_index"])
 @pytest.mark.parametrize("kind", ["GCN", "SAGE mean", "SAGE max", "GIN", "GAT", "GAT, weights of edges"])
 def test_other_graphs_are_compiled_once_more_at_most(kind: str, form: str) -> None:

@@ -132,6 +132,7 @@ def test_gradients_of_gradients():
     assert first.requires_grad
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("registers", [(16, 16), (32, 16), (64, 32)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_registers_of_other_processors(registers, dtype, monkeypatch):

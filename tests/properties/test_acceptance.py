@@ -127,6 +127,7 @@ def _as_dense(function: Callable[..., Any], *args: Any) -> Any:
     return getattr(torch, function.__name__.removeprefix("_sparse_"))(*args)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_accept_what_they_accept_of_dense_tensors(name, cases):
     draws = max(6, cases // 20)
@@ -269,6 +270,7 @@ def no_search(monkeypatch):
         monkeypatch.setattr(f"torch.testing._internal.{module}.extract_test_fn", lambda: None, raising=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("no_search")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_operators_accept_what_they_accept_of_dense_tensors(part, cases):
