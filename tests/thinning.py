@@ -7,8 +7,8 @@ would. Of a family, the cases of one test function, a usual run keeps
 - otherwise so many that every row of every ``parametrize`` (each function, each format, each dtype, each line
   of a table of examples) is in one of them at least, and at least ``SMALL`` and one in ``ONE_IN``.
 
-So only products of several tables are thinned, and tests marked ``sampled(n)``: of what is left of their cases
-one in ``n`` is kept. Those are tables of functions that other tests call as well.
+So only products of several tables are thinned, and tests marked ``sampled(n)``: of what is left of their
+cases one in ``n`` is kept. Those are tables of functions that other tests call as well.
 
 A hash of their names chooses, so every run and every process keeps the same. ``--long`` and ``--every-case``
 keep all, and so does naming tests with ``::``.
