@@ -382,6 +382,7 @@ def test_printed_text_is_c_and_cplusplus(language, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_kernel_runs_clean_under_sanitizers(tmp_path) -> None:
     """The whole kernel under the address and undefined behaviour sanitizers, in a process of its own."""
     if shutil.which("gcc") is None:

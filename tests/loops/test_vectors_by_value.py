@@ -130,9 +130,8 @@ CROSS = next(
 
 
 @pytest.mark.skipif(CROSS is None, reason="no gcc for aarch64")
-@pytest.mark.parametrize(
-    ("march", "first"), [("armv8-a", 1), pytest.param("armv8.2-a+sve", 0, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("march", "first"), [("armv8-a", 1), ("armv8.2-a+sve", 0)])
 def test_gcc_for_aarch64_takes_them(
     march: str,
     first: int,

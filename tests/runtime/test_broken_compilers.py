@@ -76,6 +76,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     toolchain.forget()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("failure", FAILURES)
 def test_next_compiler_serves_with_one_warning(failure: str, programs: Path, kernels: Path) -> None:
     bad = write_compiler(programs / "clang", FAILURES[failure])
