@@ -74,7 +74,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_any_einsum(compared: list[str], cases: int) -> None:
-    @fixed(cases // 3)
+    @fixed(max(12, cases // 3))
     @given(einsums.cases())
     def run(case: einsums.Case) -> None:
         operands = [drawn.given for drawn in case.operands]

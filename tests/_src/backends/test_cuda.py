@@ -384,3 +384,17 @@ def test_entries_that_repeat_are_added_up(
         expected = scorch.sparse_coo_tensor(places, values, shape)
         assert torch.equal(found.to_dense(), expected.to_dense())
     assert found.dtype == dtype and torch.equal(found.indices(), expected.indices())
+
+
+@pytest.mark.parametrize(
+    "name", ["turn", "tile", "thread", "part", "first_column", "part_turn", "row_of_entry"]
+)
+def test_indices_with_names_of_grids(name: str, emulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
+    a, X = drawn(6, 90, torch.float32), torch.randint(-3, 4, (90, 200)).float()
+    a[2] = 1
+    A = scorch.from_torch(a, format="csr")
+    for text in ("C[i,k] = A[i,j] * X[j,k]", "C[i,k] = A[i,j] * X[j,k] * A[i,j]"):
+        for index in "ijk":
+            found = scorch.evaluate(text.replace(index, name), A=A, X=X, format="dense")
+            torch.testing.assert_close(found, (a if text.count("A") == 1 else a * a) @ X)

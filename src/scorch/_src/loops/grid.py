@@ -127,6 +127,10 @@ class _Spread:
         self.taken = {node.name for node in walk(kernel) if isinstance(node, ir.Var | ir.Array)}
         self.taken |= {slot.name for slot in kernel.slots}
 
+    def _var(self, name: str) -> ir.Var:
+        """Return a variable that is called otherwise than all of the kernel, which may be users' indices."""
+        return ir.Var(units.fresh(name, self.taken))
+
     def functions(self, function: ir.Function) -> list[ir.Function]:
         *before, parallel = statements_of(function.body)
         assert isinstance(parallel, ir.Parallel)
@@ -167,7 +171,7 @@ class _Spread:
         """Return kernels in which units share the columns of a row, the innermost loop that owns values."""
         split = units.split_stores(statements_of(inner))
         if split is None:
-            turn = ir.Var("turn")
+            turn = self._var("turn")
             total, coordinates = _coordinates(turn, loops)
             return [made(replace(parallel, var=turn, count=total, body=ir.block(*coordinates, *head, inner)))]
         column, size = loops[-1]
@@ -182,13 +186,13 @@ class _Spread:
             computed: Sequence[ir.Stmt],
             stored: Sequence[ir.Stmt],
         ) -> ir.Parallel:
-            turn, width = ir.Var("turn"), threads * each
+            turn, width = self._var("turn"), threads * each
             tile: ir.Expr = ir.Const(0)
             if self.facts.extent(column.name) > width:
-                tile = ir.Var("tile")
+                tile = self._var("tile")
                 outer = [*outer, (tile, (size + (width - 1)) // width)]
             total, coordinates = _coordinates(turn, outer)
-            shared = units.in_columns(runs, tile, computed, stored, threads, each, is_run)
+            shared = units.in_columns(runs, tile, computed, stored, threads, each, is_run, self._var)
             return replace(parallel, var=turn, count=total, body=ir.block(*coordinates, *head, shared))
 
         fixed, varying = _split_by(column, head)
@@ -200,10 +204,15 @@ class _Spread:
             self._align(runs)
             return [made(kernels[0])]
         parts = self._name_parts(row)
-        part, long = ir.Var("part_turn"), ir.Var("long_turn")
+        part, long = self._var("part_turn"), self._var("long_turn")
         sums = [
             (part, parts.count, parts.row, units.cut_row(row, parts, part, column, size)),
-            (long, parts.long, parts.long_row, units.combine_parts(row, parts, long, column, size)),
+            (
+                long,
+                parts.long,
+                parts.long_row,
+                units.combine_parts(row, parts, long, column, size, self._var("part")),
+            ),
         ]
         for turn, count, rows, sum_ in sums:
             begin = cut_head(ir.wide(ir.Load(rows, turn)))
@@ -243,7 +252,7 @@ class _Spread:
         self.slots = (rows,)
         self.grid = Grid(row_of_entry=True, pos=pos.name)
         first, stop = (ir.wide(ir.Load(pos, at)) for at in (ir.Const(0), parallel.count))
-        turn = ir.Var("turn")
+        turn = self._var("turn")
         inside = ir.block(
             ir.Declare(var, first + turn),
             ir.Declare(row, ir.wide(ir.Load(rows, var))),
@@ -298,10 +307,10 @@ class _Spread:
         if cut_head is None:
             return [made(whole)]
         parts = self._name_parts(row)
-        part, long = ir.Var("part_turn"), ir.Var("long_turn")
+        part, long = self._var("part_turn"), self._var("long_turn")
         zero, one = ir.Const(0), ir.Const(1)
         cut = units.cut_row(row, parts, part, zero, one)
-        combined = units.combine_parts(row, parts, long, zero, one)
+        combined = units.combine_parts(row, parts, long, zero, one, self._var("part"))
         kernels = [whole]
         for turn, count, rows, sum_, unit in (
             (part, parts.count, parts.row, cut, threads),
@@ -353,7 +362,7 @@ def _coordinates(turn: ir.Var, loops: list[tuple[ir.Var, ir.Expr]]) -> tuple[ir.
     for number, (var, size) in reversed(list(enumerate(loops))):
         coordinates.append(ir.Declare(var, rest % size if number else rest))
         if number:
-            left = ir.Var(f"turn_{number}")
+            left = ir.Var(f"{turn.name}_{number}")
             coordinates.append(ir.Declare(left, rest // size))
             rest = left
     return total, coordinates

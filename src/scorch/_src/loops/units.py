@@ -7,7 +7,7 @@ sum. Rows that are much longer than others are cut: their parts are added up by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scorch._src.loops import nodes as ir
@@ -115,6 +115,7 @@ def in_columns(
     threads: int,
     each: int,
     is_run: bool,
+    variable: Callable[[str], ir.Var],
 ) -> ir.Stmt:
     """Return statements for the columns of a tile, of which each thread of a unit has several.
 
@@ -122,11 +123,11 @@ def in_columns(
     computes that once more and stores nothing.
     """
     column, size = columns.column, columns.size
-    thread, first = ir.Var("thread"), ir.Var("first_column")
+    thread, first = variable("thread"), variable("first_column")
     begin = tile * (threads * each) + (thread * each if is_run else thread)
     if is_run:
         clamped = ir.Select(first < size, first, size - each, both=True)
-        start = ir.Var("start_column")
+        start = variable("start_column")
         together, stores = columns.side_by_side([start + number for number in range(each)], computed, stored)
         rest = [ir.Declare(start, clamped), together, ir.If(first < size, stores)]
     else:
@@ -218,11 +219,12 @@ def cut_row(row: Row, parts: Parts, part: ir.Var, column: ir.Expr, columns: ir.E
     return replace(row, loop=replace(row.loop, start=start, stop=stop), after=(after,))
 
 
-def combine_parts(row: Row, parts: Parts, number: ir.Var, column: ir.Expr, columns: ir.Expr) -> Row:
+def combine_parts(
+    row: Row, parts: Parts, number: ir.Var, column: ir.Expr, columns: ir.Expr, part: ir.Var
+) -> Row:
     """Return the sum over a row that was cut, from the sums of its parts."""
     sum_ = row.sum
     op = (accumulators(row.loop.body) or {})[sum_]
-    part = ir.Var("part")
     start, stop = (ir.wide(ir.Load(parts.long_first, at)) for at in (number, number + 1))
     term = ir.Binary(op, sum_, ir.Load(parts.sums, part * columns + column), sum_.type)
     return replace(row, loop=ir.For(part, start, stop, ir.block(ir.Assign(sum_, term))))
