@@ -20,7 +20,6 @@ SOURCE = Path(scorch.__file__).parent
 
 # Tables that grow without a bound of their own, and why that is no leak.
 GROWING = {
-    "scorch._src.backends.cuda.driver._local": "one entry",
     "scorch._src.backends.cuda.rows._facts": "one entry for each array that lives",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",

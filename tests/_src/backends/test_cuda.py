@@ -15,7 +15,7 @@ import scorch
 from scorch._src.backends.base import Schedule
 from scorch._src.backends.cuda import nvrtc, streams
 from scorch._src.backends.cuda.backend import facts_of
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
 from scorch._src.engine import notes
@@ -398,3 +398,22 @@ def test_indices_with_names_of_grids(name: str, emulated: list[str], monkeypatch
         for index in "ijk":
             found = scorch.evaluate(text.replace(index, name), A=A, X=X, format="dense")
             torch.testing.assert_close(found, (a if text.count("A") == 1 else a * a) @ X)
+
+
+def test_kernels_of_one_text_are_one_and_tell_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernel_of("a text of its own", "y = x")
+    assert kernel_of("a text of its own", "y = x") is kernel and kernel.facts() == ""
+    kernel._functions["scorch_compute", 0] = 1
+    monkeypatch.setattr("scorch._src.backends.cuda.driver.function_facts", lambda function: (38, 1024))
+    assert kernel.facts() == "38 registers a thread, 1,024 bytes of shared memory"
+
+
+def test_kernels_with_too_many_arguments_are_joins(
+    emulated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.backend.MAX_SLOTS", 3)
+    scorch.clear_plans()
+    a, X = drawn(7, 31, torch.float32), torch.ones(31, 3)
+    torch.testing.assert_close(scorch.from_torch(a, format="csr") @ X, a @ X)
+    assert not emulated
+    scorch.clear_plans()

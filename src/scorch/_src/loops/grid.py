@@ -15,6 +15,15 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops import units
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.runs import Runs
+from scorch._src.loops.turns import (
+    START,
+    coordinates_of,
+    dense_loop,
+    head_of_part,
+    list_of_entries,
+    one_turn,
+    split_by,
+)
 from scorch._src.loops.units import Row, statements_of
 
 MEMORY = (ir.Allocate, ir.Resize, ir.Free, ir.PutArray, ir.SlotArray, ir.KeepArray, ir.Fail)
@@ -137,9 +146,9 @@ class _Spread:
         outside = {param.name for param in function.params} | {
             stmt.var.name for stmt in before if isinstance(stmt, ir.Declare)
         }
-        head, inner = _one_turn(parallel)
+        head, inner = one_turn(parallel)
         loops: list[tuple[ir.Var, ir.Expr]] = [(parallel.var, parallel.count)]
-        while (opened := _dense_loop(inner, outside)) is not None and opened[1].var.name in self.facts.owned:
+        while (opened := dense_loop(inner, outside)) is not None and opened[1].var.name in self.facts.owned:
             declared, loop, inner = opened
             head += declared
             loops.append((loop.var, loop.stop))
@@ -172,7 +181,7 @@ class _Spread:
         split = units.split_stores(statements_of(inner))
         if split is None:
             turn = self._var("turn")
-            total, coordinates = _coordinates(turn, loops)
+            total, coordinates = coordinates_of(turn, loops)
             return [made(replace(parallel, var=turn, count=total, body=ir.block(*coordinates, *head, inner)))]
         column, size = loops[-1]
         threads, each = shape_of_columns(self.facts.extent(column.name), self.facts.bytes)
@@ -191,34 +200,21 @@ class _Spread:
             if self.facts.extent(column.name) > width:
                 tile = self._var("tile")
                 outer = [*outer, (tile, (size + (width - 1)) // width)]
-            total, coordinates = _coordinates(turn, outer)
+            total, coordinates = coordinates_of(turn, outer)
             shared = units.in_columns(runs, tile, computed, stored, threads, each, is_run, self._var)
             return replace(parallel, var=turn, count=total, body=ir.block(*coordinates, *head, shared))
 
-        fixed, varying = _split_by(column, head)
+        fixed, varying = split_by(column, head)
         computed, stored = split
         kernels = [tiled(loops[:-1], fixed, [*varying, *computed], stored)]
         row = units.find_row(inner)
-        cut_head = _head_of_part(parallel, fixed, [*varying, inner], row) if len(loops) == 2 else None
+        cut_head = head_of_part(parallel, fixed, [*varying, inner], row) if len(loops) == 2 else None
         if row is None or cut_head is None:
             self._align(runs)
             return [made(kernels[0])]
-        parts = self._name_parts(row)
-        part, long = self._var("part_turn"), self._var("long_turn")
-        sums = [
-            (part, parts.count, parts.row, units.cut_row(row, parts, part, column, size)),
-            (
-                long,
-                parts.long,
-                parts.long_row,
-                units.combine_parts(row, parts, long, column, size, self._var("part")),
-            ),
-        ]
-        for turn, count, rows, sum_ in sums:
-            begin = cut_head(ir.wide(ir.Load(rows, turn)))
-            kernels.append(
-                tiled([(turn, count)], begin, [*varying, *sum_.before, sum_.loop], list(sum_.after))
-            )
+        for turn, count, begin, sum_ in self._parts(row, cut_head, column, size):
+            computed = [*varying, *sum_.before, sum_.loop]
+            kernels.append(tiled([(turn, count)], begin, computed, list(sum_.after)))
         self._align(runs)
         return [made(*kernel) for kernel in zip(kernels, FUNCTIONS, strict=True)]
 
@@ -229,7 +225,7 @@ class _Spread:
 
         parallel i: for p in pos[i]..pos[i+1]: ...      ->      parallel p in pos[0]..pos[m]: i = row[p]
         """
-        listed = _list_of_entries(parallel)
+        listed = list_of_entries(parallel)
         if listed is not None:
             return self._spread_list(parallel, *listed)
         *declared, last = statements_of(inner) or [ir.Block(())]
@@ -238,7 +234,7 @@ class _Spread:
                 var, ir.Cast(ir.Load(pos, ir.Var() as row), _), ir.Cast(ir.Load(end, after), _), body
             ):
                 is_row = head and isinstance(head[-1], ir.Declare) and head[-1].var == row and pos == end
-                is_whole = after == row + 1 and len(head) == 3 and head[0] == ir.Declare(_START, parallel.var)
+                is_whole = after == row + 1 and len(head) == 3 and head[0] == ir.Declare(START, parallel.var)
                 statements = statements_of(body)
                 coordinate = statements[0] if statements else None
                 is_owned = isinstance(coordinate, ir.Declare) and coordinate.var.name in self.facts.owned
@@ -303,20 +299,12 @@ class _Spread:
         if threads > 1:
             whole = replace(parallel, body=ir.block(*head, *row.shared(threads)))
         self.grid = Grid(threads)
-        cut_head = _head_of_part(parallel, head, [inner], row)
+        cut_head = head_of_part(parallel, head, [inner], row)
         if cut_head is None:
             return [made(whole)]
-        parts = self._name_parts(row)
-        part, long = self._var("part_turn"), self._var("long_turn")
-        zero, one = ir.Const(0), ir.Const(1)
-        cut = units.cut_row(row, parts, part, zero, one)
-        combined = units.combine_parts(row, parts, long, zero, one, self._var("part"))
         kernels = [whole]
-        for turn, count, rows, sum_, unit in (
-            (part, parts.count, parts.row, cut, threads),
-            (long, parts.long, parts.long_row, combined, WARP),
-        ):
-            begin = cut_head(ir.wide(ir.Load(rows, turn)))
+        parts = self._parts(row, cut_head, ir.Const(0), ir.Const(1))
+        for (turn, count, begin, sum_), unit in zip(parts, (threads, WARP), strict=True):
             body = ir.block(*begin, *sum_.shared(unit))
             kernels.append(replace(parallel, var=turn, count=count, body=body))
         return [made(*kernel) for kernel in zip(kernels, FUNCTIONS, strict=True)]
@@ -324,11 +312,20 @@ class _Spread:
     def _align(self, runs: Runs) -> None:
         self.grid = replace(self.grid, aligned=(*self.grid.aligned, *runs.arrays))
 
-    def _name_parts(self, row: Row) -> units.Parts:
+    def _parts(
+        self, row: Row, head: Callable[[ir.Expr], list[ir.Stmt]], column: ir.Expr, columns: ir.Expr
+    ) -> list[tuple[ir.Var, ir.Expr, list[ir.Stmt], Row]]:
+        """Return the loops over parts of rows, and over rows that were cut: turns, their heads and sums."""
         parts = units.parts_of(row, self.taken)
         self.slots = parts.slots
         self.grid = replace(self.grid, pos=row.pos.name)
-        return parts
+        part, long = self._var("part_turn"), self._var("long_turn")
+        cut = units.cut_row(row, parts, part, column, columns)
+        combined = units.combine_parts(row, parts, long, column, columns, self._var("part"))
+        return [
+            (part, parts.count, head(ir.wide(ir.Load(parts.row, part))), cut),
+            (long, parts.long, head(ir.wide(ir.Load(parts.long_row, long))), combined),
+        ]
 
 
 class _Made(Protocol):
@@ -350,117 +347,6 @@ def _power_of_two(number: int, up: bool = False) -> int:
     if number <= 1:
         return 1
     return min(WARP, 1 << ((number - 1).bit_length() if up else number.bit_length() - 1))
-
-
-def _coordinates(turn: ir.Var, loops: list[tuple[ir.Var, ir.Expr]]) -> tuple[ir.Expr, list[ir.Stmt]]:
-    """Return the number of turns of nested loops, and what their variables are at one of them."""
-    total: ir.Expr = ir.Const(1)
-    for _, size in loops:
-        total = total * size
-    coordinates: list[ir.Stmt] = []
-    rest: ir.Expr = turn
-    for number, (var, size) in reversed(list(enumerate(loops))):
-        coordinates.append(ir.Declare(var, rest % size if number else rest))
-        if number:
-            left = ir.Var(f"{turn.name}_{number}")
-            coordinates.append(ir.Declare(left, rest // size))
-            rest = left
-    return total, coordinates
-
-
-def _head_of_part(
-    parallel: ir.Parallel, head: Sequence[ir.Stmt], rest: Sequence[ir.Stmt], row: Row | None
-) -> Callable[[ir.Expr], list[ir.Stmt]] | None:
-    """Return what makes the head of a turn for any position of a row; None if more than that is counted."""
-    if row is None:
-        return None
-    counted = {parallel.var.name, _START.name, _STOP.name}
-    kept: list[ir.Stmt] = []
-    is_found = False
-    for stmt in head:
-        assert isinstance(stmt, ir.Declare)
-        if stmt.var == row.position:
-            is_found = isinstance(stmt.value, ir.Var) and stmt.value.name in counted
-        elif stmt.var.name in counted:
-            continue
-        kept.append(stmt)
-    used = [node for stmt in (*kept, *rest) for node in walk(stmt) if isinstance(node, ir.Var)]
-    beyond = sum(node.name in counted for node in used)
-    if not is_found or beyond != 1:  # the position itself
-        return None
-    return lambda place: [
-        ir.Declare(row.position, place) if isinstance(s, ir.Declare) and s.var == row.position else s
-        for s in kept
-    ]
-
-
-def _list_of_entries(parallel: ir.Parallel) -> tuple[ir.Declare, ir.Declare, ir.For] | None:
-    """Return the place of an entry, its first coordinate and its loop, where turns look for rows."""
-    statements = statements_of(parallel.body)
-    if (
-        not statements
-        or not isinstance(statements[0], ir.Declare)
-        or not isinstance(statements[-1], ir.While)
-    ):
-        return None
-    match statements_of(statements[-1].body):
-        case [
-            ir.Declare(_, value) as coordinate,
-            ir.Declare(following, ir.Var() as place),
-            ir.While(),
-            ir.For(_, ir.Var() as begin, ir.Var() as end) as loop,
-            ir.Assign(),
-        ] if begin == place and end == following and place in walk(value):
-            return ir.Declare(place, statements[0].value), coordinate, loop
-    return None
-
-
-def _split_by(var: ir.Var, declared: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
-    """Return the declarations that do not depend on ``var``, and those that do."""
-    names = {var.name}
-    fixed: list[ir.Stmt] = []
-    varying: list[ir.Stmt] = []
-    for stmt in declared:
-        assert isinstance(stmt, ir.Declare)
-        depends = any(isinstance(node, ir.Var) and node.name in names for node in walk(stmt.value))
-        (varying if depends else fixed).append(stmt)
-        if depends:
-            names.add(stmt.var.name)
-    return fixed, varying
-
-
-_START, _STOP = ir.Var("chunk_start"), ir.Var("chunk_stop")
-
-
-def _one_turn(parallel: ir.Parallel) -> tuple[list[ir.Stmt], ir.Stmt]:
-    """Return what the turn of a chunk of one begins with, and the rest: its loop has one turn."""
-    statements = statements_of(parallel.body)
-    match statements:
-        case (
-            ir.Declare(start, first),
-            ir.Declare(stop, ir.Binary("+", ir.Var() as same, ir.Const(1), _)),
-            *between,
-            ir.For(var, ir.Var() as begin, ir.Var() as end, body),
-        ) if same == start == begin and end == stop and all(isinstance(s, ir.Declare) for s in between):
-            return [
-                ir.Declare(start, first),
-                ir.Declare(stop, start + 1),
-                *between,
-                ir.Declare(var, start),
-            ], body
-    return [], parallel.body
-
-
-def _dense_loop(stmt: ir.Stmt, outside: set[str]) -> tuple[list[ir.Stmt], ir.For, ir.Stmt] | None:
-    """Return declarations, the loop that ends ``stmt`` and its body, if that has a size known outside."""
-    *declared, last = statements_of(stmt) or [ir.Block(())]
-    if not isinstance(last, ir.For) or last.start != ir.Const(0):
-        return None
-    names = {node.name for node in walk(last.stop) if isinstance(node, ir.Var | ir.Array)}
-    is_known = names <= outside and not any(isinstance(node, ir.Load | ir.Call) for node in walk(last.stop))
-    if not is_known or not all(isinstance(s, ir.Declare) for s in declared):
-        return None
-    return declared, last, last.body
 
 
 def _is_empty(stmt: ir.Stmt) -> bool:

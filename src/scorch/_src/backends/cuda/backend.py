@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.cuda.driver import MAX_SLOTS
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
 from scorch._src.backends.cuda.routines import CudaRoutines
@@ -42,6 +43,8 @@ class CudaBackend(base.Backend):
             narrow = stored_as(spread, planned.stored)
             if narrow is not None:
                 spread, grid = narrow, replace(grid, is_stored_narrow=True)
+        if len(spread.slots) > MAX_SLOTS:
+            return base.schedule_of(planned, kernel, "")
         is_narrow = all(max(operand.shape, default=0) <= LAST_INT32 for operand in plan.operands)
         return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow), grid)
 

@@ -18,7 +18,11 @@ MAX_BLOCKS = 1 << 20
 
 MAX_FUNCTIONS = 4096  # which stay loaded
 USUAL_SHARED_MEMORY = 48 << 10  # bytes that a kernel has without asking
-MAX_SLOTS = 500  # a kernel takes at most 4,000 bytes
+MAX_SLOTS = 500  # of 8 bytes each: a kernel takes 4 KB of arguments
+
+# Numbers of attributes, as the driver has them.
+MAX_DYNAMIC_SHARED_SIZE, NUM_REGISTERS, SHARED_SIZE = 8, 4, 1  # of functions
+MAX_SHARED_MEMORY = 97  # of devices
 
 _functions: BoundedCache[tuple[bytes, str, int], ctypes.c_void_p] = BoundedCache(MAX_FUNCTIONS)
 
@@ -52,14 +56,14 @@ class _Block(threading.local):
         self.launch = driver().cuLaunchKernel
 
 
-_local: list[_Block] = []  # one, once the driver is there
+@functools.cache
+def _arguments() -> _Block:
+    return _Block()
 
 
 def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device: int) -> None:
     """Run a kernel with as many threads on the current stream of a device whose context is current."""
-    if not _local:
-        _local.append(_Block())
-    block = _local[0]
+    block = _arguments()
     _layout(len(slots)).pack_into(block.memory, 0, *slots)
     number = cuda_stream_of(device)
     stream = block.streams.get(number)
@@ -84,7 +88,8 @@ def launch_blocks(
 ) -> None:
     """Run a kernel whose blocks have ``shared`` bytes of memory."""
     if shared > USUAL_SHARED_MEMORY:
-        _check(driver().cuFuncSetAttribute(function, 8, shared), "give a kernel its shared memory")
+        status = driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared)
+        _check(status, "give a kernel its shared memory")
     block = (ctypes.c_longlong * len(slots))(*slots)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
     stream = ctypes.c_void_p(cuda_stream_of(device))
@@ -96,14 +101,16 @@ def launch_blocks(
 def shared_memory(device: int) -> int:
     """Return the bytes of shared memory that a block may have."""
     number = ctypes.c_int()
-    _check(driver().cuDeviceGetAttribute(ctypes.byref(number), 97, device), "describe a device")
+    _check(
+        driver().cuDeviceGetAttribute(ctypes.byref(number), MAX_SHARED_MEMORY, device), "describe a device"
+    )
     return number.value
 
 
 def function_facts(function: ctypes.c_void_p) -> tuple[int, int]:
     """Return the registers of a thread of a function, and the bytes of shared memory of a block."""
     found = []
-    for attribute in (4, 1):  # CU_FUNC_ATTRIBUTE_NUM_REGS and SHARED_SIZE_BYTES
+    for attribute in (NUM_REGISTERS, SHARED_SIZE):
         number = ctypes.c_int()
         _check(driver().cuFuncGetAttribute(ctypes.byref(number), attribute, function), "describe a kernel")
         found.append(number.value)

@@ -11,7 +11,7 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
@@ -37,7 +37,7 @@ class CudaExecutable(base.Executable):
         addresses = [array.data_ptr() for array in arrays]
         return addresses if all(addresses) else [address_of(array) for array in arrays]
 
-    make_kernel = CudaKernel
+    make_kernel: Callable[[str, str], CudaKernel] = staticmethod(kernel_of)
     can_combine = True
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:

@@ -8,7 +8,20 @@ from typing import Any
 import torch
 
 from scorch._src.backends.cuda import driver, nvrtc
+from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError, warn
+
+MAX_KERNELS = 4096
+
+_kernels: BoundedCache[str, CudaKernel] = BoundedCache(MAX_KERNELS)
+
+
+def kernel_of(source: str, label: str) -> CudaKernel:
+    """Return the kernel of a text, which all that have that text share, ``explain`` too."""
+    known = _kernels.get(source)
+    if known is None:
+        known = _kernels[source] = CudaKernel(source, label)
+    return known
 
 
 class CudaKernel:

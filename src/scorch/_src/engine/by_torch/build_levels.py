@@ -44,9 +44,7 @@ def pack(
     """
     crds = level_coordinates(form, columns)
     entries = values.numel()
-    at = torch.zeros(
-        entries, dtype=torch.int64, device=values.device
-    )  # the position of each entry in the level above
+    at = torch.zeros(entries, dtype=torch.int64, device=values.device)  # of each entry in the level above
     positions, level = 1, 0
     pos: list[torch.Tensor | None] = [None] * len(form)
     crd: list[torch.Tensor | None] = [None] * len(form)
@@ -63,22 +61,15 @@ def pack(
         last = form.run_from(level) - 1
         run = range(level, last + 1)
         numbers = torch.arange(positions + 1, device=values.device)
-        if last == len(form) - 1:  # entries are distinct
+        first = None if last == len(form) - 1 else _first_of_each(at, [crds[each] for each in run])
+        if first is None:  # entries are distinct
             pos[level] = torch.searchsorted(at, numbers)
-            for each in run:
-                crd[each] = crds[each]
             at, positions = torch.arange(entries, device=values.device), entries
         else:
-            is_new = torch.ones(entries, dtype=torch.bool, device=values.device)
-            if entries:
-                is_new[1:] = at[1:] != at[:-1]
-                for each in run:
-                    is_new[1:] |= crds[each][1:] != crds[each][:-1]
-            first = is_new.nonzero().squeeze(1)
             pos[level] = torch.searchsorted(at[first], numbers)
-            for each in run:
-                crd[each] = crds[each][first]
-            at, positions = torch.cumsum(is_new, 0) - 1, first.numel()
+            at, positions = _numbered(first, entries), first.numel()
+        for each in run:
+            crd[each] = crds[each] if first is None else crds[each][first]
         counts += [positions] * len(run)
         level = last + 1
     dtype = dtype_of_type(index_type(shape, max(counts, default=0)))
@@ -88,3 +79,20 @@ def pack(
         placed[at] = values
     narrow_pos, narrow_crd = (tuple(a if a is None else a.to(dtype) for a in arrays) for arrays in (pos, crd))
     return assembled(form, shape, narrow_pos, narrow_crd, counts, placed)
+
+
+def _first_of_each(at: torch.Tensor, crds: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the first of the entries that have one position above, and the same coordinates."""
+    is_new = torch.ones(at.numel(), dtype=torch.bool, device=at.device)
+    if at.numel():
+        is_new[1:] = at[1:] != at[:-1]
+        for crd in crds:
+            is_new[1:] |= crd[1:] != crd[:-1]
+    return is_new.nonzero().squeeze(1)
+
+
+def _numbered(first: torch.Tensor, entries: int) -> torch.Tensor:
+    """Return for each entry which of ``first`` it belongs to."""
+    is_new = torch.zeros(entries, dtype=torch.int64, device=first.device)
+    is_new[first] = 1
+    return torch.cumsum(is_new, 0) - 1
