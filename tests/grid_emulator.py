@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,8 +150,8 @@ class EmulatedKernel(CudaKernel):
     def launch_blocks(
         self, name: str, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
     ) -> None:
-        kind = "mask" if name == "scorch_attention_tiles" else "attention"
-        run_grid(self.source, name, slots, blocks * threads, kind)
+        kind = re.search(rf"{name}\([\w ]*?struct (\w+)", self.source)
+        run_grid(self.source, name, slots, blocks * threads, kind[1] if kind else "slots")
 
 
 class EmulatedAttention(CudaAttention):
@@ -159,6 +160,9 @@ class EmulatedAttention(CudaAttention):
     make_kernel = EmulatedKernel
 
     def can_attend(self, device: torch.device) -> bool:
+        return True
+
+    def has_kernels(self, device: torch.device) -> bool:
         return True
 
     def shared_memory(self, device: torch.device) -> int:

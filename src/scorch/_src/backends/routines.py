@@ -6,7 +6,7 @@ A backend overrides those that it has faster code for (``backends.cpu.cpu_routin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,18 +29,71 @@ def rows_of(pos: Tensor, entries: int) -> Tensor:
     return rows.repeat_interleave(pos.diff().to(torch.int64), output_size=entries)
 
 
-def _sort_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]] | bool:
-    """Sort entries by the number of their place (``Routines.sort_entries``)."""
+def is_sorted(columns: Sequence[Tensor]) -> bool:
+    """Check whether entries with these coordinates are sorted and none repeats."""
+    if columns[0].numel() < 2:
+        return True
+    rises, equal = columns[0][1:] > columns[0][:-1], columns[0][1:] == columns[0][:-1]
+    for column in columns[1:]:
+        rises |= equal & (column[1:] > column[:-1])
+        equal &= column[1:] == column[:-1]
+    return bool(rises.all())
+
+
+class Sorted(NamedTuple):
+    """The order of entries, and the coordinates of each place in it.
+
+    ``first``: where the entries of each place begin in that order, where some repeat.
+    """
+
+    order: Tensor
+    columns: list[Tensor]
+    first: Tensor | None = None
+
+
+def sum_runs(values: Tensor, first: Tensor) -> Tensor:
+    """Add up the values from each of ``first`` to the next, in order."""
+    if values.dtype == torch.bool:
+        return sum_runs(values.to(torch.int64), first) > 0
+    if values.is_complex():
+        return torch.view_as_complex(sum_runs(torch.view_as_real(values), first))
+    end = torch.cat([first[1:], first.new_full((1,), values.shape[0])])
+    if values.is_floating_point():
+        wide = values.float() if values.element_size() < 4 else values
+        return torch.segment_reduce(wide, "sum", lengths=end - first, unsafe=True).to(values.dtype)
+    totals = values.cumsum(0, dtype=torch.int64)
+    totals = torch.cat([totals.new_zeros(1, *values.shape[1:]), totals])
+    return (totals[end] - totals[first]).to(values.dtype)
+
+
+def _sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+    """Sort entries by the number of their place; return the order, and where places begin in it.
+
+    None where they are sorted and none repeats.
+    """
     dtype = torch.int32 if math.prod(sizes) <= LAST_INT32 else torch.int64
     key = columns[0].to(dtype)
     for column, size in zip(columns[1:], sizes[1:], strict=True):
-        key = key * size + column.to(dtype)
+        key = key * size + column
     if bool((key[1:] > key[:-1]).all()):
-        return True
+        return None
     ordered, order = torch.sort(key, stable=True)
-    if bool((ordered[1:] == ordered[:-1]).any()):
-        return False
-    return order, [column[order] for column in columns]
+    is_first = torch.ones(ordered.numel(), dtype=torch.bool, device=key.device)
+    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
+    return order, is_first.nonzero().squeeze(1)
+
+
+def _sorted_by_columns(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Do the same for more places than can be numbered."""
+    if is_sorted(columns):
+        return None
+    order = torch.arange(columns[0].numel(), device=columns[0].device)
+    for column in reversed(columns):
+        order = order[torch.argsort(column[order], stable=True)]
+    is_first = torch.ones(order.numel(), dtype=torch.bool, device=order.device)
+    moved = (column[order] for column in columns)
+    is_first[1:] = torch.stack([column[1:] != column[:-1] for column in moved]).any(0)
+    return order, is_first.nonzero().squeeze(1)
 
 
 class Rows(NamedTuple):
@@ -123,6 +176,11 @@ class Routines:
         """Wait until what was computed may be read by anybody, before it is cached."""
         del device
 
+    def record(self, device: torch.device) -> Callable[[], None] | None:
+        """Return a function that others than this stream of work call before they read what is cached."""
+        del device
+        return None
+
     # dense tensors -----------------------------------------------------------------------------------
 
     def transpose(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
@@ -140,25 +198,33 @@ class Routines:
         ends = torch.tensor([0, crd.numel()], dtype=pos.dtype, device=pos.device)
         return ends, rows_of(pos, crd.numel()).to(pos.dtype)
 
-    def sort_entries(
-        self, columns: Sequence[Tensor], sizes: Sequence[int]
-    ) -> tuple[Tensor, list[Tensor]] | bool:
-        """Sort entries by their coordinates; return the order, and the coordinates in it.
+    def sort_entries(self, columns: Sequence[Tensor], sizes: Sequence[int]) -> Sorted | bool:
+        """Sort entries by their coordinates, and find those that repeat.
 
-        True where they are sorted and none repeats. False where some repeat, or another way must be taken.
+        True where they are sorted and none repeats. False where some repeat and a kernel adds them up.
         """
-        if math.prod(sizes) <= MAX_KEYS:
-            return _sort_by_keys(columns, sizes)
-        order = torch.arange(columns[0].numel(), device=columns[0].device)
-        for column in reversed(columns):
-            order = order[torch.argsort(column[order], stable=True)]
-        moved = [column[order] for column in columns]
-        same = torch.stack([column[1:] == column[:-1] for column in moved]).all(0)
-        if bool(same.any()):
-            return False
-        if bool((order[1:] > order[:-1]).all()):
+        if columns[0].numel() < 2:
             return True
-        return order, moved
+        is_numbered = math.prod(sizes) <= MAX_KEYS
+        found = _sorted_by_keys(columns, sizes) if is_numbered else _sorted_by_columns(columns)
+        if found is None:
+            return True
+        order, first = found
+        if first.numel() == order.numel():
+            return Sorted(order, [column[order] for column in columns])
+        return Sorted(order, [column[order[first]] for column in columns], first)
+
+    def sum_entries(self, found: Sorted, values: Tensor) -> Tensor:
+        """Compute the value of each place, the sum of those of its entries."""
+        ordered = values[found.order]
+        return ordered if found.first is None else sum_runs(ordered, found.first)
+
+    def transpose_rows(self, pos: Tensor, crd: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Transpose compressed rows; return where columns begin, their rows, and the entry of each."""
+        lines = torch.arange(pos.numel() - 1, dtype=crd.dtype, device=crd.device)
+        line = lines.repeat_interleave(pos.diff(), output_size=crd.numel())
+        across, order = torch.sort(crd, stable=True)
+        return self.row_pointers(across, columns).to(pos.dtype), line[order], order
 
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.routines import is_sorted
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import Format
 from scorch._src.storage.complete_levels import completed
@@ -25,7 +26,6 @@ from scorch._src.tensor.create.check import (
     as_shape,
     check_coordinates,
     check_pointers,
-    is_sorted,
     is_sorted_below,
     own,
 )

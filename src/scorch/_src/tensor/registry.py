@@ -29,6 +29,8 @@ class Entry:
     only_moves_entries: bool = False  # ``run_differentiable`` does, whatever tracks their values
     is_metadata: bool = False  # answered by torch's own part of a sparse tensor
     checks_operands: bool = False  # ``run`` refuses operands without memory itself
+    # with so many arguments, numbers after the first, it is the function of the stored values
+    maps_values: int = 0
     record: Rule = None  # the rule of ``scorch.compile`` that makes it a statement
     fake: Rule = None  # in graphs: a function of dense tensors with its shapes
     stand_in: Rule = None  # in graphs: what gives what it gives, without samples

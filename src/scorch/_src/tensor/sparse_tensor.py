@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ from scorch._src.torch_internals import (
     any_requires_grad,
     len_torch_dispatch_stack,
     make_wrapper_subclass,
+    peek_interpreter_stack,
 )
 from scorch.errors import OperandError, ShapeError, UnsupportedError
 
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 
 _default_dtype = torch.get_default_dtype
+NUMBERS = frozenset({int, float})
 
 
 class ViewOf(NamedTuple):
@@ -116,6 +119,11 @@ class SparseTensor(torch.Tensor):
             return hooks.record(func, args, kwargs or {})
         handler, keeps_gradients = entry.run, entry.is_differentiable
         try:
+            count = entry.maps_values
+            if count and count == len(args) and not kwargs and (count == 1 or type(args[1]) in NUMBERS):
+                mapped = _map_values(func, args)
+                if mapped is not None:
+                    return mapped
             if not keeps_gradients and _is_differentiated(func, args, kwargs or {}):
                 result = hooks.differentiate(func, args, kwargs or {})
             elif not keeps_gradients and forward_ad._current_level >= 0 and has_tangents(args, kwargs):
@@ -386,6 +394,27 @@ def without_base(result: Any) -> Any:
     if type(result) is list or type(result) is tuple:
         return type(result)(without_base(part) for part in result)
     return result
+
+
+def _map_values(func: Any, args: tuple[Any, ...]) -> SparseTensor | None:
+    """Return ``func`` of the stored values and a number; None where more is to be done."""
+    tensor = args[0]
+    if type(tensor) is not SparseTensor or peek_interpreter_stack() is not None:
+        return None
+    storage = tensor.storage
+    is_tracked = (is_grad_enabled() and any_requires_grad(tensor)) or forward_ad._current_level >= 0
+    if is_tracked or storage.origin is not None or storage.strides is not None:
+        return None
+    if len(args) == 1:
+        values = func(storage.values)
+    else:
+        number = args[1]
+        if not number or not isfinite(number):
+            return None
+        values = func(storage.values, number)
+    if type(values) is not torch.Tensor or values.requires_grad:
+        return None
+    return SparseTensor(Storage(storage.pattern, values))
 
 
 def wrap(result: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.cuda import driver, nvrtc
+from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.attention_blocks import MIN_PAIRS, ROWS, CudaBlocks, Work, make_work
+from scorch._src.backends.cuda.entries import CudaEntries
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.streams import WaitingRoutines
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.functions import helpers
@@ -78,7 +78,7 @@ def shared_bytes(dtype: torch.dtype, deep: int, wide: int, stages: int, is_forwa
     return own + stages * (deep_rows + wide_rows + ROWS * 16)
 
 
-class CudaAttention(WaitingRoutines):
+class CudaAttention(CudaEntries):
     """Attention by tiles, or pair by pair in a kernel. Without a kernel it runs in torch's operations."""
 
     attention_dtypes = tuple(KINDS)
@@ -93,9 +93,6 @@ class CudaAttention(WaitingRoutines):
         if device.type != "cuda" or not nvrtc.is_there():
             return False
         return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
-
-    def shared_memory(self, device: torch.device) -> int:
-        return driver.shared_memory(device.index or 0)
 
     def attention_blocks(
         self, pos: Tensor, crd: Tensor, matrices: int, queries: int, keys: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from scorch._src.backends.routines import Routines
+from scorch._src.torch_internals import cuda_stream_of
 from scorch.errors import DeviceError
 
 
@@ -23,6 +24,27 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+class Recorded:
+    """The point of a stream up to which arrays were computed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.cuda.current_device() if device.index is None else device.index
+        self.stream = cuda_stream_of(self.device)
+        self.event: torch.cuda.Event | None = torch.cuda.Event()
+        self.event.record(torch.cuda.current_stream(self.device))
+
+    def __call__(self) -> None:
+        """Let the current stream wait for it; what is captured begins when all streams are done."""
+        if self.event is None or cuda_stream_of(self.device) == self.stream:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            return
+        if self.event.query():
+            self.event = None
+        else:
+            torch.cuda.current_stream(self.device).wait_event(self.event)
+
+
 class WaitingRoutines(Routines):
     """The routines in torch's own operations, with what they must wait for."""
 
@@ -31,3 +53,6 @@ class WaitingRoutines(Routines):
 
     def settle(self, device: torch.device) -> None:
         settle(device)
+
+    def record(self, device: torch.device) -> Recorded | None:
+        return Recorded(device) if device.type == "cuda" else None

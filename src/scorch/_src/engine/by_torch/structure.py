@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from scorch._src.backends.base import Places, routines_for
+from scorch._src.backends.base import Places
+from scorch._src.backends.routines import Routines
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Origins, Statement
@@ -39,6 +40,7 @@ class Structure:
     origins: Origins
     padding: torch.Tensor | None  # where no entry is, in blocks
     others: tuple[weakref.ref[Pattern], ...]  # of which it depends, besides the one that keeps it
+    wait: Callable[[], None] | None = None  # to be called before it is read
 
     @functools.cached_property
     def places(self) -> list[Places]:
@@ -78,8 +80,11 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
         routines, device = prepared.backend.routines, stored[0].device
         routines.check_waiting(device, f"the places of {prepared.kernel.label}")
         structure = _make(prepared, Statement(step, tensors, prepared.sizes), patterns)
-        routines.settle(device)
+        _ = structure.places  # computed before the point that others wait for
+        structure.wait = routines.record(device)
         patterns[0].structures[prepared] = structure
+    elif structure.wait is not None:
+        structure.wait()
     count = structure.pattern.size
     values: torch.Tensor | None = None
     if prepared.kernel.can_combine and structure.padding is None and len(stored) == len(step.accesses):
@@ -104,7 +109,7 @@ def _make(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern])
             same = next(iter(statement.stored.values())).columns
         return Structure(patterns[0], same, dict.fromkeys(statement.sparse, (None, None)), None, others)
     if len(patterns) == 1 and not statement.dense and _is_transposed(step, patterns[0].format, form):
-        transposed, entries = transpose(patterns[0], form, shape)
+        transposed, entries = transpose(patterns[0], form, shape, prepared.backend.routines)
         return Structure(transposed, {}, {next(iter(statement.sparse)): (entries, None)}, None, others)
     points = statement.points
     columns = [points.columns[index] for index in target]
@@ -131,18 +136,15 @@ def _is_transposed(step: Step, source: Format, form: Format) -> bool:
     return letters and is_plain and source.order != form.order
 
 
-def transpose(pattern: Pattern, form: Format, shape: tuple[int, ...]) -> tuple[Pattern, torch.Tensor]:
-    """Return a matrix of compressed rows by columns, and the entry of each value; the host does not wait."""
+def transpose(
+    pattern: Pattern, form: Format, shape: tuple[int, ...], routines: Routines
+) -> tuple[Pattern, torch.Tensor]:
+    """Return a matrix of compressed rows by columns, and the entry of each value."""
     pos, crd = pattern.pos[1], pattern.crd[1]
     assert pos is not None and crd is not None
-    lines = torch.arange(pos.numel() - 1, dtype=crd.dtype, device=crd.device)
-    line = lines.repeat_interleave(pos.diff(), output_size=crd.numel())
-    across, order = torch.sort(crd, stable=True)
     size = shape[form.order[0]]
-    begins = routines_for(crd).row_pointers(across, size)
-    counts = (size, crd.numel())
-    new = Pattern(form, shape, (None, begins.to(pos.dtype)), (None, line[order]), counts)
-    return new, order
+    begins, line, order = routines.transpose_rows(pos, crd, size)
+    return Pattern(form, shape, (None, begins), (None, line), (size, crd.numel())), order
 
 
 def _is_on_one_pattern(statement: Statement, patterns: Sequence[Pattern], form: Format) -> bool:

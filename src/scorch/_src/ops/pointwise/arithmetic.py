@@ -24,7 +24,7 @@ from scorch._src.storage.slices import element
 from scorch._src.storage.strides import has_strides
 from scorch._src.tensor.autograd import map_values
 from scorch._src.tensor.create.check import refuse_freed
-from scorch._src.tensor.registry import implements
+from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, without_base
 from scorch._src.tensor.write_checks import check_assignment
@@ -82,22 +82,12 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-mul = implements(
-    torch.mul,
-    torch.Tensor.mul,
-    torch.Tensor.__mul__,
-    torch.Tensor.__rmul__,
-    torch.multiply,
-    differentiable=True,
-)(_define("*", torch.mul))
-div = implements(
-    torch.div,
-    torch.Tensor.div,
-    torch.Tensor.__truediv__,
-    torch.true_divide,
-    torch.divide,
-    differentiable=True,
-)(_define("/", torch.div))
+PRODUCTS = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply)
+QUOTIENTS = (torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.divide)
+mul = implements(*PRODUCTS, differentiable=True)(_define("*", torch.mul))
+div = implements(*QUOTIENTS, differentiable=True)(_define("/", torch.div))
+for _scaled in (*PRODUCTS, *QUOTIENTS):
+    entry(_scaled).maps_values = 2
 add = implements(
     torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True
 )(_define("+", torch.add))

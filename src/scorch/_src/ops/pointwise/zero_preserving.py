@@ -41,8 +41,11 @@ def _preserves_zero(
     return isinstance(fill, torch.Tensor) and not bool(fill.count_nonzero())
 
 
-def _make_handler(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` of the stored values, where it preserves zeros and has no other tensors."""
+def _make_handler(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """Return ``function`` of the stored values, where it preserves zeros and has no other tensors.
+
+    The second is whether it always preserves them, without further arguments.
+    """
     try:
         is_always_zero = _preserves_zero(function, torch.float64, (), {})
     except (RuntimeError, TypeError):  # it needs more arguments
@@ -59,15 +62,17 @@ def _make_handler(function: Callable[..., Any]) -> Callable[..., Any]:
                 return run_generally(function, input, *args, **kwargs)
         return map_values(input, function, *args, **kwargs)
 
-    return apply
+    return apply, is_always_zero
 
 
 for _name in FUNCTIONS.split():
     for _home in (torch, torch.Tensor, F):
         _function = getattr(_home, _name, None)
         if callable(_function) and look_up(_function).run is None:
-            implements(_function, differentiable=True)(_make_handler(_function))
+            _handler, _is_always_zero = _make_handler(_function)
+            implements(_function, differentiable=True)(_handler)
             entry(_function).checks_operands = True
+            entry(_function).maps_values = int(_is_always_zero)
 
 
 # with other tensors, or several results --------------------------------------------------------------

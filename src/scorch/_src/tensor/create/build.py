@@ -14,6 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import routines_for
+from scorch._src.backends.routines import Sorted, is_sorted
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
@@ -25,9 +26,9 @@ from scorch._src.tensor.create.check import (
     as_differentiable_values,
     as_indices,
     as_shape,
+    check_all_coordinates,
     check_coordinates,
     check_pointers,
-    is_sorted,
     is_sorted_below,
     own,
 )
@@ -35,8 +36,6 @@ from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 from scorch.errors import ShapeError
 
-# Up to this number of entries torch checks their order; beyond, a routine in C is faster.
-MAX_ENTRIES_FOR_TORCH_CHECK = 1 << 14
 _ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
 
 
@@ -82,24 +81,31 @@ def _from_rows(
     dense = sizes[len(crd) :]
     form = Format("o" * len(crd) + "d" * len(dense))
     target_format = form if format is None else as_format(format, len(sizes))
-    counts = level_counts(form, sizes, [count] * len(crd))
-    dtype = index_dtype(sizes, counts)
+    dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)))
     arrays = [own(array, dtype) for array in crd]
-    pos = torch.tensor([0, count], dtype=dtype, device=values.device)
-    absent: tuple[None, ...] = (None,) * len(dense)
-    pattern = Pattern(
-        form, sizes, (pos, *(None,) * (len(crd) - 1), *absent), (*arrays, *absent), tuple(counts)
-    )
-    storage = Storage(pattern, values.contiguous().reshape(-1))
-    if count >= MAX_ENTRIES_FOR_TORCH_CHECK or not is_sorted(arrays):
-        sorting = routines_for(arrays[0]).sort_entries(arrays, sizes[: len(crd)])
-        if not isinstance(sorting, bool):
-            order, moved = sorting
-            pattern = Pattern(form, sizes, pattern.pos, (*moved, *absent), tuple(counts))
-            storage = Storage(pattern, values[order].contiguous().reshape(-1))
-        elif not sorting and not is_sorted(arrays):
-            storage = sorted_storage(storage, form if target_format.is_dense else target_format)
+    routines = routines_for(arrays[0])
+    sorting = routines.sort_entries(arrays, sizes[: len(crd)])
+    if isinstance(sorting, Sorted):
+        summed = routines.sum_entries(sorting, values)
+        return wrap(convert(_listed(form, sizes, sorting.columns, summed), target_format))
+    storage = _listed(form, sizes, arrays, values)
+    if not sorting and not is_sorted(arrays):
+        storage = sorted_storage(storage, form if target_format.is_dense else target_format)
     return wrap(convert(storage, target_format))
+
+
+def _listed(
+    form: Format, sizes: tuple[int, ...], columns: Sequence[torch.Tensor], values: torch.Tensor
+) -> Storage:
+    """Return the list of entries with these coordinates, and dense levels below."""
+    first, *others = columns
+    count = first.numel()
+    pos = torch.zeros(2, dtype=first.dtype, device=first.device)
+    pos[1:].fill_(count)
+    below = (None,) * (len(sizes) - len(columns))
+    counts = level_counts(form, sizes, [count] * len(columns))
+    pattern = Pattern(form, sizes, (pos, *(None for _ in others), *below), (*columns, *below), tuple(counts))
+    return Storage(pattern, values.contiguous().reshape(-1))
 
 
 def _connected(
@@ -165,8 +171,7 @@ def _check_coordinate_arrays(
         )
     if dense != sizes[len(crd) :]:
         raise ShapeError(f"each value has shape {dense}, but size {sizes} ends with {sizes[len(crd) :]}")
-    for dim, array in enumerate(crd):
-        check_coordinates(f"{name}[{dim}]", array, dim, sizes[dim])
+    check_all_coordinates(name, crd, sizes)
 
 
 # pointers --------------------------------------------------------------------------------------------

@@ -196,6 +196,16 @@ def _checked_size(name: str, dim: int, length: Any) -> int:
 # coordinates and pointers ----------------------------------------------------------------------------
 
 
+def check_all_coordinates(name: str, arrays: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
+    """Check that the coordinates in each of the first dimensions lie in it, with one look at the arrays."""
+    if not arrays or arrays[0].numel() == 0:
+        return
+    bounds = torch.stack([bound for array in arrays for bound in torch.aminmax(array)]).tolist()
+    for dim, (array, size) in enumerate(zip(arrays, sizes, strict=False)):
+        if bounds[2 * dim] < 0 or bounds[2 * dim + 1] >= size:
+            check_coordinates(f"{name}[{dim}]", array, dim, size)
+
+
 def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block: int | None = None) -> None:
     """Check that every coordinate lies in dimension ``dim`` of ``size``, counted in blocks if it has them."""
     if array.numel() == 0:
@@ -237,17 +247,6 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
         mistake = f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
     where = f"{name} of batch {number}" if pointers.dim() > 1 else name
     raise IndexRangeError(f"{where} {mistake}")
-
-
-def is_sorted(crd: Sequence[torch.Tensor]) -> bool:
-    """Whether the entries with coordinates ``crd`` are sorted and none repeats."""
-    if crd[0].numel() < 2:
-        return True
-    rises, equal = crd[0][1:] > crd[0][:-1], crd[0][1:] == crd[0][:-1]
-    for array in crd[1:]:
-        rises |= equal & (array[1:] > array[:-1])
-        equal &= array[1:] == array[:-1]
-    return bool(rises.all())
 
 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.routines import Sorted, is_sorted
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
@@ -20,11 +21,18 @@ SOURCE = "typedef long long i64;\ntypedef unsigned u32;\ntypedef int i32;\n\n" +
     _SORT.replace("INDEX##", index).replace("INDEX", index) for index in ("i32", "i64")
 )
 
+# Up to this number of entries torch checks their order; beyond, the routine in C is faster.
+MAX_ENTRIES_FOR_TORCH_CHECK = 1 << 14
+
+
+def sort_entries(columns: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sorted | bool | None:
+    if columns[0].numel() < MAX_ENTRIES_FOR_TORCH_CHECK and is_sorted(columns):
+        return True
+    return _sort(columns, sizes)
+
 
 @emits("entries sorted")
-def sort_entries(
-    columns: Sequence[torch.Tensor], sizes: Sequence[int]
-) -> tuple[torch.Tensor, list[torch.Tensor]] | bool | None:
+def _sort(columns: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sorted | bool | None:
     name, count = f"scorch_sort_i{8 * columns[0].element_size()}", columns[0].numel()
     address = jit.function_address(SOURCE, "the order of entries", name)
     if not address or count > LAST_INT32:
@@ -37,4 +45,4 @@ def sort_entries(
     call = invoke.make_caller().call
     places = (addresses.data_ptr(), extents.data_ptr(), orders[0].data_ptr(), orders[1].data_ptr())
     status = call(address, count, len(columns), *places, new.data_ptr(), begins.data_ptr())
-    return status == 0 if status != 1 else (orders[0], moved)
+    return status == 0 if status != 1 else Sorted(orders[0], moved)
