@@ -127,8 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             found = {"problems": 1, "failed": f"{type(problem).__name__}: {problem}"}
         problems += found["problems"]
-        found = {"date": time.strftime("%Y-%m-%d"), "seconds": round(time.monotonic() - start), **found}
-        save(given.result, name, {"environment": about, **found})
+        found = {**found, "environment": about, "date": time.strftime("%Y-%m-%d %H:%M")}
+        found |= {"seconds": round(time.monotonic() - start), "limit": given.limit, "seed": given.seed}
+        save(given.result, name, found)
         print(f"{name}: {found['problems']} problems, {found['seconds']} s", flush=True)
     print(f"\n{problems} problems; results are in {given.result.name}", flush=True)
     return 1 if problems else 0
