@@ -14,8 +14,9 @@ from scorch._src.backends.cpu import jit
 from scorch._src.backends.cuda import product
 from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.backend import CudaBackend, facts_of
+from scorch._src.backends.cuda.driver import blocks_for
 from scorch._src.backends.cuda.executable import CudaExecutable
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch
 from scorch._src.backends.cuda.product import ProductExecutable, is_product
 from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
@@ -145,11 +146,13 @@ class EmulatedKernel(CudaKernel):
         return bool(self.source)
 
     def launch(self, name: str, slots: Sequence[int], threads: int, device: int) -> None:
+        self.record(Launch(name, blocks_for(threads)), None)
         run_grid(self.source, name, slots, threads)
 
     def launch_blocks(
         self, name: str, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
     ) -> None:
+        self.record(Launch(name, blocks, threads, shared), None)
         kind = re.search(rf"{name}\([\w ]*?struct (\w+)", self.source)
         run_grid(self.source, name, slots, blocks * threads, kind[1] if kind else "slots")
 
@@ -199,6 +202,7 @@ class EmulatedProduct(EmulatedExecutable, ProductExecutable):
     def launch_rows(
         self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device
     ) -> None:
+        self.kernel.record(Launch(name, blocks, product.THREADS, shared), None)
         run_grid(self.source, name, slots, blocks * product.THREADS, "product")
 
 

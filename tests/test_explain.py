@@ -15,20 +15,13 @@ import pytest
 import torch
 
 import scorch
+from golden_statements import NAMES, sparse, statements
 from scorch._src.compiler.target import Target
 from scorch._src.explain.explain_statement import explain
-from scorch._src.explain.report import Explanation
 from scorch._src.formats import Format
-from scorch._src.tensor.create.construct import from_torch
 from scorch.errors import NotationError, OperandError, ShapeError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-
-
-def sparse(rows: int, columns: int, format: str, step: int = 7) -> Any:
-    """A matrix whose pattern depends on nothing but its arguments."""
-    places = torch.arange(rows * columns).reshape(rows, columns)
-    return from_torch(torch.where(places % step == 0, places + 1.0, 0.0), format=format)
 
 
 def test_spmm_runs_row_by_row_into_a_dense_result() -> None:
@@ -202,22 +195,13 @@ def test_errors_are_those_of_the_call() -> None:
         explain("ij->i", "csr")
 
 
-def golden_cases() -> dict[str, Explanation]:
-    A, B, C = sparse(200, 300, "csr"), sparse(300, 250, "csr"), sparse(200, 300, "csc", step=11)
-    with scorch.settings(threads=4):
-        return {
-            "spmm_csr_dense": explain("ij,jk->ik", A, torch.ones(300, 64)),
-            "spmspm_csr_csr": explain("ij,jk->ik", A, B),
-            "add_csr_csc": explain("D[i,j] = A[i,j] + C[i,j]", A=A, C=C),
-            "max_csr": explain("y[i] = max(j, A[i,j])", A=A),
-        }
-
-
-@pytest.mark.parametrize("name", ["spmm_csr_dense", "spmspm_csr_csr", "add_csr_csc", "max_csr"])
+@pytest.mark.parametrize("name", NAMES)
 def test_explanation_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Target("", 16, 32, 2, 1 << 20, 32 << 20)
     monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
-    text = golden_cases()[name].report(source=name.startswith("sp")) + "\n"
+    statement, operands, named = statements()[name]
+    with scorch.settings(threads=4):
+        text = explain(statement, *operands, **named).report(source=name.startswith("sp")) + "\n"
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("SCORCH_UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.__main__ import SECTIONS
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import drawn, parts
+from tools.gpu_check import drawn, layers, parts
 from tools.gpu_check.processes import Counts, count, environment
 from tools.what_works import workers
 
@@ -158,7 +159,9 @@ def test_parts_are_saved_beside_others(tmp_path: Path, monkeypatch: pytest.Monke
     assert command.main([*common, "--only", "tests"]) == 1
     found = json.loads(file.read_text())
     assert found["drawn"]["n"] == 1 and found["tests"]["failed"] == "RuntimeError: it broke"
-    assert found["drawn"]["environment"]["torch"] == torch.__version__
+    for part in found.values():
+        assert part["environment"]["torch"] == torch.__version__ and part["environment"]["machine"]
+        assert part["date"].startswith("20") and part["seconds"] >= 0
     assert "1 problems" in capsys.readouterr().out
 
 
@@ -191,6 +194,75 @@ def test_output_of_a_command_is_shown_and_cut(capsys: Any) -> None:
     assert capsys.readouterr().out == "begun\n"
 
 
+def is_running(process: int) -> bool:
+    """Whether a process runs, as Linux says; one that has ended may wait for somebody to ask how."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux lists processes there")
+def test_a_command_that_is_cut_takes_along_what_it_started() -> None:
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; subprocess.call([sys.executable, '-c', {child!r}])"
+    text = parts.run([sys.executable, "-c", parent], 3.0)
+    assert parts.OUT_OF_TIME in text
+    for _ in range(100):
+        if not is_running(int(text.split()[0])):
+            return
+        time.sleep(0.1)
+    raise AssertionError("it still runs")
+
+
+class Sanitized:
+    """Stands for ``run``: what commands were given, and how long each may take."""
+
+    def __init__(self, said: dict[str, str]) -> None:
+        self.said, self.commands, self.limits = said, [], []  # type: ignore[var-annotated]
+
+    def __call__(self, command: list[str], limit: float, **env: str) -> str:
+        self.commands.append(command)
+        self.limits.append(limit)
+        return self.said[command[command.index("--tool") + 1]]
+
+
+def sanitize(monkeypatch: pytest.MonkeyPatch, run: Sanitized, **options: Any) -> dict[str, Any]:
+    monkeypatch.setattr(parts, "sanitizer_program", lambda: "compute-sanitizer")
+    monkeypatch.setattr(parts, "run", run)
+    return parts.sanitize(parts.Options("cuda", jobs=1, limit=600, silence=9, **options))
+
+
+def test_no_tool_of_the_sanitizer_takes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Sanitized({"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": f"begun\n{parts.OUT_OF_TIME}"})
+    found = sanitize(monkeypatch, run)
+    assert run.limits == pytest.approx([600 / left for left in range(6, 0, -1)], rel=0.01)
+    assert found["memcheck einsum"] == {"errors": 0, "cut_short": False, "tail": ""}
+    assert found["racecheck kernels"]["cut_short"] and found["problems"] == 0
+    cases = {command[command.index("--tool") + 1]: int(command[-1]) for command in run.commands[::3]}
+    assert cases["racecheck"] < cases["memcheck"]
+    assert ["kns=scorch" in command for command in run.commands] == [False] * 3 + [True] * 3
+
+
+def test_errors_and_missing_summaries_of_the_sanitizer_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Sanitized({"memcheck": "ERROR SUMMARY: 2 errors", "racecheck": "Segmentation fault"})
+    assert sanitize(monkeypatch, run, cases=2)["problems"] == 6
+    assert all(command[-1] == "2" for command in run.commands if "tools.gpu_check.drawn" in command)
+
+
+def test_sections_that_are_sanitized_are_there() -> None:
+    for sanitizer in parts.SANITIZERS.values():
+        assert set(sanitizer.sections.split(",")) <= set(SECTIONS)
+
+
+def test_as_many_are_drawn_as_is_asked_of_a_device() -> None:
+    assert parts.DRAWN["einsum"] >= 3_000 and parts.DRAWN["evaluate"] >= 2_000
+    assert parts.DRAWN["gradients"] >= 1_000
+
+
+def test_results_name_their_machine_and_day() -> None:
+    for part in json.loads(command.RESULT.read_text()).values():
+        assert part["date"].startswith("20") and part["environment"].keys() >= {"device", "machine", "commit"}
+
+
 def test_operators_are_tried_on_another_device() -> None:
     task = workers.Task("abs", "float32", ("csr",), 1, device="meta")
     found = list(workers.calls(task, workers.all_operators()["abs"]))
@@ -205,3 +277,14 @@ def test_unknown_parts_and_missing_gpus_are_refused(capsys: Any, monkeypatch: py
     with pytest.raises(SystemExit):
         command.main([])
     assert "torch finds no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["copies and files", "default device", "second gradients", "pruned models"])
+def test_layers_agree_with_themselves(name: str) -> None:
+    layers.CHECKS[name]("cpu")
+
+
+def test_a_layer_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "CHECKS", {"right": lambda device: None, "wrong": lambda device: wrong()})
+    found = layers.main("cpu")
+    assert found["right"] == "" and found["wrong"].startswith("AssertionError")

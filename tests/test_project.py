@@ -192,11 +192,25 @@ def test_nothing_is_installed_twice(start: ModuleType, monkeypatch: pytest.Monke
     start.install("demo")
     assert not [command for command in commands if "install" in command]
     start.install("test")
-    assert commands[-1][-1] == ".[lint,plots,scipy,test]"
+    assert commands[-1][-1] == ".[lint,nvrtc,plots,scipy,test]"
     (start.ROOT / "pyproject.toml").write_text("[project]\n# changed\n")
     del commands[:]
     start.install("demo")
     assert [command for command in commands if "install" in command]
+
+
+def test_machine_without_a_compiler_for_gpus_skips_tests(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "find_compiler", lambda: "cc")
+    start.VENV.mkdir()
+    commands = fail_with(start, monkeypatch, "No matching distribution found", when="nvrtc")
+    start.install("test")
+    assert [command[-1] for command in commands[-2:]] == [".[lint,nvrtc,scipy,test]", ".[lint,scipy,test]"]
+    assert "nvrtc could not be installed: tests that compile" in capsys.readouterr().out
+    del commands[:]
+    start.install("test")
+    assert not [command for command in commands if "install" in command]
 
 
 def test_interrupted_installation_is_begun_again(start: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

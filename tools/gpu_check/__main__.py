@@ -6,8 +6,9 @@
     python -m tools.gpu_check --device cpu --tiny --cases 20 --only drawn      that it runs, without a GPU
 
 Parts: ``drawn`` (random einsums, expressions and gradients beside dense torch in float64), ``tests`` (the
-suite with new tensors on the device), ``operators`` (torch's operators on its own samples), ``sanitize``
-(compute-sanitizer, if there is one), ``benchmark`` (``benchmarks.gpu``). Exit code 0: nothing is wrong.
+suite with new tensors on the device), ``operators`` (torch's operators on its own samples), ``layers``
+(training, graphs, copies, compilers, beside the CPU), ``sanitize`` (compute-sanitizer, if there
+is one), ``benchmark`` (``benchmarks.gpu``). Exit code 0: nothing is wrong.
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             found = {"problems": 1, "failed": f"{type(problem).__name__}: {problem}"}
         problems += found["problems"]
-        found = {"date": time.strftime("%Y-%m-%d"), "seconds": round(time.monotonic() - start), **found}
-        save(given.result, name, {"environment": about, **found})
+        found = {**found, "environment": about, "date": time.strftime("%Y-%m-%d %H:%M")}
+        found |= {"seconds": round(time.monotonic() - start), "limit": given.limit, "seed": given.seed}
+        save(given.result, name, found)
         print(f"{name}: {found['problems']} problems, {found['seconds']} s", flush=True)
     print(f"\n{problems} problems; results are in {given.result.name}", flush=True)
     return 1 if problems else 0

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -17,14 +18,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.gpu_check.layers import CHECKS
 from tools.gpu_check.processes import ROOT, Counts, count, environment, python
 
 # How many cases of each kind are drawn.
 DRAWN = {"einsum": 3_000, "evaluate": 2_000, "gradients": 1_000, "einsum gradients": 500}
 TEST_FOLDERS = ("tests/ops", "tests/tensor", "tests/learning")
 MOST_TESTS = 1_000  # that are named where they do not pass
-SANITIZER_CASES = 20
-SANITIZED_SECTIONS = "spmv,spmm32,spmm128,sddmm64,softmax,add,mul,spgemm,transpose,coalesce"
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """What a tool of compute-sanitizer looks at: drawn cases, sections of the benchmarks."""
+
+    cases: int
+    sections: str
+    words: tuple[str, ...] = ()
+
+
+SANITIZERS = {
+    "memcheck": Sanitizer(20, "spmv,spmm32,spmm128,sddmm64,softmax,add,mul,spgemm,transpose,coalesce"),
+    # Tens of times slower, and about shared memory alone: of our own kernels, those that have some.
+    "racecheck": Sanitizer(4, "spgemm,attention,gat", ("--kernel-name", "kns=scorch")),
+}
+
+
+SANITIZER_WORDS = ("--target-processes", "all", "--error-exitcode", "9")
+OUT_OF_TIME = "out of time\n"
 
 
 @dataclass(frozen=True)
@@ -190,6 +210,7 @@ def run(command: Sequence[str], limit: float, **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
     def show() -> None:
@@ -202,13 +223,26 @@ def run(command: Sequence[str], limit: float, **env: str) -> str:
     try:
         process.wait(timeout=max(0.0, limit))
     except subprocess.TimeoutExpired:
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)  # those that it started, too
         process.kill()
         process.wait()
-        tail.append("out of time\n")
+        tail.append(OUT_OF_TIME)
     shower.join(timeout=5)
     if process.stdout is not None and not shower.is_alive():
         process.stdout.close()
     return "".join([*tail, f"exit code {process.returncode}"])
+
+
+# layers ----------------------------------------------------------------------------------------------
+
+
+def layers(options: Options) -> dict[str, Any]:
+    """Try what stands above single operations: training, graphs, copies, compilers."""
+    said = run(python("-m", "tools.gpu_check.layers", options.device), options.limit)
+    lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    found = {name: lines.get(name, "did not end") for name in CHECKS}
+    return {**found, "problems": sum(outcome != "ok" for outcome in found.values())}
 
 
 # compute-sanitizer -----------------------------------------------------------------------------------
@@ -226,41 +260,37 @@ def sanitize(options: Options) -> dict[str, Any]:
     if program is None or not options.device.startswith("cuda"):
         print("sanitize: there is no compute-sanitizer, or no GPU", flush=True)
         return {"skipped": "there is no compute-sanitizer, or no GPU", "problems": 0}
-    cases = str(options.cases or SANITIZER_CASES)
     commands = {
-        kind: python("-m", "tools.gpu_check.drawn", kind, options.device, str(options.seed), cases)
-        for kind in ("einsum", "evaluate")
+        (tool, name): [program, *SANITIZER_WORDS, "--tool", tool, *sanitizer.words, *command]
+        for tool, sanitizer in SANITIZERS.items()
+        for name, command in sanitized(sanitizer, options).items()
     }
-    commands["kernels"] = python(
-        "-m",
-        "benchmarks.gpu",
-        "--tiny",
-        "--device",
-        options.device,
-        "--seconds",
-        "1",
-        "--only",
-        SANITIZED_SECTIONS,
-    )
     found: dict[str, Any] = {}
-    problems = 0
     end = options.end
-    for tool in ("memcheck", "racecheck"):
-        for name, command in commands.items():
-            left = end - time.monotonic()
-            if left <= 0:
-                found[f"{tool} {name}"] = "out of time"
-                continue
-            words = [program, "--tool", tool, "--target-processes", "all", "--error-exitcode", "9"]
-            # Without torch's pool every array is an allocation of its own, whose bounds are known.
-            text = run([*words, *command], left, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-            if "Device not supported" in text:
-                return {"skipped": "compute-sanitizer does not support this device", "problems": 0}
-            errors = sanitizer_errors(text)
-            found[f"{tool} {name}"] = {"errors": errors, "tail": text[-1500:] if errors != 0 else ""}
-            problems += errors != 0
-            print(f"sanitize, {tool} {name}: {'no summary' if errors is None else errors}", flush=True)
-    return {**found, "problems": problems}
+    for number, ((tool, name), command) in enumerate(commands.items()):
+        # What one command leaves of its share the others have.
+        limit = (end - time.monotonic()) / (len(commands) - number)
+        # Without torch's pool every array is an allocation of its own, whose bounds are known.
+        text = run(command, limit, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+        if "Device not supported" in text:
+            return {"skipped": "compute-sanitizer does not support this device", "problems": 0}
+        errors, is_cut = sanitizer_errors(text), OUT_OF_TIME in text
+        said = "out of time" if is_cut else "no summary" if errors is None else f"{errors} errors"
+        tail = text[-1500:] if errors != 0 else ""
+        found[f"{tool} {name}"] = {"errors": errors, "cut_short": is_cut, "tail": tail}
+        print(f"sanitize, {tool} {name}: {said}", flush=True)
+    bad = [row for row in found.values() if row["errors"] or (row["errors"] is None and not row["cut_short"])]
+    return {**found, "problems": len(bad)}
+
+
+def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:
+    """The commands that a tool watches, by their names."""
+    cases = sanitizer.cases if options.cases is None else min(sanitizer.cases, options.cases)
+    words = [options.device, str(options.seed), str(cases)]
+    commands = {kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")}
+    words = ["--tiny", "--device", options.device, "--seconds", "1", "--only", sanitizer.sections]
+    commands["kernels"] = python("-m", "benchmarks.gpu", *words)
+    return commands
 
 
 def sanitizer_errors(text: str) -> int | None:
@@ -291,6 +321,7 @@ PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "drawn": drawn,
     "tests": tests,
     "operators": operators,
+    "layers": layers,
     "sanitize": sanitize,
     "benchmark": benchmark,
 }

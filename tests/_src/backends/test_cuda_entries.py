@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from grid_emulator import EmulatedRoutines
 from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from grid_emulator import EmulatedRoutines
 from scorch._src.backends.cuda import entries as cuda_entries
-from scorch._src.backends.cuda.entries import print_entries, print_sum_runs
 from scorch._src.backends.routines import Routines, Sorted
 
 ROUTINES = EmulatedRoutines()
@@ -83,12 +82,3 @@ def test_kernels_are_taken(monkeypatch):
     monkeypatch.undo()
     wanted = torch.zeros(30, 30).index_put((places[0], places[1]), values, accumulate=True)
     torch.testing.assert_close(moved.to_dense(), wanted)
-
-
-def test_nvrtc_compiles_them():
-    nvrtc = pytest.importorskip("scorch._src.backends.cuda.nvrtc")
-    if not nvrtc.is_there():
-        pytest.skip("NVRTC is not installed")
-    for architecture in ("sm_80", "sm_90", "sm_100"):
-        nvrtc.compile_cuda(print_entries(torch.int32), architecture, "entries")
-        nvrtc.compile_cuda(print_sum_runs(torch.float32, torch.int64), architecture, "sums")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,10 +10,9 @@ import torch
 
 import scorch
 from grid_emulator import EmulatedRoutines
-from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.backend import CudaBackend
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.routines import CudaRoutines, print_attention, print_neighbour_max
+from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.cuda.rows import parts_of
 from scorch._src.backends.routines import Options, Routines, Rows, Scores
 
@@ -195,20 +193,3 @@ def test_layers_run_by_them(dropout: float) -> None:
             out = layer(x, graph)
             results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
     check(results[1], results[0])
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
-def test_nvrtc_compiles_routines_without_spills(architecture: str) -> None:
-    if not nvrtc.is_there():
-        pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc")
-    texts = [
-        print_attention(dtype, index, heads, features)
-        for heads, features, dtype, index in [*SHAPES, (32, 64, torch.float64, torch.int64)]
-    ]
-    texts += [print_neighbour_max(torch.float32, torch.int32, 4, 32)]
-    texts += [print_neighbour_max(torch.float64, torch.int64, 1, 4)]
-    for text in texts:
-        code, said = nvrtc.compile_text(text, architecture, "--ptxas-options=-v")
-        assert code, said
-        used = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-        assert used and all(pair == ("0", "0") for pair in used), said

@@ -76,6 +76,30 @@ class Places:
     is_full: bool = True  # whether it has an entry everywhere
 
 
+@dataclass(frozen=True)
+class Call:
+    """What is known of a call before it runs.
+
+    ``arrays`` are those of the operands, None where these are converted first; ``size`` the bytes of operands
+    and result, ``count`` the values of the result: at most, unless they are ``exact``.
+    """
+
+    device: torch.device
+    size: int
+    count: int
+    exact: bool = True
+    arrays: Sequence[torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """How a call runs: its inner loops, its threads, and the seconds that it should take, if known."""
+
+    inner: str
+    threads: str
+    seconds: float | None = None
+
+
 class Direct(Protocol):
     """The shortest way to call a kernel, where a backend has one: a function that allocates its result.
 
@@ -151,12 +175,9 @@ class Executable(ABC):
         """Return how many workers share a call now."""
         return 1
 
-    def describe(self, size: int) -> tuple[str, str] | None:
-        """Describe how a call that moves ``size`` bytes runs: its inner loops, and its threads.
-
-        None where the plan says all.
-        """
-        del size
+    def describe(self, call: Call) -> Description | None:
+        """Describe how a call runs; None where the plan says all."""
+        del call
         return None
 
 

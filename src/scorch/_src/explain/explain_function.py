@@ -199,6 +199,8 @@ def _explain_prepared(
     result = step.result
     if isinstance(event.result, Storage):
         result = replace(result, nnz=event.result.pattern.size)
+    is_on_host = prepared.backend.target is None
+    moved = memory.operands + result_size
     return KernelExplanation(
         "kernel",
         step.statement,
@@ -207,7 +209,7 @@ def _explain_prepared(
         step.loop_order,
         prepared.kernel.workers(),
         memory.operands + memory.workspace + result_size,
-        predict_seconds(prepared, memory.operands + result_size),
+        predict_seconds(prepared, moved) if is_on_host else step.predicted,
         measured,
         converting,
         tuple(converted),

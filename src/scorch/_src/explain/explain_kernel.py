@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from scorch._src.backends.base import host_threads
+from scorch._src.backends.base import Call, Description, host_threads
+from scorch._src.compiler.bounds import Footprint
 from scorch._src.compiler.describe import (
     describe_assembly,
     describe_conversion,
@@ -19,7 +20,8 @@ from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Operand, Plan, Step
 from scorch._src.compiler.schedule.cost import Cost
 from scorch._src.compiler.typing import dtype_of_type
-from scorch._src.engine.executable import Prepared
+from scorch._src.devices import HOST
+from scorch._src.engine.executable import Prepared, arrays_of, has_no_gaps
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.footprint import footprint
 from scorch._src.explain.report import MAX_REJECTED_ORDERS, OrderCost, StepExplanation, TensorFacts
@@ -40,10 +42,8 @@ def explain_kernel(
     nnz = None if plan.pattern is None else plan.operand(plan.pattern.tensor).nnz
     max_threads = current().threads or host_threads()
     memory = footprint(prepared, tensors)
-    said = prepared.kernel.describe(memory.operands + memory.result)
-    inner, threads = said or (
-        describe_inner(plan),
-        describe_threads(plan, prepared.kernel.workers(), max_threads),
+    said = prepared.kernel.describe(_call(prepared, tensors, memory)) or Description(
+        describe_inner(plan), describe_threads(plan, prepared.kernel.workers(), max_threads)
     )
     return StepExplanation(
         statement=show(as_statement(step)),
@@ -61,12 +61,24 @@ def explain_kernel(
         rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MAX_REJECTED_ORDERS]),
         assembly=describe_assembly(plan),
         workspace=plan.workspace and f"{plan.workspace} over {workspace_loops(plan)}",
-        inner=inner,
+        inner=said.inner,
         parallel=plan.parallel,
         memory=memory,
-        threads=threads,
+        threads=said.threads,
+        predicted=said.seconds,
         source=prepared.kernel.source,
     )
+
+
+def _call(prepared: Prepared, tensors: Tensors, memory: Footprint) -> Call:
+    """Return what a backend is told of a call of ``prepared`` on ``tensors``."""
+    sources = [tensors[name] for name, _ in prepared.sources]
+    is_read_as_is = not prepared.converts and all(
+        isinstance(tensor, Storage) or has_no_gaps(tensor) for tensor in sources
+    )
+    arrays = arrays_of(sources) if is_read_as_is else None
+    device = sources[0].device if sources else HOST
+    return Call(device, memory.operands + memory.result, memory.values, memory.exact, arrays)
 
 
 def describe_tensor(operand: Operand) -> TensorFacts:

@@ -79,6 +79,8 @@ class StepExplanation:
         whether threads share the outermost loop; ``threads`` says how, or why not
     ``memory``
         bytes of operands, result and workspace, which together are the most a kernel needs
+    ``predicted``
+        seconds, where the device that runs the kernel tells how fast it is
     ``source``
         the C source of the kernel
     """
@@ -100,6 +102,7 @@ class StepExplanation:
     parallel: bool = False
     threads: str = "as torch decides"
     memory: Footprint | None = None
+    predicted: float | None = None
     source: str = ""
 
 

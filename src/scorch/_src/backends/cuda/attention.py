@@ -17,14 +17,14 @@ import torch.nn.functional as F
 
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.attention_blocks import MIN_PAIRS, ROWS, CudaBlocks, Work, make_work
+from scorch._src.backends.cuda.cost import tells
 from scorch._src.backends.cuda.entries import CudaEntries
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, refuse
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.functions import helpers
 from scorch._src.backends.routines import Heads
-from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
 Tensor = torch.Tensor
@@ -123,7 +123,7 @@ class CudaAttention(CudaEntries):
         work = make_work(begin, matrices, across, None)
         return CudaBlocks(queries, keys, matrices, pos, crd, words, begin, work)
 
-    @emits("attention at the entries of a mask")
+    @tells("attention at the entries of a mask")
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads
     ) -> tuple[Tensor, Tensor] | None:
@@ -137,7 +137,7 @@ class CudaAttention(CudaEntries):
             call.run("forward", out=out, L=L)
         return out[..., :width].contiguous(), L
 
-    @emits("gradients of attention at the entries of a mask")
+    @tells("gradients of attention at the entries of a mask")
     def attention_backward(
         self,
         query: Tensor,
@@ -171,6 +171,8 @@ class CudaAttention(CudaEntries):
         blocks, dtype, device = heads.blocks, query.dtype, query.device
         largest = max(query.shape[-1], value.shape[-1])
         if blocks is None or dtype not in KINDS or largest > MAX_FEATURES or blocks.pos.device != device:
+            kind = str(dtype).removeprefix("torch.")
+            refuse(f"{kind} has no kernel" if dtype not in KINDS else f"there are {largest} features")
             return None
         deep, wide = (max(STEP, -(-size // STEP) * STEP) for size in (query.shape[-1], value.shape[-1]))
         stages = 2

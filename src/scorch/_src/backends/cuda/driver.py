@@ -8,6 +8,7 @@ import struct
 import sys
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import cuda_device, cuda_stream_of
@@ -21,8 +22,8 @@ USUAL_SHARED_MEMORY = 48 << 10  # bytes that a kernel has without asking
 MAX_SLOTS = 500  # of 8 bytes each: a kernel takes 4 KB of arguments
 
 # Numbers of attributes, as the driver has them.
-MAX_DYNAMIC_SHARED_SIZE, NUM_REGISTERS, SHARED_SIZE = 8, 4, 1  # of functions
-MAX_SHARED_MEMORY = 97  # of devices
+MAX_DYNAMIC_SHARED_SIZE, NUM_REGISTERS, LOCAL_SIZE, SHARED_SIZE = 8, 4, 3, 1  # of functions
+MAX_SHARED_MEMORY, MULTIPROCESSORS, MEMORY_CLOCK, BUS_WIDTH = 97, 16, 36, 37  # of devices
 
 _functions: BoundedCache[tuple[bytes, str, int], ctypes.c_void_p] = BoundedCache(MAX_FUNCTIONS)
 
@@ -69,12 +70,15 @@ def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device
     stream = block.streams.get(number)
     if stream is None:
         stream = block.streams[number] = ctypes.c_void_p(number)
-    blocks = -(-threads // THREADS) or 1
-    if blocks > MAX_BLOCKS:
-        blocks = MAX_BLOCKS
-    status = block.launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, block.pointers, None)
+    status = block.launch(function, blocks_for(threads), 1, 1, THREADS, 1, 1, 0, stream, block.pointers, None)
     if status:
         _check(status, "launch a kernel")
+
+
+def blocks_for(threads: int) -> int:
+    """Return the blocks of a grid with as many threads; with fewer, they take several turns."""
+    blocks = -(-threads // THREADS) or 1
+    return blocks if blocks < MAX_BLOCKS else MAX_BLOCKS
 
 
 @functools.cache
@@ -97,24 +101,51 @@ def launch_blocks(
     _check(status, "launch a kernel")
 
 
-@functools.cache
 def shared_memory(device: int) -> int:
     """Return the bytes of shared memory that a block may have."""
+    return _device_attribute(MAX_SHARED_MEMORY, device)
+
+
+def bandwidth(device: int) -> float:
+    """Return the bytes a second that the memory of a device moves at most; 0 where it does not say."""
+    kilohertz, bits = (_device_attribute(attribute, device) for attribute in (MEMORY_CLOCK, BUS_WIDTH))
+    return 2 * 1000.0 * kilohertz * bits / 8  # twice in each tick
+
+
+def blocks_at_once(function: ctypes.c_void_p, threads: int, shared: int, device: int) -> int:
+    """Return how many blocks of a function a device runs at once."""
     number = ctypes.c_int()
-    _check(
-        driver().cuDeviceGetAttribute(ctypes.byref(number), MAX_SHARED_MEMORY, device), "describe a device"
+    status = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(number), function, threads, ctypes.c_size_t(shared)
     )
+    _check(status, "describe a kernel")
+    return number.value * _device_attribute(MULTIPROCESSORS, device)
+
+
+@functools.cache
+def _device_attribute(attribute: int, device: int) -> int:
+    number = ctypes.c_int()
+    status = driver().cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+    _check(status, "describe a device")
     return number.value
 
 
-def function_facts(function: ctypes.c_void_p) -> tuple[int, int]:
-    """Return the registers of a thread of a function, and the bytes of shared memory of a block."""
+class FunctionFacts(NamedTuple):
+    """What a thread of a function takes, and what bytes of shared memory a block."""
+
+    registers: int
+    local: int  # bytes
+    shared: int
+
+
+def function_facts(function: ctypes.c_void_p) -> FunctionFacts:
+    """Return what a function takes."""
     found = []
-    for attribute in (NUM_REGISTERS, SHARED_SIZE):
+    for attribute in (NUM_REGISTERS, LOCAL_SIZE, SHARED_SIZE):
         number = ctypes.c_int()
         _check(driver().cuFuncGetAttribute(ctypes.byref(number), attribute, function), "describe a kernel")
         found.append(number.value)
-    return found[0], found[1]
+    return FunctionFacts(*found)
 
 
 def is_current(device: int) -> bool:

@@ -11,9 +11,10 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
-from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
+from scorch._src.backends.cuda.cost import describe_cost
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch, kernel_of
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
-from scorch._src.backends.cuda.rows import parts_of, row_of_entry
+from scorch._src.backends.cuda.rows import Parts, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
@@ -95,19 +96,18 @@ class CudaExecutable(base.Executable):
         slots = [*self.header, *self.slots(arrays), slot(values)]
         if grid.row_of_entry:
             slots.append(slot(row_of_entry(arrays[self.pos])))
-            self.kernel.launch(FUNCTIONS[0], slots, count * grid.threads, number)
+            self.kernel.launch(FUNCTIONS[0], slots, self._threads_of(count), number)
             return
         parts = parts_of(arrays[self.pos], grid.threads) if grid.pos else None
         if parts is None:
             slots += self.padding
-            self.kernel.launch(FUNCTIONS[0], slots, -(-count // self.columns) * self.threads_of_row, number)
+            self.kernel.launch(FUNCTIONS[0], slots, self._threads_of(count), number)
             return
         sums = self.allocate((parts.cut * self.columns,), device)
         tensors = (parts.row, parts.start, parts.stop, sums, parts.long_row, parts.long_first)
         slots += [*map(slot, tensors), parts.count, parts.cut, parts.long]
-        self.kernel.launch(FUNCTIONS[1], slots, parts.count * self.threads_of_row, number)
-        of_long_row = self.threads_of_row if grid.column else WARP
-        self.kernel.launch(FUNCTIONS[2], slots, parts.long * of_long_row, number)
+        for name, threads in zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True):
+            self.kernel.launch(name, slots, threads, number)
 
     def allocate(
         self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype | None = None
@@ -143,8 +143,9 @@ class CudaExecutable(base.Executable):
                 kernel.launch(FUNCTIONS[0], slots, count, device.index)
         return result
 
-    def describe(self, size: int) -> tuple[str, str]:
-        return describe_grid(self.plan.order, self.grid), f"{self._how()}{self._cost(size)}"
+    def describe(self, call: base.Call) -> base.Description:
+        said, seconds = self._cost(call)
+        return base.Description(describe_grid(self.plan.order, self.grid), f"{self._how()}; {said}", seconds)
 
     def _how(self) -> str:
         """Say which way the step takes, and why no better one."""
@@ -157,10 +158,34 @@ class CudaExecutable(base.Executable):
             "then a grid of CUDA threads computes values"
         )
 
-    def _cost(self, size: int) -> str:
-        """Say what the kernel takes of the device, where there is one."""
-        facts = self.kernel.facts()
-        return f"; {size:,} bytes at least" + (f"; {facts}" if facts else "")
+    def _cost(self, call: base.Call) -> tuple[str, float | None]:
+        """Say what the kernel takes of the device, where there is one, and the seconds."""
+        kernel = self.kernel if self.source else next(iter(self._pointwise.values()), self.kernel)
+        return describe_cost(kernel, self.launches(call), call)
+
+    def launches(self, call: base.Call) -> list[Launch]:
+        """Return what a call launches; where operands are converted first, as if no row were long."""
+        if not self.source:
+            is_known = any(kernel.source for kernel in self._pointwise.values())
+            return [Launch(FUNCTIONS[0], driver.blocks_for(call.count))] if is_known else []
+        parts = None
+        if self.grid.pos and not self.grid.row_of_entry and call.arrays is not None:
+            parts = parts_of(call.arrays[self.pos], self.grid.threads)
+        if parts is None:
+            return [Launch(FUNCTIONS[0], driver.blocks_for(self._threads_of(call.count)))]
+        threads = zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True)
+        return [Launch(name, driver.blocks_for(number)) for name, number in threads]
+
+    def _threads_of(self, count: int) -> int:
+        """Return the threads that compute as many values."""
+        if self.grid.row_of_entry:
+            return count * self.grid.threads
+        return -(-count // self.columns) * self.threads_of_row
+
+    def _threads_of_parts(self, parts: Parts) -> tuple[int, int]:
+        """Return the threads that sum up parts of rows, and those that put them together."""
+        of_long_row = self.threads_of_row if self.grid.column else WARP
+        return parts.count * self.threads_of_row, parts.long * of_long_row
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         raise KernelError(f"there is no kernel for {self.label}")

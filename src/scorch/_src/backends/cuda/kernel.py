@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,7 +14,32 @@ from scorch.errors import CompilationError, warn
 
 MAX_KERNELS = 4096
 
+
+class Launch(NamedTuple):
+    """A function with the blocks that it runs with, the threads of each, and its bytes of shared memory."""
+
+    name: str
+    blocks: int
+    threads: int = driver.THREADS
+    shared: int = 0
+
+
+@dataclass
+class Launches:
+    """What was launched while somebody recorded it, and on which device; or why there was no kernel."""
+
+    launched: list[tuple[CudaKernel, Launch, int | None]] = field(default_factory=list)
+    why_not: str = ""
+
+
+LAUNCHES: list[Launches] = []  # of those who record
 _kernels: BoundedCache[str, CudaKernel] = BoundedCache(MAX_KERNELS)
+
+
+def refuse(why: str) -> None:
+    """Tell those who record launches why there is none."""
+    for record in LAUNCHES:
+        record.why_not = why
 
 
 def kernel_of(source: str, label: str) -> CudaKernel:
@@ -36,6 +62,7 @@ class CudaKernel:
     def is_ready(self) -> bool:
         """Check whether there is code for the current device; compile it if need be."""
         if not self.source or self._is_refused or not nvrtc.is_there():
+            refuse("NVRTC has no code for it")
             return False
         if not self._codes:
             try:
@@ -48,24 +75,26 @@ class CudaKernel:
 
     def launch(self, name: str, slots: Sequence[Any], threads: int, device: int) -> None:
         """Run a function with as many threads."""
-        function = self._functions.get((name, device)) or self._function(name, device)
+        if LAUNCHES:
+            self.record(Launch(name, driver.blocks_for(threads)), device)
+        function = self._functions.get((name, device)) or self.function(name, device)
         driver.launch(function, slots, threads, device)
 
     def launch_blocks(
         self, name: str, slots: Sequence[Any], blocks: int, threads: int, shared: int, device: int
     ) -> None:
         """Run a function with as many blocks, each with as many bytes of shared memory."""
-        driver.launch_blocks(self._function(name, device), slots, blocks, threads, shared, device)
+        if LAUNCHES:
+            self.record(Launch(name, blocks, threads, shared), device)
+        driver.launch_blocks(self.function(name, device), slots, blocks, threads, shared, device)
 
-    def facts(self) -> str:
-        """Say how many registers and how much shared memory functions take that have been loaded."""
-        if not self._functions:
-            return ""
-        found = [driver.function_facts(function) for function in self._functions.values()]
-        registers, shared = (max(numbers) for numbers in zip(*found, strict=True))
-        return f"{registers} registers a thread, {shared:,} bytes of shared memory"
+    def record(self, launch: Launch, device: int | None) -> None:
+        """Tell those who record launches."""
+        for record in LAUNCHES:
+            record.launched.append((self, launch, device))
 
-    def _function(self, name: str, device: int) -> Any:
+    def function(self, name: str, device: int) -> Any:
+        """Return a function as it is loaded on a device whose context is current."""
         function = self._functions.get((name, device))
         if function is None:
             function = self._functions[name, device] = driver.load(self._code(device), name, device)

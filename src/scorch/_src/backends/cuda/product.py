@@ -10,6 +10,7 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
+from scorch._src.backends.cuda.kernel import Launch
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
@@ -128,11 +129,23 @@ class ProductExecutable(CudaExecutable):
         assert factors is not None
         self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
 
-    def describe(self, size: int) -> tuple[str, str]:
+    def describe(self, call: base.Call) -> base.Description:
         inner = f"rows with up to {FEW} products list them; others mark columns in shared memory"
         how = "a warp for each of the former, a block of CUDA threads for each of the latter; "
-        how += "one launch counts, one fills"
-        return inner, f"{how}{self._cost(size)}"
+        how += "two launches count and two fill; in between the host waits for the size"
+        said, _ = self._cost(call)
+        return base.Description(inner, f"{how}; {said}")
+
+    def launches(self, call: base.Call) -> list[Launch]:
+        if not self.rows:
+            return []
+        shared = bytes_of_tile(self.width_of_tile(call.device))
+        few, many = (min(blocks, MAX_BLOCKS) for blocks in (-(-self.rows // ROWS_OF_BLOCK), self.rows))
+        launches = []
+        for what in ("count", "fill"):
+            launches.append(Launch(f"scorch_{what}_few", few, THREADS))
+            launches.append(Launch(f"scorch_{what}_many", many, THREADS, shared))
+        return launches
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         device = arrays[0].device

@@ -17,8 +17,9 @@ import torch
 
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.attention import CudaAttention
+from scorch._src.backends.cuda.cost import tells
 from scorch._src.backends.cuda.executable import ALIGNMENT, in_context
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, refuse
 from scorch._src.backends.cuda.rows import Parts, parts_of
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
@@ -132,6 +133,7 @@ class CudaRoutines(CudaAttention):
 
     # attention -----------------------------------------------------------------------------------------
 
+    @tells("attention of neighbours")
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
@@ -157,6 +159,7 @@ class CudaRoutines(CudaAttention):
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return out, kept
 
+    @tells("gradients of neighbours' scores")
     def graph_attention_scores_backward(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -182,6 +185,7 @@ class CudaRoutines(CudaAttention):
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return each, totals
 
+    @tells("gradients of neighbours' features")
     def graph_attention_features_backward(
         self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -208,7 +212,10 @@ class CudaRoutines(CudaAttention):
         features = given[0]
         assert features is not None
         _, heads, width = features.shape
-        if not _is_able((rows.pos, rows.crd, rows.places), given) or heads > MAX_HEADS:
+        if not _is_able((rows.pos, rows.crd, rows.places), given):
+            return None
+        if heads > MAX_HEADS:
+            refuse(f"there are more than {MAX_HEADS} heads")
             return None
         key = features.dtype, rows.crd.dtype, heads, width
         kernel = self._attention.get(key)
@@ -219,6 +226,7 @@ class CudaRoutines(CudaAttention):
 
     # maxima --------------------------------------------------------------------------------------------
 
+    @tells("largest of the neighbours")
     def neighbour_max(self, rows: Arrays, x: Tensor, with_ties: bool) -> tuple[Tensor, Tensor | None]:
         pos, crd, counts = rows
         with in_context(x.device):
@@ -237,6 +245,7 @@ class CudaRoutines(CudaAttention):
                 _launch(kernel, "scorch_join_largest", slots, units.long * x.shape[1], x)
         return out, ties
 
+    @tells("gradient of the largest of the neighbours")
     def neighbour_max_backward(self, rows: Arrays, x: Tensor, out: Tensor, shared: Tensor) -> Tensor:
         pos, crd, counts = rows
         given = [x, counts, out, shared]
@@ -271,12 +280,22 @@ def _is_able(indices: Sequence[Tensor | None], given: Sequence[Tensor | None]) -
     """Check whether kernels can compute with arrays, the first of which has features."""
     known, (x, *others) = [index for index in indices if index is not None], given
     assert x is not None
-    if x.dtype not in _TYPES or not x.numel() or known[0].numel() < 2 or not known[1].numel():
-        return False
-    if known[0].dtype not in _INDICES or not all(i.is_contiguous() for i in known):
-        return False
-    same = all(index.dtype == known[0].dtype and index.device == x.device for index in known)
-    return same and all(a is None or (a.dtype == x.dtype and a.device == x.device) for a in others)
+    why = _why_not(known, x, [array for array in others if array is not None])
+    if why:
+        refuse(why)
+    return not why
+
+
+def _why_not(indices: Sequence[Tensor], x: Tensor, others: Sequence[Tensor]) -> str:
+    if x.dtype not in _TYPES:
+        return f"{str(x.dtype).removeprefix('torch.')} has no kernel"
+    if not x.numel() or indices[0].numel() < 2 or not indices[1].numel():
+        return "there is nothing to compute"
+    if indices[0].dtype not in _INDICES or not all(index.is_contiguous() for index in indices):
+        return "indices are neither int32 nor int64, or have gaps"
+    same = all(index.dtype == indices[0].dtype and index.device == x.device for index in indices)
+    same = same and all(array.dtype == x.dtype and array.device == x.device for array in others)
+    return "" if same else "arrays differ in dtype or device"
 
 
 def _spread(x: Tensor) -> tuple[int, int]:

@@ -1,0 +1,154 @@
+"""What NVRTC makes of the kernels for CUDA devices, which takes no device: no spills, few enough registers.
+
+A multiprocessor has 65,536 registers: eight blocks of 128 threads with 64 of them each run on it at once,
+four with 128, three with 168, two with 255. A usual run compiles the kernels of the statements in ``golden/``
+for all architectures, and each of the others for one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import grid_emulator
+import scorch
+from _src.backends.test_cuda import CALLS, drawn
+from _src.backends.test_cuda_routines import SHAPES
+from golden_statements import NAMES, statements
+from scorch._src.backends.cuda import attention, entries, nvrtc, routines
+from scorch.errors import CompilationError
+
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+FORMATS = ["csr", "coo", "bitmap", "banded", "bsr(2,2)"]
+# The most registers of a thread, by kind of kernel.
+REGISTERS = {"grid": 64, "maxima": 64, "graph attention": 128, "pairs": 168, "attention": 255}
+
+ATTENTION: dict[str, tuple[Any, ...]] = {
+    "tiles": (torch.bfloat16, 64, 64, True, 2),
+    "wide tiles": (torch.float16, 128, 128, False, 2),
+    "tiles in float32": (torch.float32, 64, 64, False, 2),
+    "pairs": (torch.bfloat16, 64, 128, True, 2, torch.int64),
+}
+MORE_ATTENTION = [
+    (dtype, size, size, dropout, 2)
+    for dtype in attention.KINDS
+    for size in (64, 128)
+    for dropout in (False, True)
+]
+
+pytestmark = pytest.mark.skipif(not nvrtc.is_there(), reason="no NVRTC here: pip install nvidia-cuda-nvrtc")
+
+
+def check(source: str, architecture: str, kind: str) -> None:
+    """Compile a text, and read what its functions take from what the assembler says."""
+    code, said = nvrtc.compile_text(source, architecture, "--ptxas-options=-v")
+    assert code[:4] == b"\x7fELF", said
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", said)]
+    assert len(spills) == len(registers) == source.count("KERNEL void"), said
+    assert all(numbers == ("0", "0", "0") for numbers in spills), said
+    assert max(registers) <= REGISTERS[kind], said
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], list[str]]:
+    """Call functions as on a CUDA device; return the texts of kernels."""
+    run = grid_emulator.run_grid
+
+    def texts_of(call: Callable[[], Any]) -> list[str]:
+        texts: list[str] = []
+
+        def recorded(source: str, *arguments: Any) -> None:
+            texts.append(source)
+            run(source, *arguments)
+
+        monkeypatch.setattr(grid_emulator, "run_grid", recorded)
+        with scorch.settings(backend="emulated"):
+            call()
+        return list(dict.fromkeys(texts))
+
+    return texts_of
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_statements(name: str, printed: Any) -> None:
+    text, operands, named = statements()[name]
+    run: Callable[..., Any] = scorch.evaluate if named else scorch.einsum
+    texts = printed(lambda: run(text, *operands, **named))
+    assert texts
+    for source, architecture in itertools.product(texts, ARCHITECTURES):
+        check(source, architecture, "grid")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_calls_of_torch(form: str, printed: Any, request: pytest.FixtureRequest) -> None:
+    """All for all architectures, or each for one of them."""
+    A, B = (scorch.from_torch(drawn(6, 8, torch.float32), format=form) for _ in range(2))
+    X = drawn(8, 5, torch.float32)
+    texts = printed(lambda: [call(A, B, X) for call in CALLS.values()])
+    assert len(texts) >= 8
+    for number, source in enumerate(texts):
+        is_long = request.config.getoption("long")
+        for architecture in ARCHITECTURES if is_long else [ARCHITECTURES[number % len(ARCHITECTURES)]]:
+            check(source, architecture, "grid")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name: str, architecture: str) -> None:
+    kind = "pairs" if name.startswith("pairs") else "attention"
+    check(attention.print_attention(*ATTENTION[name]), architecture, kind)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("form", MORE_ATTENTION)
+def test_attention_in_all_forms(form: tuple[Any, ...], architecture: str) -> None:
+    check(attention.print_attention(*form), architecture, "attention")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_tiles_of_masks(index: torch.dtype, architecture: str) -> None:
+    check(attention.print_tiles(index), architecture, "grid")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("shape", [*SHAPES, (32, 64, torch.float64, torch.int64)])
+def test_graph_attention(shape: tuple[Any, ...], architecture: str) -> None:
+    heads, features, dtype, index = shape
+    check(routines.print_attention(dtype, index, heads, features), architecture, "graph attention")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("form", [(torch.float32, torch.int32, 4, 32), (torch.float64, torch.int64, 1, 4)])
+def test_maxima_of_neighbours(form: tuple[Any, ...], architecture: str) -> None:
+    check(routines.print_neighbour_max(*form), architecture, "maxima")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_entries_in_order(index: torch.dtype, architecture: str) -> None:
+    check(entries.print_entries(index), architecture, "grid")
+    check(entries.print_sum_runs(torch.float64, index), architecture, "grid")
+
+
+def test_a_text_that_is_refused_is_shown() -> None:
+    with pytest.raises(CompilationError, match=r"(?s)refused by NVRTC for y = x.*expected a"):
+        nvrtc.compile_cuda('extern "C" __global__ void f( { }', "sm_90", "y = x")
+
+
+def test_arrays_in_memory_are_found() -> None:
+    """An array that is read at an index known only when it runs is in no register."""
+    source = """
+        #define KERNEL extern "C" __global__
+        KERNEL void f(int *x) { int a[9]; for (int i = 0; i < 9; i++) a[x[i]] = x[i]; x[0] = a[x[1]]; }
+    """
+    with pytest.raises(AssertionError, match=r"[1-9]\d* bytes stack frame"):
+        check(source, "sm_90", "grid")
