@@ -4,7 +4,7 @@
 
 struct slots {
   const T *values;        // of entries, ``width`` each
-  const ORDER *order;
+  const i64 *order;
   const i64 *first;       // where the entries of each place begin
   i64 places, entries, width;
   T *sums;
