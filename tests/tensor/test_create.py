@@ -10,6 +10,7 @@ import torch
 
 import scorch
 from properties.drawing import DTYPES
+from scorch._src.tensor.create import construct
 from scorch.errors import (
     ArgumentError,
     DensityError,
@@ -291,3 +292,12 @@ def test_what_stores_every_place_is_held_against_the_budget():
 def test_wrong_input_says_what_is_wrong(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_arrays_go_to_the_device_that_is_named():
+    elsewhere = torch.device("meta")
+    values = torch.ones(2, requires_grad=True)
+    assert construct._moved(values, None) is values
+    moved = construct._moved([torch.arange(2), values, [1, 2]], elsewhere)
+    assert [part.device for part in moved[:2]] == [elsewhere] * 2 and moved[2] == [1, 2]
+    assert moved[1].requires_grad and construct._moved([[0, 1], [1, 0]], elsewhere) == [[0, 1], [1, 0]]

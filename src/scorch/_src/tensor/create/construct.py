@@ -115,7 +115,7 @@ def tensor(
         )
     where = _checked_device("the tensor", device, pin_memory)
     dense = (
-        data.detach().clone()
+        _moved(data.detach().clone(), where)
         if isinstance(data, torch.Tensor)
         else torch.tensor(data, device=device_for("the tensor", where))
     )
@@ -190,8 +190,8 @@ def sparse_coo_tensor(
             0, dtype=dtype or torch.get_default_dtype(), device=device_for("sparse_coo_tensor", where)
         )
         indices, size = torch.zeros(len(shape), 0, dtype=torch.int64, device=values.device), shape
-    checked = as_differentiable_values("values", values, dtype, where)
-    return _leaf(from_coordinates(indices, checked, size, format), requires_grad)
+    checked = as_differentiable_values("values", _moved(values, where), dtype, where)
+    return _leaf(from_coordinates(_moved(indices, where), checked, size, format), requires_grad)
 
 
 def sparse_compressed(
@@ -216,8 +216,9 @@ def sparse_compressed(
     if is_in_graph and is_dynamo_compiling():
         return _in_graph(kind, [pointers, plain], values, size, format)
     where = _checked_device(f"sparse_{kind}_tensor", device, pin_memory)
-    checked = as_differentiable_values("values", values, dtype, where)
-    return _leaf(from_compressed(kind, pointers, plain, checked, size, format), requires_grad)
+    checked = as_differentiable_values("values", _moved(values, where), dtype, where)
+    arrays = _moved(pointers, where), _moved(plain, where)
+    return _leaf(from_compressed(kind, *arrays, checked, size, format), requires_grad)
 
 
 def _shows_options(function: Constructor) -> Constructor:
@@ -292,6 +293,16 @@ def _checked_device(name: str, device: Any, pin_memory: bool) -> torch.device | 
     chosen = None if device is None else device_for(name, device)
     refuse_pinning(pin_memory)
     return chosen
+
+
+def _moved(data: Any, where: torch.device | None) -> Any:
+    """Return a tensor, or a list of some, on the device that was named, if one was."""
+    if where is None:
+        return data
+    if isinstance(data, torch.Tensor):
+        return data.to(where)
+    is_list = isinstance(data, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in data)
+    return [_moved(part, where) for part in data] if is_list else data
 
 
 def _leaf(tensor: SparseTensor | torch.Tensor, requires_grad: bool) -> SparseTensor | torch.Tensor:
