@@ -46,3 +46,16 @@ def test_the_kernel_is_taken(monkeypatch):
         S = scorch.sparse_coo_tensor(places, values, (30, 30))
     wanted = torch.zeros(30, 30).index_put((places[0], places[1]), values, accumulate=True)
     torch.testing.assert_close(S.to_dense(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_what_is_not_finite_is_found(dtype):
+    one, other = torch.rand(300).to(dtype), torch.rand(200).to(dtype)
+    assert ROUTINES.are_finite([one, other]) and ROUTINES.are_finite([one]) and ROUTINES.are_finite([one[:0]])
+    for array, place in ((one, 299), (other, 0), (other, 199)):
+        for odd in (torch.inf, -torch.inf, torch.nan):
+            changed = array.clone()
+            changed[place] = odd
+            pair = [changed, other] if array is one else [one, changed]
+            assert not ROUTINES.are_finite(pair)
+            assert ROUTINES.are_finite([one, other])

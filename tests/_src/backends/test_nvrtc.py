@@ -135,6 +135,7 @@ def test_maxima_of_neighbours(form: tuple[Any, ...], architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sums_of_entries(architecture: str) -> None:
     check(entries.print_sum_runs(torch.float64), architecture, "grid")
+    check(entries.print_finite(torch.float64), architecture, "grid")
 
 
 def test_a_text_that_is_refused_is_shown() -> None:

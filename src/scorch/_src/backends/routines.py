@@ -187,6 +187,13 @@ class Routines:
         """Permute the dimensions of a dense tensor to ``order``, without gaps in memory."""
         return tensor.permute(*order).contiguous()
 
+    def are_finite(self, arrays: Sequence[Tensor]) -> bool:
+        """Check that all elements, and their sum, are finite; a device is asked once."""
+        total = arrays[0].sum()
+        for array in arrays[1:]:
+            total = total + array.sum()
+        return bool(total.isfinite())
+
     # index arrays ------------------------------------------------------------------------------------
 
     def row_pointers(self, rows: Tensor, count: int) -> Tensor:

@@ -1,8 +1,8 @@
-"""Values of entries that stand for one place, added up on CUDA devices: ``c/sum_runs.cu``."""
+"""Values of entries on CUDA devices: added up (``c/sum_runs.cu``), or searched for infinity and NaN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -10,10 +10,11 @@ import torch
 from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.streams import WaitingRoutines
+from scorch._src.backends.cuda.streams import WaitingRoutines, check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Sorted, Tensor
+from scorch._src.torch_internals import cuda_stream_of
 
 WARP = 32
 FEW = 64  # terms of a sum that a thread adds up
@@ -27,14 +28,22 @@ def print_sum_runs(dtype: torch.dtype) -> str:
     return "\n\n".join([print_prelude(), f"#define T {_TYPES[dtype]}\n#define FEW {FEW}", text])
 
 
+def print_finite(dtype: torch.dtype) -> str:
+    """The CUDA source of the search for what is not finite."""
+    text = (Path(__file__).parent / "c" / "finite.cu").read_text(encoding="utf-8")
+    return "\n\n".join([print_prelude(), f"#define T {_TYPES[dtype]}", text])
+
+
 class CudaEntries(WaitingRoutines):
-    """The routines, sums of entries by a kernel of their own."""
+    """The routines, those over all entries by kernels of their own."""
 
     make_kernel: Callable[[str, str], CudaKernel] = CudaKernel
 
     def __init__(self) -> None:
         super().__init__()
         self._sums: dict[torch.dtype, CudaKernel] = {}
+        self._finite: dict[torch.dtype, CudaKernel] = {}
+        self._flags: dict[tuple[int, int], Tensor] = {}  # of each device and stream, 0 between calls
 
     def has_kernels(self, device: torch.device) -> bool:
         """Check whether kernels can run on a device."""
@@ -43,6 +52,35 @@ class CudaEntries(WaitingRoutines):
     def shared_memory(self, device: torch.device) -> int:
         """Return the bytes of shared memory that a block may have."""
         return driver.shared_memory(device.index or 0)
+
+    def are_finite(self, arrays: Sequence[Tensor]) -> bool:
+        dtype, device = arrays[0].dtype, arrays[0].device
+        is_plain = all(array.dtype == dtype and array.is_contiguous() for array in arrays)
+        if len(arrays) > 2 or not is_plain or dtype not in _TYPES or not self.has_kernels(device):
+            return super().are_finite(arrays)
+        check_waiting(device, "whether all values are finite")
+        with in_context(device):
+            kernel = self._finite.get(dtype)
+            if kernel is None:
+                kernel = self._finite[dtype] = self.make_kernel(print_finite(dtype), "what is not finite")
+            if not kernel.is_ready():
+                return super().are_finite(arrays)
+            flag = self._flag(device)
+            one, other = arrays[0], arrays[-1]
+            sizes = [one.numel(), other.numel() if len(arrays) > 1 else 0]
+            slots = [address_of(one), address_of(other), *sizes, address_of(flag)]
+            kernel.launch("scorch_find_infinite", slots, sum(sizes), device.index)
+            is_odd = bool(flag)
+            if is_odd:
+                flag.zero_()
+        return not is_odd
+
+    def _flag(self, device: torch.device) -> Tensor:
+        place = (device.index or 0, cuda_stream_of(device.index or 0) if device.type == "cuda" else 0)
+        flag = self._flags.get(place)
+        if flag is None:
+            flag = self._flags[place] = torch.zeros((), dtype=torch.int32, device=device)
+        return flag
 
     def sum_entries(self, found: Sorted, values: Tensor) -> Tensor:
         order, first, device = found.order, found.first, values.device

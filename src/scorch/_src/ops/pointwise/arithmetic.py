@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
@@ -178,13 +179,11 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
         return is_usual and bool(other.count_nonzero())
     if sign == "/" and not bool(other.all()):
         return False
-    arrays = (sparse.storage.values, other.storage.values) if is_pair else (other,)  # type: ignore[attr-defined]
-    total: torch.Tensor | None = None  # of all, so that a device is asked once
-    for array in arrays:
-        if not is_functorch_wrapped_tensor(array):
-            part = array.detach().sum()
-            total = part if total is None else total + part
-    return total is None or math.isfinite(total)
+    if not isinstance(other, SparseTensor):
+        return is_functorch_wrapped_tensor(other) or math.isfinite(other.detach().sum())
+    arrays = [array.detach() for array in (sparse.storage.values, other.storage.values)]  # type: ignore[attr-defined]
+    known = [array for array in arrays if not is_functorch_wrapped_tensor(array)]
+    return not known or routines_for(known[0]).are_finite(known)
 
 
 # moving entries --------------------------------------------------------------------------------------
