@@ -16,6 +16,7 @@ from scorch._src.loops.jam import renamed, side_by_side
 from scorch._src.loops.runs import Runs
 
 IDEMPOTENT = ("max", "min", "&&", "||")
+STORES = (ir.Store, ir.AtomicAdd)
 
 
 @dataclass(frozen=True)
@@ -51,26 +52,31 @@ def find_row(body: ir.Stmt) -> Row | None:
     number = loops[0]
     before, loop, after = statements[:number], statements[number], statements[number + 1 :]
     assert isinstance(loop, ir.For)
-    match loop.start, loop.stop:
-        case ir.Cast(ir.Load(pos, ir.Var() as row), _), ir.Cast(ir.Load(end, beyond), _):
-            is_row = pos == end and beyond == row + 1
-        case ir.Load(pos, ir.Var() as row), ir.Load(end, beyond):
-            is_row = pos == end and beyond == row + 1
-        case _:
-            return None
-    if not is_row or len(accumulators(loop.body) or ()) != 1:
+    range_ = range_of(loop)
+    if range_ is None or len(accumulators(loop.body) or ()) != 1:
         return None
     if not all(isinstance(stmt, ir.Declare) for stmt in before):
         return None
     if not all(isinstance(stmt, ir.Declare | ir.Assign | ir.Store) for stmt in after):
         return None
-    return Row(tuple(before), loop, tuple(after), pos, row)
+    return Row(tuple(before), loop, tuple(after), *range_)
+
+
+def range_of(loop: ir.For) -> tuple[ir.Array, ir.Var] | None:
+    """Return ``pos`` and ``row`` of a loop from ``pos[row]`` to ``pos[row + 1]``; None if it is another."""
+    match loop.start, loop.stop:
+        case (
+            (ir.Load(pos, ir.Var() as row) | ir.Cast(ir.Load(pos, ir.Var() as row), _)),
+            (ir.Load(end, beyond) | ir.Cast(ir.Load(end, beyond), _)),
+        ) if pos == end and beyond == row + 1:
+            return pos, row
+    return None
 
 
 def accumulators(body: ir.Stmt) -> dict[ir.Var, str] | None:
     """Return the variables that a body only adds to, with the operations; None if it does more."""
     nodes = walk(body)
-    if any(isinstance(node, ir.Store | ir.Perform | ir.Parallel | ir.Return) for node in nodes):
+    if any(isinstance(node, (*STORES, ir.Perform, ir.Parallel, ir.Return)) for node in nodes):
         return None
     own = {node.var.name for node in nodes if isinstance(node, ir.Declare | ir.For)}
     found: dict[ir.Var, str] = {}
@@ -160,14 +166,26 @@ def share_in_runs(
 
 
 def split_stores(body: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]] | None:
-    """Split statements into what computes and what stores at the end; None if they are otherwise."""
+    """Split statements into what computes and what stores at the end; None if they are otherwise.
+
+    R[p] = A[p] * B[p]      ->      R_value = A[p] * B[p]; R[p] = R_value
+    """
     last = len(body)
-    while last and isinstance(body[last - 1], ir.Store):
+    while last and isinstance(body[last - 1], STORES):
         last -= 1
     nodes = [node for stmt in body[:last] for node in walk(stmt)]
-    if last == len(body) or any(isinstance(node, ir.Store | ir.Perform | ir.While) for node in nodes):
+    if last == len(body) or any(isinstance(node, (*STORES, ir.Perform, ir.While)) for node in nodes):
         return None
-    return list(body[:last]), list(body[last:])
+    computed = list(body[:last])
+    stored: list[ir.Stmt] = []
+    for number, store in enumerate(body[last:]):
+        assert isinstance(store, STORES)
+        if any(isinstance(node, ir.Load) for node in walk(store.value)):
+            value = ir.Var(f"{store.array.name}_value{number or ''}", store.value.type)
+            computed.append(ir.Declare(value, store.value))
+            store = replace(store, value=value)
+        stored.append(store)
+    return computed, stored
 
 
 @dataclass(frozen=True)

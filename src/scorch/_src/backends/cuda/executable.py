@@ -53,10 +53,12 @@ class CudaExecutable(base.Executable):
         arrays = schedule.slots[len(self.header) :]
         self.aligned = [arrays.index(name) for name in grid.aligned if name in arrays[:-1]]
         self.pos = arrays.index(grid.pos) if grid.pos else -1
+        self.listed = arrays.index(grid.listed) if grid.listed else -1
+        self.parents = [arrays.index(name) for name in grid.parents]
         self.columns = sizes[grid.column] if grid.column else 1
         tiles = -(-self.columns // (grid.threads * grid.each)) if grid.column else 1
         self.threads_of_row = tiles * grid.threads
-        self.padding = [0] * grid.added_slots
+        self.padding = [0] * (grid.added_slots - len(self.parents))
 
     def is_ready(self) -> bool:
         return self.kernel.is_ready()
@@ -93,14 +95,17 @@ class CudaExecutable(base.Executable):
             if arrays[place].data_ptr() % ALIGNMENT:  # a view that begins anywhere
                 arrays = [array.clone() if n == place else array for n, array in enumerate(arrays)]
         slots = [*self.header, *self.slots(arrays), slot(values)]
-        if grid.row_of_entry:
-            slots.append(slot(row_of_entry(arrays[self.pos])))
-            self.kernel.launch(FUNCTIONS[0], slots, count * grid.threads, number)
-            return
+        turns = -(-count // self.columns)
+        if self.parents:
+            rows = [row_of_entry(arrays[place]) for place in self.parents]
+            slots += map(slot, rows)
+            turns = rows[0].numel()
+        elif grid.listed:
+            turns = arrays[self.listed].numel()
         parts = parts_of(arrays[self.pos], grid.threads) if grid.pos else None
         if parts is None:
             slots += self.padding
-            self.kernel.launch(FUNCTIONS[0], slots, -(-count // self.columns) * self.threads_of_row, number)
+            self.kernel.launch(FUNCTIONS[0], slots, turns * self.threads_of_row, number)
             return
         sums = self.allocate((parts.cut * self.columns,), device)
         tensors = (parts.row, parts.start, parts.stop, sums, parts.long_row, parts.long_first)
