@@ -80,6 +80,8 @@ def plan_step(
     adds = may_add and target().is_grid and is_filled and can_add(step, operands)
     if target().is_grid and is_filled and not adds:
         step, operands = convert.gather_rows(step, operands, conversions)
+    if target().is_grid and not inferred.format.is_dense and not (skip_zeros or unsorted):
+        step, operands = _gather_fibers(step, operands, inferred.format, conversions)
     splits = convert.split_blocks(operands)
     problem = Problem(step, operands, inferred.format, splits, sizes)
     choice = stored_order(problem) if unsorted else order_to_add(problem) if adds else order_loops(problem)
@@ -131,6 +133,23 @@ def _as_written(body: Expr) -> Expr:
     if isinstance(body, Op) and body.name in ("everywhere", "vanishing"):
         return _as_written(body.args[0])
     return with_children(body, tuple(_as_written(part) for part in children(body)))
+
+
+def _gather_fibers(
+    step: Step,
+    operands: dict[Access, Operand],
+    result: Format,
+    conversions: list[convert.Conversion],
+) -> tuple[Step, dict[Access, Operand]]:
+    """Convert lists of entries to rows where the result then has its entries at fibers of one of them."""
+    if not step.reduced or shared_pattern(step, operands, result) is not None:
+        return step, operands
+    further: list[convert.Conversion] = []
+    other, converted = convert.gather_rows(step, operands, further, "s")
+    if not further or shared_pattern(other, converted, result) is None:
+        return step, operands
+    conversions += further
+    return other, converted
 
 
 def _assemble(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import substitute, walk
+from scorch._src.loops.simplify import simplify
 from scorch._src.loops.turns import START
 from scorch._src.loops.units import fresh, range_of, statements_of
 
@@ -61,7 +62,7 @@ def over_entries(
         return None
     turn, start = ir.Var(fresh("entry", taken)), ir.Var(fresh("first_entry", taken))
     stop, rows = ir.Var(fresh("last_entry", taken)), []
-    bounds = [substitute(head[0].value, {parallel.var.name: ir.Const(0)})]
+    bounds = [simplify(substitute(head[0].value, {parallel.var.name: ir.Const(0)}))]
     bounds.append(bounds[0] + parallel.count)
     find: list[ir.Stmt] = [ir.Declare(START, start + turn), ir.Declare(row, START)]
     for level in reversed(levels):

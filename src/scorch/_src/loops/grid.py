@@ -41,15 +41,16 @@ class Grid:
 
     ``threads`` form a unit. ``column`` is the index that they share, ``each`` of its values a thread; without
     one, they share the terms of a sum. ``pos`` is the array of the rows that ``scorch_cut`` and
-    ``scorch_combine`` cut where they are long. ``parents``: the arrays of rows whose number is asked for at
-    each entry, from the entries up; turns are the entries of the first, or of a list, whose coordinates are
-    ``listed``. ``adds``: threads add atomically.
+    ``scorch_combine`` cut where they are long, ``below`` are those of rows below them, whose entries are cut.
+    ``parents``: the arrays of rows whose number is asked for at each entry, from the entries up; turns are
+    the entries of the first, or of a list with coordinates ``listed``. ``adds``: threads add atomically.
     """
 
     threads: int = 1
     column: str = ""
     each: int = 1
     pos: str = ""
+    below: tuple[str, ...] = ()
     parents: tuple[str, ...] = ()
     listed: str = ""
     adds: bool = False
@@ -282,7 +283,7 @@ class _Spread:
         """Return the loops over parts of rows, and over rows that were cut: turns, their heads and sums."""
         parts = units.parts_of(row, self.taken)
         self.slots += parts.slots
-        self.grid = replace(self.grid, pos=row.pos.name)
+        self.grid = replace(self.grid, pos=row.pos.name, below=tuple(pos.name for pos in row.below))
         part, long = self._var("part_turn"), self._var("long_turn")
         cut = units.cut_row(row, parts, part, column, columns)
         combined = units.combine_parts(row, parts, long, column, columns, self._var("part"))

@@ -38,6 +38,11 @@ class Row:
         (sum_,) = accumulators(self.loop.body) or (ir.Var(""),)
         return sum_
 
+    @property
+    def below(self) -> tuple[ir.Array, ...]:
+        """Where rows below rows begin, level by level, which a cut goes through: those of a nested sum."""
+        return tuple(level.pos for level in nested(self.loop))
+
     def shared(self, threads: int) -> list[ir.Stmt]:
         """Return its statements, with the loop shared by the threads of a unit."""
         return [*self.before, replace(self.loop, threads=threads, sums=1), *self.after]
@@ -71,6 +76,45 @@ def range_of(loop: ir.For) -> tuple[ir.Array, ir.Var] | None:
         ) if pos == end and beyond == row + 1:
             return pos, row
     return None
+
+
+@dataclass(frozen=True)
+class Level:
+    """A loop over the entries of ``row``, the only one in the loop over rows, and what comes before it."""
+
+    before: tuple[ir.Stmt, ...]
+    loop: ir.For
+    pos: ir.Array
+    row: ir.Var
+
+
+def nested(loop: ir.For) -> list[Level]:
+    """Return the loops over rows below the rows of ``loop``, from the outermost inwards."""
+    levels: list[Level] = []
+    while True:
+        *before, last = statements_of(loop.body) or [ir.Block(())]
+        if not isinstance(last, ir.For) or not all(isinstance(s, ir.Declare) for s in before):
+            return levels
+        found = range_of(last)
+        if found is None or found[1] != loop.var:
+            return levels
+        levels.append(Level(tuple(before), last, *found))
+        loop = last
+
+
+def flattened(loop: ir.For, rows: Sequence[ir.Array]) -> ir.For:
+    """Return nested loops as one over the innermost entries, whose rows ``rows`` has, level by level.
+
+    for p in rows: j = crd[p]; for q in pos[p]..: ...      ->      for q: p = row[q]; j = crd[p]; ...
+    """
+    levels = nested(loop)
+    if not levels:
+        return loop
+    pairs = zip(reversed(levels), reversed(rows), strict=True)
+    found = [ir.Declare(level.row, ir.wide(ir.Load(row, level.loop.var))) for level, row in pairs]
+    before = [stmt for level in levels for stmt in level.before]
+    last = levels[-1].loop
+    return replace(last, body=ir.block(*found, *before, last.body))
 
 
 def accumulators(body: ir.Stmt) -> dict[ir.Var, str] | None:
@@ -193,7 +237,7 @@ class Parts:
     """Arrays and numbers that describe how rows are cut, beyond the slots of a kernel.
 
     The parts of long rows come first, one row after the other, then all other rows whole. ``sums`` has what
-    the former add up to.
+    the former add up to. ``above`` has the rows that entries lie in, where rows lie below rows.
     """
 
     row: ir.Array
@@ -205,11 +249,12 @@ class Parts:
     count: ir.Var
     cut: ir.Var
     long: ir.Var
+    above: tuple[ir.Array, ...]
 
     @property
     def slots(self) -> tuple[ir.Var | ir.Array, ...]:
         return (
-            self.row, self.start, self.stop, self.sums, self.long_row, self.long_first,
+            *self.above, self.row, self.start, self.stop, self.sums, self.long_row, self.long_first,
             self.count, self.cut, self.long,
         )  # fmt: skip
 
@@ -226,6 +271,7 @@ def parts_of(row: Row, taken: set[str]) -> Parts:
     return Parts(
         array("row"), array("start"), array("stop"), ir.Array(fresh("part_sums", taken), row.sum.type),
         array("long_row"), array("long_first"), number("count"), number("cut"), number("long"),
+        tuple(ir.Array(fresh(f"row_of_{pos.name}", taken), pos.element) for pos in row.below),
     )  # fmt: skip
 
 
@@ -234,7 +280,8 @@ def cut_row(row: Row, parts: Parts, part: ir.Var, column: ir.Expr, columns: ir.E
     start, stop = (ir.wide(ir.Load(array, part)) for array in (parts.start, parts.stop))
     kept = ir.Store(parts.sums, part * columns + column, row.sum)
     after = ir.If(part < parts.cut, kept, ir.block(*row.after))
-    return replace(row, loop=replace(row.loop, start=start, stop=stop), after=(after,))
+    loop = flattened(row.loop, parts.above)
+    return replace(row, loop=replace(loop, start=start, stop=stop), after=(after,))
 
 
 def combine_parts(

@@ -13,7 +13,7 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
-from scorch._src.backends.cuda.rows import parts_of, row_of_entry
+from scorch._src.backends.cuda.rows import joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
@@ -53,6 +53,7 @@ class CudaExecutable(base.Executable):
         arrays = schedule.slots[len(self.header) :]
         self.aligned = [arrays.index(name) for name in grid.aligned if name in arrays[:-1]]
         self.pos = arrays.index(grid.pos) if grid.pos else -1
+        self.below = [arrays.index(name) for name in grid.below]
         self.listed = arrays.index(grid.listed) if grid.listed else -1
         self.parents = [arrays.index(name) for name in grid.parents]
         self.columns = sizes[grid.column] if grid.column else 1
@@ -102,13 +103,15 @@ class CudaExecutable(base.Executable):
             turns = rows[0].numel()
         elif grid.listed:
             turns = arrays[self.listed].numel()
-        parts = parts_of(arrays[self.pos], grid.threads) if grid.pos else None
+        below = [arrays[place] for place in self.below]
+        parts = parts_of(joined_pos(arrays[self.pos], below), grid.threads) if grid.pos else None
         if parts is None:
             slots += self.padding
             self.kernel.launch(FUNCTIONS[0], slots, turns * self.threads_of_row, number)
             return
         sums = self.allocate((parts.cut * self.columns,), device)
-        tensors = (parts.row, parts.start, parts.stop, sums, parts.long_row, parts.long_first)
+        tensors = (*map(row_of_entry, below), parts.row, parts.start, parts.stop, sums)
+        tensors += (parts.long_row, parts.long_first)
         slots += [*map(slot, tensors), parts.count, parts.cut, parts.long]
         self.kernel.launch(FUNCTIONS[1], slots, parts.count * self.threads_of_row, number)
         of_long_row = self.threads_of_row if grid.column else WARP

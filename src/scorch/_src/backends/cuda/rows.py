@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,6 +39,7 @@ class _Facts:
     longest: int = -1
     row_of_entry: torch.Tensor | None = None
     parts: dict[int, Parts | None] = field(default_factory=dict)
+    joined: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of rows above
 
 
 _facts: dict[int, tuple[Callable[[], torch.Tensor | None], _Facts]] = {}  # by the id of an array that lives
@@ -69,6 +70,18 @@ def row_of_entry(pos: torch.Tensor) -> torch.Tensor:
         facts.row_of_entry = torch.repeat_interleave(rows, pos.diff().long())
         settle(pos.device)
     return facts.row_of_entry
+
+
+def joined_pos(pos: torch.Tensor, below: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return where rows begin in the last of the arrays below them, each of which has rows of the next."""
+    for inner in below:
+        joined = _facts_of(inner).joined
+        if id(pos) not in joined:
+            check_waiting(pos.device, WHAT)
+            joined[id(pos)] = pos, inner.index_select(0, pos)  # the array above stays, and its id with it
+            settle(pos.device)
+        pos = joined[id(pos)][1]
+    return pos
 
 
 def longest_row(pos: torch.Tensor) -> int:

@@ -17,6 +17,7 @@ from scorch._src.compiler import lattice
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.formats import Format
 from scorch._src.notation.nodes import Access
 
 MAX_PERMUTED_LOOPS = 5
@@ -40,7 +41,22 @@ def order_for_grid(problem: Problem, chosen: Cost, is_allowed: Callable[[Sequenc
     wanted = problem.step.target.indices
     free = [x for x in order[1:] if x in wanted and x not in stored]
     free.sort(key=wanted.index)
-    return _spread(problem, order[:1], free, order)
+    return _spread(problem, _fibers(problem, order), free, order)
+
+
+def _fibers(problem: Problem, order: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the outer loops whose turns own their part: one, or all that walk one operand down to fibers."""
+    sparse = [access for access, operand in problem.operands.items() if operand.is_sparse]
+    if len(sparse) != 1 or not _is_nested(problem.operands[sparse[0]].format):
+        return order[:1]
+    walked = {loop for use in problem.uses[sparse[0]] for loop in use.loops}
+    return tuple(itertools.takewhile(lambda loop: loop in walked & problem.result_loops, order)) or order[:1]
+
+
+def _is_nested(form: Format) -> bool:
+    """Check whether each level but the first has rows of coordinates below those above."""
+    is_row = [form.levels[n].has_coordinates and form.starts_run(n) for n in range(1, len(form))]
+    return all(is_row) and not form.is_blocked
 
 
 def can_add(step: Step, operands: Mapping[Access, Operand]) -> bool:
@@ -51,8 +67,7 @@ def can_add(step: Step, operands: Mapping[Access, Operand]) -> bool:
     if len(sparse) != 1 or len(set(sparse[0].indices)) < len(sparse[0].indices):
         return False
     form = operands[sparse[0]].format
-    is_nested = all(form.levels[n].has_coordinates and form.starts_run(n) for n in range(1, len(form)))
-    if form.is_blocked or not (form.is_list or is_nested):
+    if not _is_nested(form) and (form.is_blocked or not form.is_list):
         return False
     return support_of(step.body, operands) == lattice.stored(sparse[0])
 
