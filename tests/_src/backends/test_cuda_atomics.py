@@ -99,6 +99,15 @@ def test_tensors_with_three_dimensions(equation: str, form: str, texts: list[str
     assert adds(texts)
 
 
+@pytest.mark.parametrize("form", ["csf", "coo"])
+def test_places_that_are_found_between_the_levels_of_an_operand(form: str, texts: list[str]) -> None:
+    a, X = drawn(4, 5, 6, 7, density=0.1), torch.randint(-3, 4, (4, 5, 3)).float()
+    with scorch.settings(deterministic=False):
+        found = scorch.einsum("ijkl,ijs->ls", scorch.from_torch(a, format=form), X, format="dense")
+    torch.testing.assert_close(found, torch.einsum("ijkl,ijs->ls", a, X))
+    assert adds(texts)
+
+
 def test_what_is_not_added_by_atomics(texts: list[str]) -> None:
     """Half precision, complex numbers and int64, maxima, and all of it by default or if torch forbids it."""
     for dtype in (torch.bfloat16, torch.float16, torch.complex64, torch.int64):

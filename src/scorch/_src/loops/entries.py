@@ -106,28 +106,31 @@ def over_list(
     statements = statements_of(parallel.body)
     if not statements or not isinstance(statements[0], ir.Declare):
         return None
-    entry = statements[0].var
+    entry, loop = statements[0].var, statements[-1]
     head: list[ir.Stmt] = [statements[0]]
-    rest = statements[1:]
-    while rest and isinstance(rest[-1], ir.While):
-        match statements_of(rest[-1].body):
+    while isinstance(loop, ir.While):
+        match statements_of(loop.body):
             case [
                 ir.Declare(coordinate, value) as bind,
                 ir.Declare(_, ir.Var() as place),
                 ir.While(),
-                *inside,
+                *declared,
+                ir.While() | ir.For() as loop,
                 ir.Assign(moved),
             ] if moved == place and place in walk(value) and is_free(coordinate.name):
-                head += [ir.Declare(place, entry), bind]
-                rest = inside
+                if isinstance(loop, ir.While):  # of which the last two are where it begins and ends
+                    declared = declared[:-2]
+                if not all(isinstance(stmt, ir.Declare) for stmt in declared):
+                    return None
+                head += [ir.Declare(place, entry), bind, *declared]
             case _:
                 return None
-    match rest:
-        case [ir.For(var, ir.Var(), ir.Var(), body)]:
+    match loop:
+        case ir.For(var, ir.Var() as begin, ir.Var(), body) if ir.Declare(begin, entry) in head:
             match statements_of(body):
                 case [
                     ir.Declare(x, ir.Load(crd, _) | ir.Cast(ir.Load(crd, _), _)) as bind,
                     *inner,
-                ] if len(head) > 1 and is_free(x.name):
+                ] if is_free(x.name):
                     return [*head, ir.Declare(var, entry), bind], ir.block(*inner), crd
     return None

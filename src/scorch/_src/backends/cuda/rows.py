@@ -10,6 +10,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -51,10 +52,10 @@ def _facts_of(pos: torch.Tensor) -> _Facts:
     if known is not None and known[0]() is pos:
         return known[1]
 
-    def forget(reference: object) -> None:
-        kept = _facts.get(number)
+    def forget(reference: object, known: dict[int, Any] = _facts) -> None:  # its name is gone at exit
+        kept = known.get(number)
         if kept is not None and kept[0] is reference:
-            del _facts[number]
+            del known[number]
 
     facts = _Facts()
     _facts[number] = weakref.ref(pos, forget), facts

@@ -62,9 +62,10 @@ def _is_nested(form: Format) -> bool:
 def can_add(step: Step, operands: Mapping[Access, Operand]) -> bool:
     """Check whether threads could each take an entry of one operand and add to a dense sum."""
     sparse = [access for access, operand in operands.items() if operand.is_sparse]
-    if step.reduction != "sum" or not step.reduced or not step.target.indices:
+    if step.reduction != "sum" or not step.reduced or len(sparse) != 1:
         return False
-    if len(sparse) != 1 or len(set(sparse[0].indices)) < len(sparse[0].indices):
+    indices = sparse[0].indices
+    if len(set(indices)) < len(indices) or not {*indices} & {*step.target.indices}:
         return False
     form = operands[sparse[0]].format
     if not _is_nested(form) and (form.is_blocked or not form.is_list):
