@@ -99,7 +99,7 @@ static void run_thread(void) {
   fibers[running].is_done = 1;
   swapcontext(&fibers[running].context, &scheduler);
 }
-void emulate(void *arguments, const int *order, int blocks, int threads) {
+void emulate(void *arguments, const int *order, int blocks, int threads, int mask) {
   gridDim.x = blocks, blockDim.x = threads, given = (struct ARGUMENTS *)arguments;
   for (int number = 0; number < blocks; number++) {
     blockIdx.x = order[number];
@@ -115,7 +115,7 @@ void emulate(void *arguments, const int *order, int blocks, int threads) {
     for (int left = threads; left;) {
       left = 0;
       for (int turn = 0; turn < threads; turn++) {
-        const int thread = number % 2 ? threads - 1 - turn : turn;
+        const int thread = turn ^ mask;
         if (fibers[thread].is_done) continue;
         running = thread, threadIdx.x = thread, left++;
         swapcontext(&scheduler, &fibers[thread].context);
@@ -134,9 +134,10 @@ def run_grid(
     library = jit.load(_BEFORE + source + after)
     blocks = min(max(1, -(-threads // THREADS)), 3)
     order = torch.randperm(blocks, dtype=torch.int32)
-    emulate = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    emulate = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)(library.address("emulate"))
     block = (ctypes.c_longlong * len(slots))(*slots)
-    emulate(library.address("emulate"))(ctypes.addressof(block), order.data_ptr(), blocks, THREADS)
+    mask = int(torch.randint(THREADS, ()))  # in which order the threads of a block begin
+    emulate(ctypes.addressof(block), order.data_ptr(), blocks, THREADS, mask)
 
 
 class EmulatedKernel(CudaKernel):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import host, kernels, matrices, report, timing
+from benchmarks.gpu import host, kernels, matrices, report, tensors, timing
 from benchmarks.gpu.cases import Case, Measured, measure
 from benchmarks.gpu.check import error, sketch
 from benchmarks.gpu.timing import Call, Device
@@ -113,6 +113,19 @@ def test_matrices_of_a_directory_are_those_with_many_entries(
         ("ogbn_arxiv", 7),
         ("symmetric", 4),
     ]
+
+
+def test_tensors_of_a_directory_are_those_with_many_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "LEAST_ENTRIES", 3)
+    monkeypatch.setattr(tensors, "made_up", lambda name, *rest: name)
+    (tmp_path / "tensors").mkdir()
+    for name, text in {"few": "1 1 1 5\n2 2 2 5\n", "many": "2 1 4 1\n1 1 1 1\n1 3 1 1\n"}.items():
+        (tmp_path / "tensors" / f"{name}.tns.gz").write_bytes(gzip.compress(text.encode()))
+    found, *made = tensors.tensors("cpu", tmp_path, tiny=False)
+    assert (found.name, found.shape, found.nnz) == ("many", (2, 3, 4), 3)
+    assert found.scorch("csf").to_dense().count_nonzero() == 3 and len(made) == 3
 
 
 def test_events_are_around_the_call_and_not_around_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@
 Times are medians of single calls between two events, in milliseconds; contestants take turns in a new order
 every round, and each is compared with the right answer before. "floor" is the time in which a copy moves the
 bytes that the operation must move at least. torch is shown at the best of its layouts. DIR has folders
-``suitesparse`` and ``ogbn_arxiv``.
+``suitesparse``, ``ogbn_arxiv`` and ``tensors``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import attention, host, kernels, networks
+from benchmarks.gpu import attention, host, kernels, networks, tensors
 from benchmarks.gpu.cases import OURS, Case, Measured, first_line, measure
 from benchmarks.gpu.matrices import Matrix, Source, sources
 from benchmarks.gpu.timing import Device
@@ -37,6 +37,7 @@ from benchmarks.kernels.results import geometric_mean
 MODELS: dict[str, Callable[[str, Path | None, bool], Iterator[Case]]] = {
     **networks.SECTIONS,
     **attention.SECTIONS,
+    **tensors.SECTIONS,
 }
 # Sections that measure by themselves, given a device, seconds and whether to be tiny.
 OTHERS: dict[str, Callable[[Device, float, bool], Iterator[Measured]]] = {

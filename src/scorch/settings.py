@@ -47,6 +47,7 @@ class Settings:
     - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
     - ``backend``: where kernels run (None: that of the operands' device); one of ``BACKENDS``.
     - ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
+    - ``deterministic``: whether results on a GPU repeat bit for bit; if not, threads may add to one place.
     """
 
     threads: int | None = None
@@ -57,6 +58,7 @@ class Settings:
     debug: bool = False
     backend: str | None = None
     without: frozenset[str] = frozenset()
+    deterministic: bool = True
 
 
 BACKENDS: dict[str, str] = {}  # name: purpose; filled by ``add_backend``
@@ -125,8 +127,9 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
             if not isinstance(place, str | os.PathLike):
                 raise ArgumentError(f"cache_directory must be a path or None, not {place!r}")
             changes["cache_directory"] = Path(place)
-        if not isinstance(changes.get("debug", False), bool):
-            raise ArgumentError(f"debug must be True or False, not {changes['debug']!r}")
+        for name in ("debug", "deterministic"):
+            if not isinstance(changes.get(name, False), bool):
+                raise ArgumentError(f"{name} must be True or False, not {changes[name]!r}")
         backend = changes.get("backend")
         if backend is not None and not (isinstance(backend, str) and backend in BACKENDS):
             raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, not {backend!r}")

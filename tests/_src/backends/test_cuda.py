@@ -297,6 +297,12 @@ def test_explanations_say_which_way_is_taken(emulated: list[str]) -> None:
     assert "none: no loop of it owns its part" in alone.threads
 
 
+def test_grids_over_stored_rows_are_explained(emulated: list[str]) -> None:
+    A = scorch.from_torch(drawn(30, 40, torch.float32), format="dcsr")
+    step = scorch.explain("ij,jk->ik", A, torch.ones(40, 64)).steps[0]
+    assert "a grid of CUDA threads" in step.threads
+
+
 def test_structures_are_made_once(emulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     make = structure._make

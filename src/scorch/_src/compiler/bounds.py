@@ -90,7 +90,7 @@ class _Walk:
         self.keeps: frozenset[str] = frozenset()  # the arrays of a worker that outlive its turns,
         self.kept: dict[str, int] = {}  # what they take after all of them,
         self.growing = 0  # and the most that one of them takes twice while it grows
-        self.turns = 1
+        self.turns: float = 1
 
     def visit(self, node: ir.Stmt) -> None:
         match node:
@@ -140,7 +140,7 @@ class _Walk:
     def _workers(self, parallel: ir.Parallel) -> None:
         worker = _Walk(self.functions.values(), self.bounds, self.limits)
         worker.keeps = frozenset(n.array.name for n in walk(parallel.body) if isinstance(n, ir.KeepArray))
-        worker.turns = int(self.most(parallel.count))
+        worker.turns = self.most(parallel.count)
         for part in (parallel.prologue, parallel.body, parallel.epilogue):
             worker.visit(part)
         assert not worker.alive, f"workers leave {', '.join(worker.alive)} behind"

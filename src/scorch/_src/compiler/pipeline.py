@@ -23,9 +23,10 @@ from scorch._src.compiler.plan import Operand, Plan, Splits, Step
 from scorch._src.compiler.schedule import convert_operands as convert
 from scorch._src.compiler.schedule.assign_slots import assign_slots
 from scorch._src.compiler.schedule.cost import Problem
+from scorch._src.compiler.schedule.grid_order import can_add
 from scorch._src.compiler.schedule.infer_format import Inferred, infer_format, support_of
 from scorch._src.compiler.schedule.insert_workspace import insert_workspace, shared_pattern
-from scorch._src.compiler.schedule.order_loops import Choice, order_loops, stored_order
+from scorch._src.compiler.schedule.order_loops import Choice, order_loops, order_to_add, stored_order
 from scorch._src.compiler.target import target
 from scorch._src.compiler.vector.parallelize import parallelize
 from scorch._src.compiler.vector.vectorize import vectorize
@@ -61,10 +62,12 @@ def plan_step(
     requested: Format | None = None,
     skip_zeros: bool = False,
     unsorted: bool = False,
+    may_add: bool = False,
 ) -> Planned:
     """Every choice for one step over ``tensors``; ``element`` is the type the result is computed in.
 
-    ``unsorted``: the entries of the only operand come in any order and may repeat.
+    ``unsorted``: the entries of the only operand come in any order and may repeat. ``may_add``: threads of a
+    grid may add to one place, in any order.
     """
     operands = {access: tensors[access.tensor] for access in step.accesses}
     step = replace(step, body=_marked(step.body, operands))
@@ -73,18 +76,22 @@ def plan_step(
         inferred = Inferred(requested, ("asked for",))
     conversions: list[convert.Conversion] = []
     step, operands = convert.unblock(step, operands, conversions)
-    if target().is_grid and inferred.format.is_dense and (step.reduced or len(operands) > 1):
+    is_filled = inferred.format.is_dense and (step.reduced or len(operands) > 1)
+    adds = may_add and target().is_grid and is_filled and can_add(step, operands)
+    if target().is_grid and is_filled and not adds:
         step, operands = convert.gather_rows(step, operands, conversions)
+    if target().is_grid and not inferred.format.is_dense and not (skip_zeros or unsorted):
+        step, operands = _gather_fibers(step, operands, inferred.format, conversions)
     splits = convert.split_blocks(operands)
     problem = Problem(step, operands, inferred.format, splits, sizes)
-    choice = stored_order(problem) if unsorted else order_loops(problem)
+    choice = stored_order(problem) if unsorted else order_to_add(problem) if adds else order_loops(problem)
     order = choice.chosen.order
     step, operands = convert.transpose(step, operands, order, splits, conversions)
     chosen = choice.chosen
     step, operands = convert.lay_out(step, operands, order, chosen.laid_out, conversions, chosen.along)
     searched = convert.renamed_searches(choice.chosen.searched, operands, conversions)
     plan = _assemble(
-        step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched
+        step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched, adds
     )
     plan = vectorize(plan, operands, sizes)
     plan = replace(plan, header=_header(plan))
@@ -128,6 +135,23 @@ def _as_written(body: Expr) -> Expr:
     return with_children(body, tuple(_as_written(part) for part in children(body)))
 
 
+def _gather_fibers(
+    step: Step,
+    operands: dict[Access, Operand],
+    result: Format,
+    conversions: list[convert.Conversion],
+) -> tuple[Step, dict[Access, Operand]]:
+    """Convert lists of entries to rows where the result then has its entries at fibers of one of them."""
+    if not step.reduced or shared_pattern(step, operands, result) is not None:
+        return step, operands
+    further: list[convert.Conversion] = []
+    other, converted = convert.gather_rows(step, operands, further, "s")
+    if not further or shared_pattern(other, converted, result) is None:
+        return step, operands
+    conversions += further
+    return other, converted
+
+
 def _assemble(
     step: Step,
     operands: Mapping[Access, Operand],
@@ -139,6 +163,7 @@ def _assemble(
     skip_zeros: bool,
     unsorted: bool,
     searched: frozenset[tuple[Access, int]],
+    adds: bool,
 ) -> Plan:
     shape = [sizes[index] for index in step.target.indices]
     distinct = {operand.name: operand for operand in operands.values()}
@@ -153,6 +178,7 @@ def _assemble(
         skip_zeros=skip_zeros,
         searched=searched,
         is_grid=target().is_grid,
+        adds=adds,
     )
     if not result.is_dense:
         shared = None if skip_zeros or unsorted else shared_pattern(step, operands, result)

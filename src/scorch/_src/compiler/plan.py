@@ -209,6 +209,7 @@ class Plan:
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it; ``is_grid``: every turn of it has a thread of its own.
+    ``adds``: turns add to places of the result that they share, atomically.
     ``sums``: in how many parts an innermost sum is added (``loops.nodes.For``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
     the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
@@ -237,6 +238,7 @@ class Plan:
     workspace_words: tuple[tuple[int, ...], ...] = ()
     parallel: bool = False
     is_grid: bool = False
+    adds: bool = False
     balance: tuple[str, int] | None = None
     skip_zeros: bool = False
     searched: frozenset[tuple[Access, int]] = frozenset()

@@ -24,6 +24,7 @@ from scorch._src.compiler.schedule.densify import nearly_full
 from scorch._src.compiler.schedule.infer_format import infer_format, support_of
 from scorch._src.compiler.steps import correct_for_implicit_constant, correct_for_implicit_zeros
 from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
+from scorch._src.engine.additions import without_conversion
 from scorch._src.engine.dense_steps import matrix_product, run_dense
 from scorch._src.engine.executable import Prepared, Tensor, stride_order
 from scorch._src.engine.one_device import on_one_device
@@ -91,7 +92,7 @@ class Task:
         form = self.requested
         if form is not None and form.is_dense:
             form = dense_format(form.dims)
-        return Task(self.step, used, self.sizes, form, self.skip_zeros, self.unsorted)
+        return replace(self, tensors=used, requested=form)
 
     @property
     def backend(self) -> Backend:
@@ -112,10 +113,11 @@ class Task:
             access: operand_of(access.tensor, self.tensors[access.tensor]) for access in self.step.accesses
         }
 
-    def problem(self) -> Problem:
+    def problem(self, may_add: bool = False) -> Problem:
         """Return the task as the compiler sees it."""
         sizes = {index: self.sizes[index] for index in dict.fromkeys(self.step.indices)}
-        return Problem(self.step, self.operands(), sizes, self.requested, self.skip_zeros, self.unsorted)
+        flags = (self.skip_zeros, self.unsorted, may_add)
+        return Problem(self.step, self.operands(), sizes, self.requested, *flags)
 
 
 def run_step(task: Task) -> Tensor:
@@ -220,12 +222,17 @@ def prepared_step(task: Task) -> Prepared:
     descriptors = tuple((name, key_of(tensor)) for name, tensor in task.tensors.items())
     backend = task.backend
     settings = (backend.name, torch.get_default_dtype(), current().without)
-    key = (task.step, task.requested, task.skip_zeros, task.unsorted, descriptors, *settings)
-    prepared = _plans.get(key)
-    if prepared is None:
-        problem = task.problem()
-        prepared = _plans[key] = _bind(find_schedule(problem, backend), backend, problem)
-    return prepared
+
+    def find(may_add: bool) -> Prepared:
+        flags = (task.skip_zeros, task.unsorted, may_add)
+        key = (task.step, task.requested, flags, descriptors, *settings)
+        prepared = _plans.get(key)
+        if prepared is None:
+            problem = task.problem(may_add)
+            prepared = _plans[key] = _bind(find_schedule(problem, backend), backend, problem)
+        return prepared
+
+    return without_conversion(find, task.tensors)
 
 
 def single_kernel(
@@ -272,8 +279,12 @@ class DenseProduct:
 
 def prepare(task: Task) -> Prepared:
     """Plan a step for just these tensors, without the caches."""
-    problem, backend = task.problem(), task.backend
-    return _bind(new_schedule(problem, backend), backend, problem)
+
+    def find(may_add: bool) -> Prepared:
+        problem, backend = task.problem(may_add), task.backend
+        return _bind(new_schedule(problem, backend), backend, problem)
+
+    return without_conversion(find, task.tensors)
 
 
 def _bind(schedule: Schedule, backend: Backend, problem: Problem) -> Prepared:

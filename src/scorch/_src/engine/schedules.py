@@ -31,13 +31,14 @@ from scorch._src.compiler.typing import default_float, result_type
 from scorch._src.engine import notes
 from scorch._src.formats import Format
 from scorch._src.loops.grid import Grid
-from scorch._src.loops.types import Type
+from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, Type
 from scorch._src.notation.nodes import Access
 from scorch.settings import current
 
 MAX_SCHEDULES = 4096
 MAX_TOTAL_SIZE_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
 MAX_SIZE_BITS = 30
+ATOMIC = (FLOAT32, FLOAT64, INT32)  # which devices add without a lock
 
 _schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MAX_SCHEDULES, "schedules")
 _contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MAX_SCHEDULES, "contraction schedules")
@@ -57,6 +58,7 @@ class Problem:
     requested: Format | None = None
     skip_zeros: bool = False
     unsorted: bool = False
+    may_add: bool = False  # threads to one place, in any order
 
     @functools.cached_property
     def element(self) -> Type:
@@ -95,8 +97,9 @@ def new_schedule(problem: Problem, backend: Backend) -> Schedule:
     p = problem
     with using_target(backend.target):
         planned = plan_step(
-            p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted
-        )
+            p.step, p.operands, p.sizes, p.element.computes_in, p.requested, p.skip_zeros, p.unsorted,
+            p.may_add and p.element in ATOMIC,
+        )  # fmt: skip
         if p.element != p.element.computes_in:
             planned = replace(planned, stored=p.element)
         return backend.write(planned)
@@ -134,7 +137,7 @@ def class_of(problem: Problem) -> Hashable:
     result = problem.requested
     if result is None:
         result = result_format(problem.step, problem.operands, sizes)
-    flags = (_family(problem), problem.skip_zeros, problem.unsorted)
+    flags = (_family(problem), problem.skip_zeros, problem.unsorted, problem.may_add)
     return problem.step, operands, extents, problem.element, result, flags, default_float(), current().without
 
 

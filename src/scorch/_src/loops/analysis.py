@@ -102,6 +102,8 @@ def written(node: Node, functions: Mapping[str, ir.Function]) -> set[str]:
             case (
                 ir.Store(array, _, _)
                 | ir.StoreRun(array, _, _)
+                | ir.AtomicAdd(array, _, _)
+                | ir.AtomicAddRun(array, _, _)
                 | ir.Resize(array, _)
                 | ir.Allocate(array, _, _)
                 | ir.Fill(array, _, _, _)

@@ -14,16 +14,9 @@ from typing import Protocol
 from scorch._src.loops import nodes as ir
 from scorch._src.loops import units
 from scorch._src.loops.analysis import walk
+from scorch._src.loops.entries import over_entries, over_list
 from scorch._src.loops.runs import Runs
-from scorch._src.loops.turns import (
-    START,
-    coordinates_of,
-    dense_loop,
-    head_of_part,
-    list_of_entries,
-    one_turn,
-    split_by,
-)
+from scorch._src.loops.turns import coordinates_of, dense_loop, head_of_part, one_turn, split_by
 from scorch._src.loops.units import Row, statements_of
 
 MEMORY = (ir.Allocate, ir.Resize, ir.Free, ir.PutArray, ir.SlotArray, ir.KeepArray, ir.Fail)
@@ -48,14 +41,19 @@ class Grid:
 
     ``threads`` form a unit. ``column`` is the index that they share, ``each`` of its values a thread; without
     one, they share the terms of a sum. ``pos`` is the array of the rows that ``scorch_cut`` and
-    ``scorch_combine`` cut where they are long; ``row_of_entry``: whether the row of each entry is asked for.
+    ``scorch_combine`` cut where they are long, ``below`` are those of rows below them, whose entries are cut.
+    ``parents``: the arrays of rows whose number is asked for at each entry, from the entries up; turns are
+    the entries of the first, or of a list with coordinates ``listed``. ``adds``: threads add atomically.
     """
 
     threads: int = 1
     column: str = ""
     each: int = 1
     pos: str = ""
-    row_of_entry: bool = False
+    below: tuple[str, ...] = ()
+    parents: tuple[str, ...] = ()
+    listed: str = ""
+    adds: bool = False
     added_slots: int = 0  # behind those of the kernel
     aligned: tuple[str, ...] = ()  # arrays of which runs are loaded or stored
     is_stored_narrow: bool = False  # whether results are rounded to what they are stored as
@@ -93,8 +91,9 @@ def describe_grid(plan_order: Sequence[str], grid: Grid) -> str:
     else:
         shared = "one by one"
     runs = ", loaded in runs" if grid.aligned else ""
-    cut = "; rows much longer than others are cut" if grid.pos and not grid.row_of_entry else ""
-    return f"{', '.join(plan_order[-1:])}: {shared}{runs}{cut}"
+    cut = "; rows much longer than others are cut" if grid.pos else ""
+    adds = "; adds by atomics, in no fixed order" if grid.adds else ""
+    return f"{', '.join(plan_order[-1:])}: {shared}{runs}{cut}{adds}"
 
 
 def why_no_grid(kernel: ir.Kernel) -> str:
@@ -131,7 +130,7 @@ class _Spread:
 
     def __init__(self, kernel: ir.Kernel, facts: Facts) -> None:
         self.facts = facts
-        self.grid = Grid()
+        self.grid = Grid(adds=any(isinstance(node, ir.AtomicAdd) for node in walk(kernel)))
         self.slots: tuple[ir.Var | ir.Array, ...] = ()
         self.taken = {node.name for node in walk(kernel) if isinstance(node, ir.Var | ir.Array)}
         self.taken |= {slot.name for slot in kernel.slots}
@@ -147,6 +146,17 @@ class _Spread:
             stmt.var.name for stmt in before if isinstance(stmt, ir.Declare)
         }
         head, inner = one_turn(parallel)
+        listed = None if head else over_list(parallel, self._is_free)
+        if listed is not None:
+            head, inner, coordinates = listed
+            self.grid = replace(self.grid, listed=coordinates.name)
+        entries = over_entries(parallel, head, inner, self._is_free, self.taken)
+        if entries is not None:
+            before += entries.before
+            outside |= {stmt.var.name for stmt in entries.before if isinstance(stmt, ir.Declare)}
+            parallel, head, inner = entries.parallel, list(entries.head), entries.inner
+            self.slots = entries.rows
+            self.grid = replace(self.grid, parents=tuple(pos.name for pos in entries.pos))
         loops: list[tuple[ir.Var, ir.Expr]] = [(parallel.var, parallel.count)]
         while (opened := dense_loop(inner, outside)) is not None and opened[1].var.name in self.facts.owned:
             declared, loop, inner = opened
@@ -162,10 +172,14 @@ class _Spread:
 
         if len(loops) > 1:
             return self._columns(parallel, loops, head, inner, made)
-        entries = self._entries(parallel, head, inner)
-        if entries is not None:
-            return [made(entries)]
+        if (listed or entries) is not None and units.find_row(inner) is None:
+            body = ir.block(*head, *self._shared_terms(statements_of(inner)))
+            return [made(replace(parallel, body=body))]
         return self._rows(parallel, head, inner, made)
+
+    def _is_free(self, loop: str) -> bool:
+        """Check whether turns of a loop need not know of each other."""
+        return self.grid.adds or loop in self.facts.owned
 
     # rows with columns
 
@@ -187,7 +201,7 @@ class _Spread:
         threads, each = shape_of_columns(self.facts.extent(column.name), self.facts.bytes)
         is_run = each > 1 and self.facts.is_multiple(column.name, each)
         runs = Runs(column, size)
-        self.grid = Grid(threads, column.name, each)
+        self.grid = replace(self.grid, threads=threads, column=column.name, each=each)
 
         def tiled(
             outer: list[tuple[ir.Var, ir.Expr]],
@@ -218,56 +232,7 @@ class _Spread:
         self._align(runs)
         return [made(*kernel) for kernel in zip(kernels, FUNCTIONS, strict=True)]
 
-    # entries that own a value each
-
-    def _entries(self, parallel: ir.Parallel, head: list[ir.Stmt], inner: ir.Stmt) -> ir.Parallel | None:
-        """Return the grid over all entries of rows, each of which owns a value; None if they do not.
-
-        parallel i: for p in pos[i]..pos[i+1]: ...      ->      parallel p in pos[0]..pos[m]: i = row[p]
-        """
-        listed = list_of_entries(parallel)
-        if listed is not None:
-            return self._spread_list(parallel, *listed)
-        *declared, last = statements_of(inner) or [ir.Block(())]
-        match last:
-            case ir.For(
-                var, ir.Cast(ir.Load(pos, ir.Var() as row), _), ir.Cast(ir.Load(end, after), _), body
-            ):
-                is_row = head and isinstance(head[-1], ir.Declare) and head[-1].var == row and pos == end
-                is_whole = after == row + 1 and len(head) == 3 and head[0] == ir.Declare(START, parallel.var)
-                statements = statements_of(body)
-                coordinate = statements[0] if statements else None
-                is_owned = isinstance(coordinate, ir.Declare) and coordinate.var.name in self.facts.owned
-                if not (
-                    is_row and is_whole and is_owned and all(isinstance(s, ir.Declare) for s in declared)
-                ):
-                    return None
-            case _:
-                return None
-        rows = ir.Array(units.fresh("row_of_entry", self.taken), pos.element)
-        self.slots = (rows,)
-        self.grid = Grid(row_of_entry=True, pos=pos.name)
-        first, stop = (ir.wide(ir.Load(pos, at)) for at in (ir.Const(0), parallel.count))
-        turn = self._var("turn")
-        inside = ir.block(
-            ir.Declare(var, first + turn),
-            ir.Declare(row, ir.wide(ir.Load(rows, var))),
-            *declared,
-            *self._shared_terms(statements),
-        )
-        return replace(parallel, var=turn, count=stop - first, body=inside)
-
-    def _spread_list(
-        self, parallel: ir.Parallel, position: ir.Declare, coordinate: ir.Declare, loop: ir.For
-    ) -> ir.Parallel | None:
-        """Return the grid over a list of entries, each of which owns a value; None if they do not."""
-        statements = statements_of(loop.body)
-        own = [stmt.var.name for stmt in (coordinate, *statements[:1]) if isinstance(stmt, ir.Declare)]
-        if len(own) < 2 or not all(name in self.facts.owned for name in own):
-            return None
-        here = ir.Declare(loop.var, position.var)
-        body = ir.block(position, coordinate, here, *self._shared_terms(statements))
-        return replace(parallel, body=body)
+    # entries
 
     def _shared_terms(self, statements: list[ir.Stmt]) -> list[ir.Stmt]:
         """Return the statements of an entry, with a sum over a dense index shared by a unit."""
@@ -298,7 +263,7 @@ class _Spread:
         threads = _power_of_two(self.facts.length(row.pos.name) // MIN_ENTRIES_EACH)
         if threads > 1:
             whole = replace(parallel, body=ir.block(*head, *row.shared(threads)))
-        self.grid = Grid(threads)
+        self.grid = replace(self.grid, threads=threads)
         cut_head = head_of_part(parallel, head, [inner], row)
         if cut_head is None:
             return [made(whole)]
@@ -317,8 +282,8 @@ class _Spread:
     ) -> list[tuple[ir.Var, ir.Expr, list[ir.Stmt], Row]]:
         """Return the loops over parts of rows, and over rows that were cut: turns, their heads and sums."""
         parts = units.parts_of(row, self.taken)
-        self.slots = parts.slots
-        self.grid = replace(self.grid, pos=row.pos.name)
+        self.slots += parts.slots
+        self.grid = replace(self.grid, pos=row.pos.name, below=tuple(pos.name for pos in row.below))
         part, long = self._var("part_turn"), self._var("long_turn")
         cut = units.cut_row(row, parts, part, column, columns)
         combined = units.combine_parts(row, parts, long, column, columns, self._var("part"))

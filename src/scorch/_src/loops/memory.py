@@ -2,7 +2,7 @@
 
 A ``Buffer`` knows its length, which of its elements have been written, whether it was freed, and, in
 a parallel loop, which turn wrote an element: two turns that touch the same element would race on
-real threads.
+real threads, unless both add to it atomically.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from scorch._src.loops.values import wrap
 class BoundsError(AssertionError):
     """A kernel touched memory it should not have."""
 
+
+ATOMICALLY = "an atomic addition"  # in place of the turn that wrote an element
 
 STORED = {"bool": "bool", "float16": "uint16", "bfloat16": "uint16"}
 
@@ -138,10 +140,11 @@ class Buffer:
         if not 0 <= index < len(self.data):
             raise BoundsError(f"{self.name}[{index}] is outside 0..{len(self.data) - 1}")
 
-    def check_turn(self, index: int, action: str) -> None:
+    def check_turn(self, index: int, action: str, is_atomic: bool = False) -> None:
         turn, fate = self.memory.turn, self.shared
         if turn is None or self.home == self.memory.loop:
             return
+        turn = ATOMICALLY if is_atomic else turn
         if fate.loop != self.memory.loop:
             fate.loop, fate.writers = self.memory.loop, {}
         writer = fate.writers.setdefault(index, turn) if action == "writes" else fate.writers.get(index, turn)
@@ -173,6 +176,13 @@ class Buffer:
         self.data[index] = value
         if self.written is not None:
             self.written[index] = 1
+
+    def add(self, index: int, value: Any) -> None:
+        """Add to an element, to which other turns may add too."""
+        self.check(index)
+        self.check_turn(index, "writes", is_atomic=True)
+        assert self.written is None or self.written[index], f"{self.name}[{index}] has no value to add to"
+        self.data[index] += value
 
     def copy_from(self, start: int, source: Buffer, source_start: int, count: int) -> None:
         """Copy elements, written or not: what was never written stays so."""

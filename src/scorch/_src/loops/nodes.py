@@ -185,6 +185,15 @@ class Store(Stmt):
 
 
 @dataclass(frozen=True)
+class AtomicAdd(Stmt):
+    """``array[index] += value``, where turns of a parallel loop may add to one element, in any order."""
+
+    array: Array
+    index: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
 class For(Stmt):
     """``for var in start..stop-1``; ``start`` and ``stop`` are evaluated once.
 
@@ -241,6 +250,21 @@ class StoreRun(Stmt):
         """The same, an element at a time."""
         stores = (Store(self.array, self.index + at, value) for at, value in enumerate(self.values))
         return Block(tuple(stores))
+
+
+@dataclass(frozen=True)
+class AtomicAddRun(Stmt):
+    """``array[index..] += values``, each as by ``AtomicAdd``; ``index`` is a multiple of their number."""
+
+    array: Array
+    index: Expr
+    values: tuple[Expr, ...]
+
+    @property
+    def one_by_one(self) -> Block:
+        """The same, an element at a time."""
+        adds = (AtomicAdd(self.array, self.index + at, value) for at, value in enumerate(self.values))
+        return Block(tuple(adds))
 
 
 @dataclass(frozen=True)

@@ -118,4 +118,8 @@ class Runs:
                 self.arrays[array.name] = None
                 values = tuple(renamed(value, copy) for copy in copies)
                 return ir.StoreRun(array, renamed(index, copies[0]), values)
+            case ir.AtomicAdd(array, index, value) if self.is_run(index):
+                self.arrays[array.name] = None
+                values = tuple(renamed(value, copy) for copy in copies)
+                return ir.AtomicAddRun(array, renamed(index, copies[0]), values)
         return ir.block(*(renamed(stmt, copy) for copy in copies))

@@ -53,27 +53,6 @@ def head_of_part(
     ]
 
 
-def list_of_entries(parallel: ir.Parallel) -> tuple[ir.Declare, ir.Declare, ir.For] | None:
-    """Return the place of an entry, its first coordinate and its loop, where turns look for rows."""
-    statements = statements_of(parallel.body)
-    if (
-        not statements
-        or not isinstance(statements[0], ir.Declare)
-        or not isinstance(statements[-1], ir.While)
-    ):
-        return None
-    match statements_of(statements[-1].body):
-        case [
-            ir.Declare(_, value) as coordinate,
-            ir.Declare(following, ir.Var() as place),
-            ir.While(),
-            ir.For(_, ir.Var() as begin, ir.Var() as end) as loop,
-            ir.Assign(),
-        ] if begin == place and end == following and place in walk(value):
-            return ir.Declare(place, statements[0].value), coordinate, loop
-    return None
-
-
 def split_by(var: ir.Var, declared: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
     """Return the declarations that do not depend on ``var``, and those that do."""
     names = {var.name}

@@ -16,6 +16,7 @@ from scorch._src.loops.jam import renamed, side_by_side
 from scorch._src.loops.runs import Runs
 
 IDEMPOTENT = ("max", "min", "&&", "||")
+STORES = (ir.Store, ir.AtomicAdd)
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Row:
         (sum_,) = accumulators(self.loop.body) or (ir.Var(""),)
         return sum_
 
+    @property
+    def below(self) -> tuple[ir.Array, ...]:
+        """Where rows below rows begin, level by level, which a cut goes through: those of a nested sum."""
+        return tuple(level.pos for level in nested(self.loop))
+
     def shared(self, threads: int) -> list[ir.Stmt]:
         """Return its statements, with the loop shared by the threads of a unit."""
         return [*self.before, replace(self.loop, threads=threads, sums=1), *self.after]
@@ -51,26 +57,70 @@ def find_row(body: ir.Stmt) -> Row | None:
     number = loops[0]
     before, loop, after = statements[:number], statements[number], statements[number + 1 :]
     assert isinstance(loop, ir.For)
-    match loop.start, loop.stop:
-        case ir.Cast(ir.Load(pos, ir.Var() as row), _), ir.Cast(ir.Load(end, beyond), _):
-            is_row = pos == end and beyond == row + 1
-        case ir.Load(pos, ir.Var() as row), ir.Load(end, beyond):
-            is_row = pos == end and beyond == row + 1
-        case _:
-            return None
-    if not is_row or len(accumulators(loop.body) or ()) != 1:
+    range_ = range_of(loop)
+    if range_ is None or len(accumulators(loop.body) or ()) != 1:
         return None
     if not all(isinstance(stmt, ir.Declare) for stmt in before):
         return None
     if not all(isinstance(stmt, ir.Declare | ir.Assign | ir.Store) for stmt in after):
         return None
-    return Row(tuple(before), loop, tuple(after), pos, row)
+    return Row(tuple(before), loop, tuple(after), *range_)
+
+
+def range_of(loop: ir.For) -> tuple[ir.Array, ir.Var] | None:
+    """Return ``pos`` and ``row`` of a loop from ``pos[row]`` to ``pos[row + 1]``; None if it is another."""
+    match loop.start, loop.stop:
+        case (
+            (ir.Load(pos, ir.Var() as row) | ir.Cast(ir.Load(pos, ir.Var() as row), _)),
+            (ir.Load(end, beyond) | ir.Cast(ir.Load(end, beyond), _)),
+        ) if pos == end and beyond == row + 1:
+            return pos, row
+    return None
+
+
+@dataclass(frozen=True)
+class Level:
+    """A loop over the entries of ``row``, the only one in the loop over rows, and what comes before it."""
+
+    before: tuple[ir.Stmt, ...]
+    loop: ir.For
+    pos: ir.Array
+    row: ir.Var
+
+
+def nested(loop: ir.For) -> list[Level]:
+    """Return the loops over rows below the rows of ``loop``, from the outermost inwards."""
+    levels: list[Level] = []
+    while True:
+        *before, last = statements_of(loop.body) or [ir.Block(())]
+        if not isinstance(last, ir.For) or not all(isinstance(s, ir.Declare) for s in before):
+            return levels
+        found = range_of(last)
+        if found is None or found[1] != loop.var:
+            return levels
+        levels.append(Level(tuple(before), last, *found))
+        loop = last
+
+
+def flattened(loop: ir.For, rows: Sequence[ir.Array]) -> ir.For:
+    """Return nested loops as one over the innermost entries, whose rows ``rows`` has, level by level.
+
+    for p in rows: j = crd[p]; for q in pos[p]..: ...      ->      for q: p = row[q]; j = crd[p]; ...
+    """
+    levels = nested(loop)
+    if not levels:
+        return loop
+    pairs = zip(reversed(levels), reversed(rows), strict=True)
+    found = [ir.Declare(level.row, ir.wide(ir.Load(row, level.loop.var))) for level, row in pairs]
+    before = [stmt for level in levels for stmt in level.before]
+    last = levels[-1].loop
+    return replace(last, body=ir.block(*found, *before, last.body))
 
 
 def accumulators(body: ir.Stmt) -> dict[ir.Var, str] | None:
     """Return the variables that a body only adds to, with the operations; None if it does more."""
     nodes = walk(body)
-    if any(isinstance(node, ir.Store | ir.Perform | ir.Parallel | ir.Return) for node in nodes):
+    if any(isinstance(node, (*STORES, ir.Perform, ir.Parallel, ir.Return)) for node in nodes):
         return None
     own = {node.var.name for node in nodes if isinstance(node, ir.Declare | ir.For)}
     found: dict[ir.Var, str] = {}
@@ -160,14 +210,26 @@ def share_in_runs(
 
 
 def split_stores(body: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], list[ir.Stmt]] | None:
-    """Split statements into what computes and what stores at the end; None if they are otherwise."""
+    """Split statements into what computes and what stores at the end; None if they are otherwise.
+
+    R[p] = A[p] * B[p]      ->      R_value = A[p] * B[p]; R[p] = R_value
+    """
     last = len(body)
-    while last and isinstance(body[last - 1], ir.Store):
+    while last and isinstance(body[last - 1], STORES):
         last -= 1
     nodes = [node for stmt in body[:last] for node in walk(stmt)]
-    if last == len(body) or any(isinstance(node, ir.Store | ir.Perform | ir.While) for node in nodes):
+    if last == len(body) or any(isinstance(node, (*STORES, ir.Perform, ir.While)) for node in nodes):
         return None
-    return list(body[:last]), list(body[last:])
+    computed = list(body[:last])
+    stored: list[ir.Stmt] = []
+    for number, store in enumerate(body[last:]):
+        assert isinstance(store, STORES)
+        if any(isinstance(node, ir.Load) for node in walk(store.value)):
+            value = ir.Var(f"{store.array.name}_value{number or ''}", store.value.type)
+            computed.append(ir.Declare(value, store.value))
+            store = replace(store, value=value)
+        stored.append(store)
+    return computed, stored
 
 
 @dataclass(frozen=True)
@@ -175,7 +237,7 @@ class Parts:
     """Arrays and numbers that describe how rows are cut, beyond the slots of a kernel.
 
     The parts of long rows come first, one row after the other, then all other rows whole. ``sums`` has what
-    the former add up to.
+    the former add up to. ``above`` has the rows that entries lie in, where rows lie below rows.
     """
 
     row: ir.Array
@@ -187,11 +249,12 @@ class Parts:
     count: ir.Var
     cut: ir.Var
     long: ir.Var
+    above: tuple[ir.Array, ...]
 
     @property
     def slots(self) -> tuple[ir.Var | ir.Array, ...]:
         return (
-            self.row, self.start, self.stop, self.sums, self.long_row, self.long_first,
+            *self.above, self.row, self.start, self.stop, self.sums, self.long_row, self.long_first,
             self.count, self.cut, self.long,
         )  # fmt: skip
 
@@ -208,6 +271,7 @@ def parts_of(row: Row, taken: set[str]) -> Parts:
     return Parts(
         array("row"), array("start"), array("stop"), ir.Array(fresh("part_sums", taken), row.sum.type),
         array("long_row"), array("long_first"), number("count"), number("cut"), number("long"),
+        tuple(ir.Array(fresh(f"row_of_{pos.name}", taken), pos.element) for pos in row.below),
     )  # fmt: skip
 
 
@@ -216,7 +280,8 @@ def cut_row(row: Row, parts: Parts, part: ir.Var, column: ir.Expr, columns: ir.E
     start, stop = (ir.wide(ir.Load(array, part)) for array in (parts.start, parts.stop))
     kept = ir.Store(parts.sums, part * columns + column, row.sum)
     after = ir.If(part < parts.cut, kept, ir.block(*row.after))
-    return replace(row, loop=replace(row.loop, start=start, stop=stop), after=(after,))
+    loop = flattened(row.loop, parts.above)
+    return replace(row, loop=replace(loop, start=start, stop=stop), after=(after,))
 
 
 def combine_parts(

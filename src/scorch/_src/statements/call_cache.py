@@ -36,7 +36,7 @@ Run = Callable[[Sequence[Any]], Tensor | None]  # of storages and dense tensors
 Call = Callable[..., Any]  # takes the output, and the arrays of the operands
 
 _recent: BoundedCache[Hashable, Run] = BoundedCache(MAX_CALLS, "recent calls")
-_known: BoundedCache[Hashable, tuple[Run, Run | None]] = BoundedCache(MAX_CALLS, "calls")
+_known: BoundedCache[Hashable, tuple[Run, Run | None, bool]] = BoundedCache(MAX_CALLS, "calls")
 
 
 def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = False) -> Any:
@@ -73,7 +73,9 @@ def _known_run(quick: Hashable, sources: Sequence[Any], in_force: Settings) -> R
     known = _known.get(key) if is_known else None
     if known is None:
         return None
-    run, checked = known
+    run, checked, converts = known
+    if converts and not in_force.deterministic:  # another kernel may need no conversion
+        return None
     if checked is not None:
         _recent[quick] = checked
     return run
@@ -93,7 +95,7 @@ def keep_call(
 ) -> None:
     """Cache what runs a call whose operands have ``names``; the oldest calls are evicted."""
     described = describe(head, operands)
-    if prepared is None or described is None or not _is_usual(current()):
+    if prepared is None or described is None or not _is_usual(current()) or _adds(prepared):
         return
     quick, sources = described
     key = full_key(quick, sources)
@@ -109,9 +111,14 @@ def keep_call(
     if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
         checked = _run_checked(prepared, prepared.direct, places, sources)
     contiguous = all(value.is_contiguous() for value in dense)
-    _known[key] = lambda sources: prepared([sources[place] for place in places], contiguous), checked
+    converts = isinstance(prepared, Prepared) and prepared.converts
+    _known[key] = lambda s: prepared([s[place] for place in places], contiguous), checked, converts
     if checked is not None:
         _recent[quick] = checked
+
+
+def _adds(prepared: Prepared | DenseProduct) -> bool:
+    return isinstance(prepared, Prepared) and prepared.planned.plan.adds
 
 
 def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -> None:

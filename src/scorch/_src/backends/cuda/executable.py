@@ -14,7 +14,7 @@ from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.cost import describe_cost
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch, kernel_of
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
-from scorch._src.backends.cuda.rows import Parts, parts_of, row_of_entry
+from scorch._src.backends.cuda.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
@@ -54,10 +54,13 @@ class CudaExecutable(base.Executable):
         arrays = schedule.slots[len(self.header) :]
         self.aligned = [arrays.index(name) for name in grid.aligned if name in arrays[:-1]]
         self.pos = arrays.index(grid.pos) if grid.pos else -1
+        self.below = [arrays.index(name) for name in grid.below]
+        self.listed = arrays.index(grid.listed) if grid.listed else -1
+        self.parents = [arrays.index(name) for name in grid.parents]
         self.columns = sizes[grid.column] if grid.column else 1
         tiles = -(-self.columns // (grid.threads * grid.each)) if grid.column else 1
         self.threads_of_row = tiles * grid.threads
-        self.padding = [0] * grid.added_slots
+        self.padding = [0] * (grid.added_slots - len(self.parents))
 
     def is_ready(self) -> bool:
         return self.kernel.is_ready()
@@ -89,22 +92,22 @@ class CudaExecutable(base.Executable):
         self, arrays: Sequence[torch.Tensor], values: torch.Tensor, count: int, device: torch.device
     ) -> None:
         """Launch the kernel; where rows are cut, one for all parts and one that puts them together."""
-        slot, grid, number = self.slot, self.grid, device.index
+        slot, number = self.slot, device.index
         for place in self.aligned:
             if arrays[place].data_ptr() % ALIGNMENT:  # a view that begins anywhere
                 arrays = [array.clone() if n == place else array for n, array in enumerate(arrays)]
         slots = [*self.header, *self.slots(arrays), slot(values)]
-        if grid.row_of_entry:
-            slots.append(slot(row_of_entry(arrays[self.pos])))
-            self.kernel.launch(FUNCTIONS[0], slots, self._threads_of(count), number)
-            return
-        parts = parts_of(arrays[self.pos], grid.threads) if grid.pos else None
+        if self.parents:
+            slots += [slot(row_of_entry(arrays[place])) for place in self.parents]
+        parts = self._parts(arrays) if self.pos >= 0 else None
         if parts is None:
             slots += self.padding
-            self.kernel.launch(FUNCTIONS[0], slots, self._threads_of(count), number)
+            self.kernel.launch(FUNCTIONS[0], slots, self._threads_of(count, arrays), number)
             return
         sums = self.allocate((parts.cut * self.columns,), device)
-        tensors = (parts.row, parts.start, parts.stop, sums, parts.long_row, parts.long_first)
+        below = (row_of_entry(arrays[place]) for place in self.below)
+        tensors = (*below, parts.row, parts.start, parts.stop, sums)
+        tensors += (parts.long_row, parts.long_first)
         slots += [*map(slot, tensors), parts.count, parts.cut, parts.long]
         for name, threads in zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True):
             self.kernel.launch(name, slots, threads, number)
@@ -168,19 +171,30 @@ class CudaExecutable(base.Executable):
         if not self.source:
             is_known = any(kernel.source for kernel in self._pointwise.values())
             return [Launch(FUNCTIONS[0], driver.blocks_for(call.count))] if is_known else []
-        parts = None
-        if self.grid.pos and not self.grid.row_of_entry and call.arrays is not None:
-            parts = parts_of(call.arrays[self.pos], self.grid.threads)
+        parts = None if call.arrays is None else self._parts(call.arrays)
         if parts is None:
-            return [Launch(FUNCTIONS[0], driver.blocks_for(self._threads_of(call.count)))]
-        threads = zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True)
-        return [Launch(name, driver.blocks_for(number)) for name, number in threads]
+            threads = self._threads_of(call.count, call.arrays)
+            return [Launch(FUNCTIONS[0], driver.blocks_for(threads))]
+        shares = zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True)
+        return [Launch(name, driver.blocks_for(number)) for name, number in shares]
 
-    def _threads_of(self, count: int) -> int:
+    def _threads_of(self, count: int, arrays: Sequence[torch.Tensor] | None) -> int:
         """Return the threads that compute as many values."""
-        if self.grid.row_of_entry:
-            return count * self.grid.threads
-        return -(-count // self.columns) * self.threads_of_row
+        turns = -(-count // self.columns)
+        if arrays is not None and self.parents:
+            turns = row_of_entry(arrays[self.parents[0]]).numel()
+        elif arrays is not None and self.grid.listed:
+            turns = arrays[self.listed].numel()
+        return turns * self.threads_of_row
+
+    def _parts(self, arrays: Sequence[torch.Tensor]) -> Parts | None:
+        """Return the parts that long rows are cut into, if some are."""
+        if self.pos < 0:
+            return None
+        pos = arrays[self.pos]
+        if self.below:
+            pos = joined_pos(pos, [arrays[place] for place in self.below])
+        return parts_of(pos, self.grid.threads)
 
     def _threads_of_parts(self, parts: Parts) -> tuple[int, int]:
         """Return the threads that sum up parts of rows, and those that put them together."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -39,6 +40,7 @@ class _Facts:
     longest: int = -1
     row_of_entry: torch.Tensor | None = None
     parts: dict[int, Parts | None] = field(default_factory=dict)
+    joined: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of rows above
 
 
 _facts: dict[int, tuple[Callable[[], torch.Tensor | None], _Facts]] = {}  # by the id of an array that lives
@@ -50,10 +52,10 @@ def _facts_of(pos: torch.Tensor) -> _Facts:
     if known is not None and known[0]() is pos:
         return known[1]
 
-    def forget(reference: object) -> None:
-        kept = _facts.get(number)
+    def forget(reference: object, known: dict[int, Any] = _facts) -> None:  # its name is gone at exit
+        kept = known.get(number)
         if kept is not None and kept[0] is reference:
-            del _facts[number]
+            del known[number]
 
     facts = _Facts()
     _facts[number] = weakref.ref(pos, forget), facts
@@ -69,6 +71,18 @@ def row_of_entry(pos: torch.Tensor) -> torch.Tensor:
         facts.row_of_entry = torch.repeat_interleave(rows, pos.diff().long())
         settle(pos.device)
     return facts.row_of_entry
+
+
+def joined_pos(pos: torch.Tensor, below: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return where rows begin in the last of the arrays below them, each of which has rows of the next."""
+    for inner in below:
+        joined = _facts_of(inner).joined
+        if id(pos) not in joined:
+            check_waiting(pos.device, WHAT)
+            joined[id(pos)] = pos, inner.index_select(0, pos)  # the array above stays, and its id with it
+            settle(pos.device)
+        pos = joined[id(pos)][1]
+    return pos
 
 
 def longest_row(pos: torch.Tensor) -> int:

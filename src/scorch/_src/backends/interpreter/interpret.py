@@ -148,6 +148,15 @@ class _Compiler(Evaluator):
             raise BoundsError(f"{value_type} is stored to {name} of {holds}")
         return lambda frame: operator.setitem(frame[into], at(frame), get(frame))
 
+    def run_AtomicAdd(self, stmt: ir.AtomicAdd) -> Action:
+        into, at, get = self.place(stmt.array), self.index(stmt.index), self.expr(stmt.value)
+        if stmt.array.element != stmt.value.type:
+            raise BoundsError(f"{stmt.value.type} is added to {stmt.array.name} of {stmt.array.element}")
+        return lambda frame: frame[into].add(at(frame), get(frame))
+
+    def run_AtomicAddRun(self, stmt: ir.AtomicAddRun) -> Action:
+        return self.statement(stmt.one_by_one)
+
     def run_LoadRun(self, stmt: ir.LoadRun) -> Action:
         return self.statement(stmt.one_by_one)
 

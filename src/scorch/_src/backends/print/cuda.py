@@ -22,7 +22,7 @@ from scorch._src.backends.print.functions import TYPEDEFS
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.jam import renamed
-from scorch._src.loops.types import BFLOAT16, BOOL, Type
+from scorch._src.loops.types import BFLOAT16, BOOL, FLOAT32, Type
 from scorch._src.loops.units import IDEMPOTENT, accumulators
 
 UNUSED = ("parallel_for", "threads")  # slots for pools of threads
@@ -47,6 +47,13 @@ _BUILTINS = """\
 #define restrict __restrict__
 #define UNIT_MASK(threads) (0xffffffffu >> (32 - threads) << (threadIdx.x & 31 & ~(threads - 1)))
 #define EXCHANGE(value, step, threads) __shfl_xor_sync(UNIT_MASK(threads), value, step)
+#endif
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 900
+#define ADD_4(place, a, b, c, d) asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" \\
+  :: "l"(place), "f"(a), "f"(b), "f"(c), "f"(d) : "memory")
+#else
+#define ADD_4(place, a, b, c, d) (atomicAdd(place, a), atomicAdd(place + 1, b), \\
+  atomicAdd(place + 2, c), atomicAdd(place + 3, d))
 #endif
 #define FIRST_UNIT(threads) (((i64)blockIdx.x * blockDim.x + threadIdx.x) / threads)
 #define UNITS(threads) ((i64)gridDim.x * blockDim.x / threads)
@@ -124,6 +131,15 @@ class _CudaScope(Scope):
                     f"{{ const struct {kind} {run} = {{{{{given}}}}};",
                     f"  *(struct {kind} *)({place}) = {run}; }}",
                 ]
+            case ir.AtomicAdd(array, index, value):
+                line = f"atomicAdd({self.address(array, index)}, {self.converted(value)});"
+                is_once = self.unit > 1 and not self.is_shared
+                return [f"if (THREAD({self.unit}) == 0) {line}" if is_once else line]
+            case ir.AtomicAddRun(array, index, values) if array.element == FLOAT32 and len(values) == 4:
+                added = ", ".join(self.converted(value) for value in values)
+                return [f"ADD_4(({self.address(array, index)}), {added});"]
+            case ir.AtomicAddRun():
+                return self.statement(stmt.one_by_one)
             case ir.Store(array, index, value) if array.element.computes_in != array.element:
                 line = f"{self.element(array, index)} = {self.narrowed(array, value)};"
                 if self.unit > 1 and not self.is_shared:

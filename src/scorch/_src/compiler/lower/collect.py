@@ -92,6 +92,8 @@ class Values(Collector):
         if position is None:
             assert self.plan.pattern is None, "the place in a shared pattern is not known"
             position = join_key(coordinates, [use.arrays.size for use in self.uses])
+        if self.plan.adds:
+            return ir.AtomicAdd(self.values, position, value)
         if self.writes_once:
             return ir.Store(self.values, position, value)
         join = REDUCTIONS[self.plan.step.reduction].loop
@@ -120,6 +122,8 @@ def _writes_once(plan: Plan) -> bool:
     """
     if plan.row_vectors is not None:
         return True
+    if plan.adds:
+        return False
     result = plan.result_loops
     last = max((plan.order.index(loop) for loop in result), default=-1)
     return all(loop in result for loop in plan.order[: last + 1])

@@ -104,14 +104,17 @@ def unblocked_format(form: Format) -> Format:
 
 
 def gather_rows(
-    step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion]
+    step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion], root: str = ""
 ) -> tuple[Step, dict[Access, Operand]]:
-    """Convert lists of entries to rows, whose places are known without a look at the entries before."""
+    """Convert lists of entries to rows, whose places are known without a look at the entries before.
+
+    ``root``: the level of the rows, if not as many as suit them.
+    """
     converted = dict(operands)
     for access in step.accesses:
         operand = converted[access]
         if operand.format.is_list and len(operand.format) > 1 and not operand.format.is_blocked:
-            form = rows_format(operand, operand.format.order)
+            form = rows_format(operand, operand.format.order, root)
             reason = "threads of a grid begin at rows"
             step, converted = _convert(step, converted, access, form, "_rows", reason, conversions)
     return step, converted

@@ -143,10 +143,10 @@ def transposed_format(order: Sequence[str], access: Access, operand: Operand, sp
     return rows_format(operand, sequence)
 
 
-def rows_format(operand: Operand, order: Sequence[int]) -> Format:
+def rows_format(operand: Operand, order: Sequence[int], root: str = "") -> Format:
     """The format with coordinates of rows, or rows everywhere if most of them have entries."""
-    root = "d" if operand.shape[order[0]] <= 4 * operand.nnz + 1024 else "s"
-    return Format(root + "s" * (len(order) - 1), order=order)
+    is_filled = operand.shape[order[0]] <= 4 * operand.nnz + 1024
+    return Format((root or ("d" if is_filled else "s")) + "s" * (len(order) - 1), order=order)
 
 
 def estimated_counts(form: Format, shape: Sequence[int], nnz: int) -> tuple[int, ...]:

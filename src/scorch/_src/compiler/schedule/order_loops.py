@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
-from scorch._src.compiler.schedule.grid_order import order_for_grid
+from scorch._src.compiler.schedule.grid_order import order_for_grid, stored_order_for_grid
 from scorch._src.compiler.target import target
 from scorch.settings import enabled
 
@@ -61,6 +61,12 @@ def stored_order(problem: Problem) -> Choice:
     (access,) = problem.operands
     loops = [loop for use in problem.uses[access] for loop in use.loops]
     only = cost(problem, tuple(dict.fromkeys(loops)))
+    return Choice(only, only, ())
+
+
+def order_to_add(problem: Problem) -> Choice:
+    """The order in which the sparse operand is stored, where threads may add to the same place."""
+    only = stored_order_for_grid(problem)
     return Choice(only, only, ())
 
 

@@ -19,7 +19,9 @@ def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     if any(level == VALUES for _, level in plan.slots):  # nobody knows where rows begin
         return plan
     x = plan.order[0]
-    if x not in plan.result_loops or (plan.assembly == "rows" and (plan.prefix == 0 or len(plan.result) < 2)):
+    if x not in plan.result_loops and not plan.adds:
+        return plan
+    if plan.assembly == "rows" and (plan.prefix == 0 or len(plan.result) < 2):
         return plan
     first = {}
     for access, operand in operands.items():

@@ -17,6 +17,7 @@ import torch
 
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import Step
+from scorch._src.engine.additions import is_deterministic
 from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import Task, copy_step, prepared_step, run_stored
 from scorch._src.grad_state import is_transformed
@@ -47,7 +48,7 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
         raise OperandError(f"{name} needs floating-point values, not {storage.values.dtype}; use .float()")
     if half_to_float:
         storage = Storage(storage.pattern, storage.values.float())
-    key = (name, dim % len(shape), storage.key, current().without)
+    key = (name, dim % len(shape), storage.key, current().without, is_deterministic())
     kernels = None if current().debug else _cached_kernels.get(key)
     if kernels is not None:
         tensors_by_name: dict[str, Storage | torch.Tensor] = {"A": storage}
