@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -31,11 +32,14 @@ class _Kind(type):
         return isinstance(value, _HostGenerator)
 
     def __call__(cls, device: Any = None) -> Any:
-        return _HostGenerator(device=torch.get_default_device() if device is None else device)
+        if device is None:
+            caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            device = "cpu" if caller in ("torch", "scorch") else torch.get_default_device()
+        return _HostGenerator(device=device)
 
 
 class _Generator(metaclass=_Kind):
-    """``torch.Generator`` on the default device, which torch itself makes on the processor."""
+    """``torch.Generator`` on the default device for tests, which torch itself makes on the processor."""
 
 
 def use_device(name: str) -> None:

@@ -77,6 +77,13 @@ def test_torchs_own_checks_of_other_tensors():
     assert torch.autograd.gradcheck(lambda S: S.sin(), empty)
 
 
+def test_torchs_own_checks_with_a_default_device():
+    """Calls go through a mode of torch then, and are still seen to come from a check."""
+    with torch.device("cpu"):
+        S = drawn(4, 6, "csr").detach().cpu().requires_grad_()
+        assert torch.autograd.gradcheck(lambda S: S.to_dense().exp(), S)
+
+
 class Wrong(torch.autograd.Function):
     """Twice the values, with a gradient that is three times."""
 

@@ -7,10 +7,10 @@ number of values and needs no kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from scorch._src.devices import HOST
 from scorch._src.storage.storage import Pattern, Storage
 
 
@@ -89,10 +89,13 @@ def numbered_entries(pattern: Pattern) -> tuple[list[torch.Tensor], torch.Tensor
 
 
 def keys_of(
-    coordinates: Sequence[torch.Tensor], shape: tuple[int, ...], device: torch.device = HOST
+    coordinates: Sequence[torch.Tensor], shape: tuple[int, ...], device: torch.device | None = None
 ) -> torch.Tensor:
-    """Compute the key of each entry; a scalar, which has no coordinates, has one 0, on ``device``."""
-    keys = torch.zeros((), dtype=torch.int64, device=device)
+    """Compute the key of each entry; without dimensions, and so coordinates, it is one 0 on ``device``."""
+    if not shape:
+        assert device is not None, "keys without coordinates must be told where to be"
+        return torch.zeros((), dtype=torch.int64, device=device)
+    keys: Any = 0
     for crd, size in zip(coordinates, shape, strict=True):
         keys = keys * size + crd.to(torch.int64)
     return keys

@@ -242,7 +242,7 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     columns = coordinates(pattern)
     is_inside = inside(pattern, columns)
     # the keys of padding are those of other places, not used below
-    keys = keys_of([columns[dim] for dim in range(len(columns))], pattern.shape)
+    keys = keys_of([columns[dim] for dim in range(len(columns))], pattern.shape, pattern.device)
     if isinstance(self, SparseTensor) or self.layout != torch.strided:
         sampled = entries_of(as_sparse(from_torch(self))).at(keys)
     else:

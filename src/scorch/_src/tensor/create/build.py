@@ -114,8 +114,8 @@ def _connected(
         if isinstance(unconnected, SparseTensor):
             pattern = unconnected.storage.pattern
             sizes = pattern.shape[: len(crd)]
-            own = keys_of([array for array in pattern.crd if array is not None], sizes)
-            place = torch.searchsorted(own, keys_of(crd, sizes))
+            own = keys_of([array for array in pattern.crd if array is not None], sizes, values.device)
+            place = torch.searchsorted(own, keys_of(crd, sizes, values.device))
     if place is None:
         total = values.sum(0).reshape(unconnected.shape)
         form = as_format(format or "dense", total.dim())
