@@ -14,6 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import routines_for
+from scorch._src.backends.routines import sum_rows
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
@@ -121,7 +122,7 @@ def _connected(
         form = as_format(format or "dense", total.dim())
         scalar: SparseTensor | torch.Tensor = total if form.is_dense else hooks.store(total, form)
         return scalar
-    summed = values.new_zeros(own.numel(), *values.shape[1:]).index_add(0, place, values)
+    summed = sum_rows(place, values, own.numel())
     connected: SparseTensor = hooks.sparse_of(pattern, summed)
     return connected if format is None else connected.to_format(format)
 
