@@ -131,7 +131,7 @@ def test_checkpointing(reentrant):
 
 def test_autocast():
     S, x = drawn(4, 6, "csr").detach().float().requires_grad_(), dense(6, 2).detach().float().requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         products = [S @ x, F.linear(x.t(), S), torch.einsum("ij,jk->ik", S, x)]
         assert (drawn(4, 6, "csr") @ dense(6, 2)).dtype == torch.float64
     assert all(product.dtype == torch.bfloat16 for product in products)
