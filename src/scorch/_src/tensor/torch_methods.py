@@ -282,6 +282,8 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
             f"k is {k}, but a matrix of shape {shape} has diagonals {1 - shape[0]} to {shape[1] - 1}"
         )
     new_values = as_differentiable_values("values", values)
+    if not isinstance(values, torch.Tensor) or not new_values.dim():
+        new_values = new_values.to(S.storage.device)
     if not torch.can_cast(new_values.dtype, S.dtype):
         raise DtypeError(
             f"values are {new_values.dtype}, which a tensor of {S.dtype} cannot hold; convert one of them"
