@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.torch_internals import (
+    DEFAULT_DEVICE_MODE,
     DispatchKey,
     any_requires_grad,
     is_dispatch_key_excluded,
@@ -27,8 +28,6 @@ from scorch.errors import UnsupportedError
 _depth = threading.local()
 
 _AUTOGRAD = DispatchKey.AutogradFunctionality
-
-DEFAULT_DEVICE_MODE = "torch.utils._device"  # the module of the mode that torch.set_default_device sets
 
 is_grad_enabled = torch.is_grad_enabled
 

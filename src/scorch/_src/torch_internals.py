@@ -170,7 +170,8 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 # Modules that are recognised where they call a method of a tensor.
 FAKE_TENSOR_MAKER = "torch._subclasses.meta_utils"
 GRAPH_MAKER = "torch._functorch._aot_autograd"
-MODULES = (FAKE_TENSOR_MAKER, GRAPH_MAKER)
+DEFAULT_DEVICE_MODE = "torch.utils._device"  # what torch.set_default_device sets, between callers and tensors
+MODULES = (FAKE_TENSOR_MAKER, GRAPH_MAKER, DEFAULT_DEVICE_MODE)
 
 # Attributes that are used by their own names.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

@@ -185,4 +185,4 @@ def _as_csr(rows: Any) -> SparseTensor:
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2:
         shape = tuple(getattr(matrix, "shape", ()))
         raise ShapeError(f"rows are those of a matrix, not of a {type(rows).__name__} of shape {shape}")
-    return as_sparse(from_torch(matrix, format="csr")).to(HOST)
+    return as_sparse(from_torch(matrix.to(HOST), format="csr"))

@@ -7,7 +7,6 @@ number of values and needs no kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -92,10 +91,9 @@ def keys_of(
     coordinates: Sequence[torch.Tensor], shape: tuple[int, ...], device: torch.device | None = None
 ) -> torch.Tensor:
     """Compute the key of each entry; without dimensions, and so coordinates, it is one 0 on ``device``."""
-    if not shape:
-        assert device is not None, "keys without coordinates must be told where to be"
-        return torch.zeros((), dtype=torch.int64, device=device)
-    keys: Any = 0
+    own = coordinates[0].device if coordinates else device
+    assert own is not None, "without coordinates it is not known where keys should be"
+    keys = torch.zeros((), dtype=torch.int64, device=own)
     for crd, size in zip(coordinates, shape, strict=True):
         keys = keys * size + crd.to(torch.int64)
     return keys
