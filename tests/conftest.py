@@ -26,7 +26,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from on_device import skip_out_of_range, use_device
+from on_device import skip_on_device, use_device
 from thinning import thin
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -164,7 +164,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("device"):
-        skip_out_of_range(items)
+        skip_on_device(items)
     if config.getoption("long"):
         return
     named = any("::" in argument for argument in config.args)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
 _HostGenerator = torch.Generator
 
@@ -31,11 +34,14 @@ class _Kind(type):
         return isinstance(value, _HostGenerator)
 
     def __call__(cls, device: Any = None) -> Any:
-        return _HostGenerator(device=torch.get_default_device() if device is None else device)
+        if device is None:
+            caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            device = "cpu" if caller in ("torch", "scorch") else torch.get_default_device()
+        return _HostGenerator(device=device)
 
 
 class _Generator(metaclass=_Kind):
-    """``torch.Generator`` on the default device, which torch itself makes on the processor."""
+    """``torch.Generator`` on the default device for tests, which torch itself makes on the processor."""
 
 
 def use_device(name: str) -> None:
@@ -44,8 +50,32 @@ def use_device(name: str) -> None:
     torch.Generator = _Generator  # type: ignore[misc,assignment]
 
 
-def skip_out_of_range(items: list[pytest.Item]) -> None:
-    skip = pytest.mark.skip(reason="dense tensors on this device answer it by stopping the process")
+def skip_on_device(items: list[pytest.Item]) -> None:
+    """Skip what stops the process on a device, and what is about the processor: ``@pytest.mark.cpu(why)``."""
+    stops = pytest.mark.skip(reason="dense tensors on this device answer it by stopping the process")
+    is_elsewhere = is_on_device()
     for item in items:
+        about_cpu = item.get_closest_marker("cpu")
         if item.nodeid.startswith(OUT_OF_RANGE):
-            item.add_marker(skip)
+            item.add_marker(stops)
+        elif about_cpu is not None and is_elsewhere:
+            item.add_marker(pytest.mark.skip(reason=f"about the processor: {about_cpu.args[0]}"))
+
+
+def is_on_device() -> bool:
+    """Whether new tensors are elsewhere than on the processor."""
+    return torch.get_default_device().type != "cpu"
+
+
+def on_host(call: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """Compute a reference on the processor, and bring it to the default device.
+
+    Of equal values torch takes another place on a GPU; it multiplies no integers there, and by reciprocals
+    instead of dividing.
+    """
+    if not is_on_device():
+        return call(*tensors)
+    with torch.device("cpu"):
+        result = call(*(tensor.detach().cpu().requires_grad_(tensor.requires_grad) for tensor in tensors))
+    device = torch.get_default_device()
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, result)

@@ -76,7 +76,7 @@ def coordinates_of(storage: Storage) -> list[torch.Tensor]:
         size = form.level_size(level, pattern.shape)
         if kind.is_full:
             found = {dim: array.repeat_interleave(size) for dim, array in found.items()}
-            here = torch.arange(size if positions else 0).repeat(positions)
+            here = torch.arange(size if positions else 0, device=storage.values.device).repeat(positions)
             positions *= size
         else:
             crd = pattern.crd[level]
@@ -100,7 +100,7 @@ def dense_of(stored: Storage | SparseTensor) -> torch.Tensor:
     storage = stored.storage if isinstance(stored, SparseTensor) else stored
     shape = storage.pattern.shape
     coordinates, kept = _inside(storage)
-    dense = torch.zeros(shape, dtype=storage.values.dtype)
+    dense = torch.zeros(shape, dtype=storage.values.dtype, device=storage.values.device)
     if math.prod(shape):
         dense[tuple(array[kept] for array in coordinates)] = storage.values[kept]
     return dense
@@ -108,7 +108,7 @@ def dense_of(stored: Storage | SparseTensor) -> torch.Tensor:
 
 def _inside(storage: Storage) -> tuple[list[torch.Tensor], torch.Tensor]:
     coordinates = coordinates_of(storage)
-    kept = torch.ones(storage.values.numel(), dtype=torch.bool)
+    kept = torch.ones(storage.values.numel(), dtype=torch.bool, device=storage.values.device)
     for array, size in zip(coordinates, storage.pattern.shape, strict=True):
         kept &= array < size
     return coordinates, kept

@@ -83,6 +83,7 @@ def test_reductions_with_a_sparse_mask(name):
 # other forms -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:sparse_compressed_to_sparse_bsr executing on the CPU:UserWarning")
 @pytest.mark.parametrize("form", FORMATS)
 def test_layouts_of_torch(form):
     S = learned(form)

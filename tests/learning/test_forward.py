@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -101,3 +102,18 @@ def test_batches_of_directions() -> None:
     seeds = torch.randn(4, 6, 3, dtype=torch.float64)
     (found,) = torch.autograd.grad(S @ x, x, seeds, is_grads_batched=True)
     torch.testing.assert_close(found, D.t() @ seeds)
+
+
+def test_batches_of_directions_in_another_thread() -> None:
+    """Gradients of tensors on a device run in threads of torch, which know no level of batches."""
+    x = X.clone().requires_grad_()
+    product, seeds = S @ x, torch.randn(4, 6, 3, dtype=torch.float64)
+    found = []
+
+    def differentiate(seed: torch.Tensor) -> torch.Tensor:
+        run = threading.Thread(target=lambda: found.extend(torch.autograd.grad(product, x, seed)))
+        run.start()
+        run.join()
+        return found.pop()
+
+    torch.testing.assert_close(torch._vmap_internals._vmap(differentiate)(seeds), D.t() @ seeds)

@@ -77,6 +77,13 @@ def test_torchs_own_checks_of_other_tensors():
     assert torch.autograd.gradcheck(lambda S: S.sin(), empty)
 
 
+def test_torchs_own_checks_with_a_default_device():
+    """Calls go through a mode of torch then, and are still seen to come from a check."""
+    with torch.device("cpu"):
+        S = drawn(4, 6, "csr").detach().cpu().requires_grad_()
+        assert torch.autograd.gradcheck(lambda S: S.to_dense().exp(), S)
+
+
 class Wrong(torch.autograd.Function):
     """Twice the values, with a gradient that is three times."""
 
@@ -124,7 +131,7 @@ def test_checkpointing(reentrant):
 
 def test_autocast():
     S, x = drawn(4, 6, "csr").detach().float().requires_grad_(), dense(6, 2).detach().float().requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         products = [S @ x, F.linear(x.t(), S), torch.einsum("ij,jk->ik", S, x)]
         assert (drawn(4, 6, "csr") @ dense(6, 2)).dtype == torch.float64
     assert all(product.dtype == torch.bfloat16 for product in products)

@@ -172,7 +172,7 @@ def test_a_warm_call_checks_shapes_dtypes_and_memory() -> None:
     freed.untyped_storage().resize_(0)
     with pytest.raises(RuntimeError):
         S @ freed
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16):
         assert (S.float() @ x.float()).dtype is torch.bfloat16
     with pytest.raises(FormatError):
         scorch.einsum("ij,jk->ik", S, x, format=[1])

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
+from on_device import on_host
 from scorch.errors import CallError, DensityError, ShapeError
 
 attention = F.scaled_dot_product_attention
@@ -54,7 +55,10 @@ def test_dtypes(dtype):
     dense = mask_of(20, 20)
     found = attention(q, k, v, attn_mask=scorch.from_torch(dense, format="csr"))
     assert found.dtype == dtype
-    torch.testing.assert_close(found, attention(q, k, v, attn_mask=dense), rtol=2e-2, atol=1e-2)
+    wanted = on_host(
+        attention, q, k, v, dense
+    )  # on a GPU torch gives means to queries that attend to nothing
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=1e-2)
 
 
 def test_blocks_hold_pairs_that_do_not_attend():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import scorch
+from on_device import is_on_device
 from scorch.errors import InPlaceError
 
 
@@ -42,8 +43,9 @@ def test_whole_numbers_are_divided_where_there_are_some(function):
         S = scorch.from_torch(dense, format=form)
         assert torch.equal(function(S, S).to_dense(), function(dense, dense))
         assert torch.equal(function(row[0], S).to_dense(), function(torch.zeros(3, dtype=torch.int64), dense))
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        function(S, row)
+    if not is_on_device():  # which gives some number, of dense tensors too
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            function(S, row)
 
 
 def test_complex_numbers():

@@ -92,7 +92,9 @@ def test_dense_tensors_take_sparse_masks(form: str) -> None:
     assert torch.equal(D, wanted)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.cpu("processes that fork cannot use a GPU"))]
+)
 def test_data_loaders(workers: int) -> None:
     S = scorch.from_torch(torch.eye(6), format="csr")
     batches = [

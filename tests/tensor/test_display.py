@@ -172,7 +172,7 @@ def test_spy():
     S = scorch.from_torch(DENSE, "csr")
     axes = scorch.spy(S)
     picture = axes.get_images()[0]
-    assert np.array_equal(np.asarray(picture.get_array()) > 0, DENSE.numpy() != 0)
+    assert np.array_equal(np.asarray(picture.get_array()) > 0, DENSE.cpu().numpy() != 0)
     assert tuple(picture.get_extent()) == (-0.5, 2.5, 2.5, -0.5) and "csr" in axes.get_title()
     _, own = plt.subplots()
     assert scorch.spy(S, ax=own, cmap="viridis") is own

@@ -30,6 +30,8 @@ from scorch.errors import (
 )
 from validity import check_storage, dense_of
 
+pytestmark = pytest.mark.cpu("files hold arrays of the host; test_files_of_devices.py writes others")
+
 TEXT = [".mtx", ".mtx.gz", ".tns", ".tns.gz"]
 SUFFIXES = [*TEXT, ".npz", ".safetensors", ".pt"]
 

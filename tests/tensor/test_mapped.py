@@ -32,6 +32,8 @@ from scorch.errors import (
 from scorch.utils.data import MappedRows, RowWriter, SparseRows
 from validity import check_storage
 
+pytestmark = pytest.mark.cpu("files are mapped to its memory")
+
 DENSE = random_dense((11, 7), torch.float64, 0.3, 3)
 DENSE[4] = 0
 

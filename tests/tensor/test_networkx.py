@@ -65,6 +65,7 @@ def test_vectors_have_no_edges():
 # values for other libraries --------------------------------------------------------------------------
 
 
+@pytest.mark.cpu("NumPy shares its memory")
 def test_values_go_through_dlpack_without_a_copy():
     S = scorch.from_torch(DENSE, "csr")
     array = np.from_dlpack(S.values())
@@ -73,6 +74,7 @@ def test_values_go_through_dlpack_without_a_copy():
     assert torch.from_dlpack(S.values()).data_ptr() == S.storage.values.data_ptr()
 
 
+@pytest.mark.cpu("SciPy shares its memory")
 @pytest.mark.parametrize("name", ["csr", "csc", "bsr(1,3)"])
 def test_torch_and_scipy_share_values_with_the_tensor(name):
     S = scorch.from_torch(DENSE, name)
@@ -87,6 +89,7 @@ def test_torch_and_scipy_share_values_with_the_tensor(name):
         assert not np.shares_memory(ours.storage.pattern.pos[1].numpy(), matrix.indptr)
 
 
+@pytest.mark.cpu("SciPy shares its memory")
 def test_coordinates_are_copied_for_scipy():
     pytest.importorskip("scipy.sparse")
     S = scorch.from_torch(DENSE, "coo")
@@ -99,9 +102,10 @@ def test_coordinates_are_copied_for_scipy():
 
 
 def test_numpy_arrays_come_in():
-    found = scorch.tensor(DENSE.numpy(), format="csr")
+    found = scorch.tensor(DENSE.cpu().numpy(), format="csr")
     assert torch.equal(dense_of(found), DENSE)
-    assert torch.equal(dense_of(scorch.from_torch(torch.from_numpy(DENSE.numpy()), "dcsr")), DENSE)
+    on_host = scorch.from_torch(torch.from_numpy(DENSE.cpu().numpy()), "dcsr")
+    assert torch.equal(dense_of(on_host), DENSE.cpu())
 
 
 # networkx --------------------------------------------------------------------------------------------
@@ -121,13 +125,13 @@ def test_every_kind_of_graph_comes_in(networkx, kind):
     found = scorch.from_networkx(graph)
     check_storage(found)
     assert found.format == Format("csr") and found.dtype == torch.float32
-    assert np.array_equal(found.to_dense().numpy(), networkx.to_numpy_array(graph))
+    assert np.array_equal(found.to_dense().cpu().numpy(), networkx.to_numpy_array(graph))
     order = ["d", "b", "a"]
     part = scorch.from_networkx(graph, nodes=order, format="coo")
     wanted = networkx.to_numpy_array(graph.subgraph(order), nodelist=order)
-    assert np.array_equal(part.to_dense().numpy(), wanted)
+    assert np.array_equal(part.to_dense().cpu().numpy(), wanted)
     ones = scorch.from_networkx(graph, weight=None, dtype=torch.float64)
-    assert np.array_equal(ones.to_dense().numpy(), networkx.to_numpy_array(graph, weight=None))
+    assert np.array_equal(ones.to_dense().cpu().numpy(), networkx.to_numpy_array(graph, weight=None))
 
 
 def test_graphs_go_there_and_back(networkx):

@@ -13,6 +13,8 @@ import torch
 
 import scorch
 
+pytestmark = pytest.mark.cpu("these files are of tensors that were there")
+
 DENSE = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0], [0.0, 3.0, 0.0]])
 # fmt: off
 FILES: dict[str, str] = {

@@ -29,6 +29,7 @@ def check(found, wanted):
     torch.testing.assert_close(found.to_dense() if found.is_sparse else found, wanted, equal_nan=True)
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 @pytest.mark.parametrize("sign", [*ARITHMETIC, operator.pow, *COMPARISONS])
 @pytest.mark.parametrize("shape", [(3, 3), (3,), (3, 1), ()])
 def test_arrays_on_either_side(S, sign, shape):
@@ -39,12 +40,14 @@ def test_arrays_on_either_side(S, sign, shape):
     check(sign(array, S), sign(dense, DENSE))
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 @pytest.mark.parametrize("array", [np.eye(3) * 2, np.ones(3), np.ones((3, 2))])
 def test_products_with_arrays(S, array):
     check(S @ array, DENSE @ torch.from_numpy(array))
     check(array.T @ S, torch.from_numpy(array.T.copy()) @ DENSE)
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 def test_products_with_arrays_of_another_dtype():
     S = scorch.from_torch(DENSE.float(), format="csr")
     check(S @ np.ones((3, 2)), DENSE @ torch.ones(3, 2, dtype=torch.float64))
@@ -58,10 +61,12 @@ def test_numbers_of_numpy_on_either_side(S, sign, number):
     check(sign(number, S), sign(number.item(), DENSE))
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 def test_zeros_stay_unstored_in_products_with_arrays(S):
     assert (S * np.ones((3, 3))).nnz == (np.ones(3) * S).nnz == (np.float32(2) * S).nnz == 4
 
 
+@pytest.mark.cpu("matrices of SciPy are there")
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo", "dia"])
 @pytest.mark.parametrize("sign", [*ARITHMETIC, operator.matmul])
 def test_matrices_of_scipy_on_the_right(S, sign, kind):
@@ -69,6 +74,7 @@ def test_matrices_of_scipy_on_the_right(S, sign, kind):
     check(sign(S, matrix), sign(DENSE, torch.from_numpy(matrix.toarray())))
 
 
+@pytest.mark.cpu("matrices of SciPy are there")
 @pytest.mark.parametrize("sign", [operator.add, operator.sub])
 @pytest.mark.parametrize("kind", [scipy.sparse.csr_array, scipy.sparse.csc_matrix])
 def test_matrices_of_scipy_on_the_left(S, sign, kind):
@@ -89,6 +95,7 @@ def test_the_product_that_scipy_means_otherwise_is_refused(S):
         S * scipy.sparse.csr_matrix(np.eye(3))
 
 
+@pytest.mark.cpu("matrices of SciPy are there")
 def test_products_with_scipy_of_another_dtype():
     S = scorch.from_torch(DENSE.float(), format="csr")
     check(S @ scipy.sparse.eye_array(3), DENSE)
@@ -99,6 +106,7 @@ def test_a_dense_tensor_on_the_left_answers_itself(S):
     check(torch.ones(3, 3) - S, 1 - DENSE)
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 def test_functions_of_numpy(S):
     assert np.sin(S).nnz == S.nnz
     check(np.sin(S), torch.sin(DENSE))
@@ -109,6 +117,7 @@ def test_functions_of_numpy(S):
     check(np.power(2, S), 2**DENSE)
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 def test_an_array_takes_what_is_added_in_place(S):
     array = np.ones((3, 3))
     same = array
@@ -125,7 +134,12 @@ def test_an_array_takes_what_is_added_in_place(S):
         (lambda S: np.add(S, 1, where=np.ones((3, 3), bool)), UnsupportedError, "where="),
         (lambda S: np.add(S, 1, out=S), UnsupportedError, "writes to arrays only"),
         (lambda S: np.add(S, 1, out=np.zeros(3)), InPlaceError, "gives shape"),
-        (lambda S: np.add(S, 1, out=np.zeros((3, 3), int)), InPlaceError, "cannot take"),
+        pytest.param(
+            lambda S: np.add(S, 1, out=np.zeros((3, 3), int)),
+            InPlaceError,
+            "cannot take",
+            marks=pytest.mark.cpu("arrays of NumPy are there"),
+        ),
         (lambda S: S * np.array([object()] * 3), DtypeError, "dtype object"),
         (lambda S: S @ np.ones((2, 2)), ScorchError, "2"),
         (lambda S: np.asarray(S), OperandError, r"use \.to_scipy\(\)"),
@@ -136,6 +150,7 @@ def test_what_does_not_work_says_so(S, call, error, message):
         call(S)
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 def test_unusual_arrays():
     S = scorch.from_torch(DENSE, format="csr")
     fixed = np.arange(3.0)
@@ -145,6 +160,7 @@ def test_unusual_arrays():
     check(S @ np.asfortranarray(np.arange(9.0).reshape(3, 3)), DENSE @ torch.arange(9.0).view(3, 3).double())
 
 
+@pytest.mark.cpu("arrays of NumPy are there")
 @given(
     st.sampled_from(FORMATS),
     st.sampled_from([*ARITHMETIC, operator.matmul]),

@@ -144,6 +144,7 @@ WAYS_IN = {
 }
 
 
+@pytest.mark.cpu("NumPy and SciPy hand over its memory")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("way", WAYS_IN)
 def test_arrays_that_came_in(way: str, dtype: torch.dtype) -> None:
@@ -199,6 +200,7 @@ WAYS_OUT = {
 }
 
 
+@pytest.mark.cpu("NumPy and SciPy share its memory")
 @pytest.mark.parametrize("name", ["csr", "csc", "coo", "bsr(2,3)", "dcsr"])
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_arrays_that_went_out(way: str, name: str) -> None:
@@ -209,6 +211,7 @@ def test_arrays_that_went_out(way: str, name: str) -> None:
     check_unchanged(S, DENSE)
 
 
+@pytest.mark.cpu("NumPy and SciPy share its memory")
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_arrays_of_int64_that_went_out(way: str) -> None:
     """Wide enough for int64, which need not be converted on the way."""
@@ -228,6 +231,7 @@ def test_the_state_of_a_layer_is_a_copy() -> None:
     check_unchanged(layer.weight.detach(), DENSE)
 
 
+@pytest.mark.cpu("SciPy shares its memory")
 @pytest.mark.parametrize("name", ["csr", "csc", "coo", "bsr(2,3)"])
 @pytest.mark.parametrize("change", ["eliminate_zeros", "sum_duplicates", "sort_indices", "prune"])
 def test_scipy_may_change_its_matrix_in_place(name: str, change: str) -> None:
@@ -245,6 +249,7 @@ def test_scipy_may_change_its_matrix_in_place(name: str, change: str) -> None:
     assert np.array_equal(matrix.toarray(), truth.numpy())
 
 
+@pytest.mark.cpu("SciPy shares its memory")
 def test_values_are_shared_with_scipy_where_none_is_zero() -> None:
     S = scorch.from_torch(DENSE, "csr")
     assert np.shares_memory(S.to_scipy().data, S.values().numpy())

@@ -17,6 +17,8 @@ from validity import check_storage
 
 library = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 
+pytestmark = pytest.mark.cpu("such files know no device")
+
 DENSE = random_dense((6, 9), torch.float32, 0.4, 3)
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 import scorch
+from on_device import is_on_device
 from properties.drawing import DTYPES, random_dense
 from scorch import Format, SparseTensor
 from scorch._src.io.shared_memory import find_pieces
@@ -116,7 +117,7 @@ def test_batches_are_those_of_dense_tensors(name, kind):
     for options in (
         {"batch_size": 4},
         {"batch_size": 4, "shuffle": True, "drop_last": True},
-        {"batch_size": 4, "pin_memory": True},
+        {"batch_size": 4, "pin_memory": not is_on_device()},
         {"batch_size": None, "sampler": BatchSampler(RandomSampler(range(11)), 4, False)},
         {"batch_size": 3, "sampler": SequentialSampler(range(11))},
     ):
@@ -125,6 +126,7 @@ def test_batches_are_those_of_dense_tensors(name, kind):
         assert all(type(batch) is list for batch in found)
 
 
+@pytest.mark.cpu("workers give what lies in shared memory")
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
 def test_workers(method, workers):
     data, wanted = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
@@ -136,6 +138,7 @@ def test_workers(method, workers):
     assert alike(plain(found), list(DataLoader(wanted, batch_size=4, shuffle=True, num_workers=0)))
 
 
+@pytest.mark.cpu("processes that fork cannot use a GPU")
 def test_persistent_workers():
     loader = DataLoader(
         SparseRows(scorch.from_torch(DENSE, "csr")),
@@ -200,6 +203,7 @@ def test_one_sample_and_several():
         data.__getitems__([0, 11])
 
 
+@pytest.mark.cpu("matrices of SciPy are there")
 def test_what_a_dataset_is_made_of():
     scipy = pytest.importorskip("scipy.sparse")
     cube = random_dense((11, 3, 4), torch.float32, 0.3, 2)

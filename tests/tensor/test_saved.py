@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import scorch
 from fork_server import run_python
+from on_device import is_on_device
 from properties.drawing import DTYPES, SIZES, formats, random_dense, tensors
 from properties.packing import pack
 from scorch import Format, SparseTensor
@@ -81,7 +82,8 @@ def test_every_tensor_comes_back(data):
     same(through_file(given), given)
     same(pickle.loads(pickle.dumps(given, data.draw(st.integers(0, pickle.HIGHEST_PROTOCOL)))), given)
     same(copy.deepcopy(given), given)
-    same(pickle.loads(ForkingPickler.dumps(given)), given)
+    if not is_on_device():  # which gives a process no memory that it owns itself
+        same(pickle.loads(ForkingPickler.dumps(given)), given)
 
 
 SCRIPT = """
@@ -237,6 +239,7 @@ def answer(inbox, outbox) -> None:
     inbox.get()
 
 
+@pytest.mark.cpu("torch sends no tensor back that another process owns")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_tensors_go_through_queues(method, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
@@ -345,6 +348,7 @@ def test_files_in_the_old_format(tmp_path):
     same(scorch.load(tmp_path / "S.pt"), csr())
 
 
+@pytest.mark.cpu("shared memory is there")
 @given(st.data())
 def test_packed_tensors_come_back(data):
     dims = data.draw(st.integers(1, 3))

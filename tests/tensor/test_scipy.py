@@ -20,6 +20,8 @@ from validity import check_storage, dense_of
 
 sparse = pytest.importorskip("scipy.sparse")
 
+pytestmark = pytest.mark.cpu("matrices of SciPy are there")
+
 FORMATS = ["csr", "csc", "coo", "bsr", "dia", "lil", "dok"]
 KEPT = {"csr": "csr", "csc": "csc", "bsr": "bsr(2,3)"}
 WITHOUT = [torch.float16, torch.bfloat16]  # SciPy has neither

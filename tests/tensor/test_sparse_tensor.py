@@ -16,6 +16,7 @@ import torch.multiprocessing  # registers how tensors go to other processes
 
 import scorch
 from fork_server import run_python
+from on_device import is_on_device
 from properties.drawing import DTYPES
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
@@ -36,7 +37,7 @@ def S():
 def test_facts_of_a_tensor(S):
     assert isinstance(S, torch.Tensor) and torch.is_tensor(S)
     assert S.shape == (2, 3) and S.size() == (2, 3) and S.size(0) == 2 and S.size(-1) == 3 and len(S) == 2
-    assert S.dtype == torch.float32 and S.device == torch.device("cpu")
+    assert S.dtype == torch.float32 and S.device == DENSE.device
     assert S.dim() == S.ndim == 2 and S.numel() == 6 and S.element_size() == 4
     assert (
         S.is_floating_point() and not S.is_complex() and not S.requires_grad and S.is_leaf and S.grad is None
@@ -134,7 +135,7 @@ def test_conversions_by_name(S):
     assert (
         S.bool().dtype == torch.bool and S.int().dtype == torch.int32 and S.bfloat16().dtype == torch.bfloat16
     )
-    assert S.float() is S and S.to("cpu") is S and S.cpu() is S and S.to(S) is S
+    assert S.float() is S and S.to(DENSE.device) is S and (is_on_device() or S.cpu() is S) and S.to(S) is S
     same(S.to(torch.float32, copy=True), S)
     assert S.to(torch.float64).float().format == S.format
 
@@ -180,6 +181,7 @@ def test_a_pickle_works_in_another_process(S, tmp_path):
     assert done.stdout.strip() == str(DENSE.tolist())
 
 
+@pytest.mark.cpu("shared memory is there")
 def test_a_tensor_sent_to_another_process_still_works_here(S):
     assert torch.equal(S.to_dense(), DENSE)
     before = [array.data_ptr() for array in S.storage.pattern.arrays]
@@ -188,6 +190,7 @@ def test_a_tensor_sent_to_another_process_still_works_here(S):
     assert torch.equal(S.to_dense(), DENSE)
 
 
+@pytest.mark.cpu("shared memory is there")
 def test_share_memory(S):
     assert not S.is_shared()
     assert S.share_memory_() is S and S.is_shared()

@@ -257,7 +257,7 @@ def test_eliminate_zeros_leaves_the_operand_alone(S):
 @pytest.mark.parametrize("values", [7.0, [5.0], [5.0, 0.0, 6.0, 8.0], np.arange(3.0)], ids=str)
 def test_setdiag_is_that_of_scipy(S, k, values):
     scipy_sparse = pytest.importorskip("scipy.sparse")
-    wanted = scipy_sparse.lil_array(DENSE.numpy())
+    wanted = scipy_sparse.lil_array(DENSE.cpu().numpy())
     length = min(2 + min(k, 0), 4 - max(k, 0))
     wanted.setdiag(values if np.isscalar(values) else list(values)[:length], k)
     found = S.setdiag(values, k)

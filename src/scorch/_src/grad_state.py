@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.torch_internals import (
+    DEFAULT_DEVICE_MODE,
     DispatchKey,
     any_requires_grad,
     is_dispatch_key_excluded,
@@ -114,6 +115,13 @@ def are_patterns_fixed() -> bool:
 
 
 def is_called_from(module: str, depth: int) -> bool:
-    """Whether the frame ``depth`` above is in ``module``: torch's graph capture inspects tensors itself."""
-    name: str = sys._getframe(depth + 1).f_globals.get("__name__", "")
+    """Whether the frame ``depth`` above is in ``module``: torch's graph capture inspects tensors itself.
+
+    Frames of ``torch.set_default_device``, through which every call of torch goes then, do not count.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and depth:
+        frame = frame.f_back
+        depth -= frame is not None and frame.f_globals.get("__name__") != DEFAULT_DEVICE_MODE
+    name: str = "" if frame is None else frame.f_globals.get("__name__", "")
     return name == module or name.startswith(f"{module}.")

@@ -122,8 +122,6 @@ is_batchedtensor: Test = _find("torch._C._functorch.is_batchedtensor")
 is_legacy_batchedtensor: Test = _find("torch._C._functorch.is_legacy_batchedtensor")
 get_unwrapped: Callable[[Any], Any] = _find("torch._C._functorch.get_unwrapped")
 maybe_get_bdim: Callable[[Any], int] = _find("torch._C._functorch.maybe_get_bdim")
-increment_vmap_nesting: Callable[[], int] = _find("torch._C._vmapmode_increment_nesting")
-decrement_vmap_nesting: Callable[[], int] = _find("torch._C._vmapmode_decrement_nesting")
 add_batch_dim: Callable[..., torch.Tensor] = _find("torch._add_batch_dim")
 remove_batch_dim: Callable[..., torch.Tensor] = _find("torch._remove_batch_dim")
 
@@ -172,7 +170,8 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 # Modules that are recognised where they call a method of a tensor.
 FAKE_TENSOR_MAKER = "torch._subclasses.meta_utils"
 GRAPH_MAKER = "torch._functorch._aot_autograd"
-MODULES = (FAKE_TENSOR_MAKER, GRAPH_MAKER)
+DEFAULT_DEVICE_MODE = "torch.utils._device"  # what torch.set_default_device sets, between callers and tensors
+MODULES = (FAKE_TENSOR_MAKER, GRAPH_MAKER, DEFAULT_DEVICE_MODE)
 
 # Attributes that are used by their own names.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

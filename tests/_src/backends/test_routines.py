@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from scorch._src.backends import routines as sums
 from scorch._src.backends.base import backend_for
 from scorch._src.backends.routines import Heads, Options, Routines, Rows, Scores
 
@@ -116,3 +117,38 @@ def test_attention_pair_by_pair_has_no_blocks() -> None:
     assert plain.attention_blocks(pos, crd, 1, 4, 4) is None
     heads = Heads(None, (1,), [0], 1.0)
     assert plain.attention(torch.rand(1, 4, 2), torch.rand(1, 4, 2), torch.rand(1, 4, 2), heads) is None
+
+
+# sums of rows on a device ------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["host", "device"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums as on the host, and as on a device, in the memory of the host."""
+    if request.param == "device":
+        monkeypatch.setattr(sums, "HOST", torch.device("meta"))
+
+
+@pytest.mark.usefixtures("place")
+def test_sums_of_rows_and_their_gradients() -> None:
+    row = torch.tensor([2, 0, 2, 2])
+    values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    wanted = torch.stack([values[1], torch.zeros_like(values[1]), values[0] + values[2] + values[3]])
+    torch.testing.assert_close(sums.sum_rows(row, values, 3), wanted)
+    assert torch.autograd.gradcheck(lambda v: sums.sum_rows(row, v, 3), values)
+    assert torch.autograd.gradcheck(lambda v: sums.take_rows(v, row), values)
+    many = torch.stack([values, 2 * values]).detach()
+    found = torch.vmap(lambda v: sums.sum_rows(row, v, 3))(many)
+    torch.testing.assert_close(found, torch.stack([wanted, 2 * wanted]).detach())
+    out = torch.ones(3, 3, dtype=torch.float64)
+    sums.add_rows(out, row, values.detach())
+    torch.testing.assert_close(out, 1 + wanted.detach())
+
+
+@pytest.mark.usefixtures("place")
+def test_sums_of_complex_infinities() -> None:
+    row, values = torch.tensor([0, 0]), torch.tensor([complex(1, float("inf")), 2])
+    out = torch.zeros(1, dtype=values.dtype)
+    sums.add_rows(out, row, values)
+    for found in (out, sums.sum_rows(row, values, 1)):
+        assert found.tolist() == [complex(3, float("inf"))]

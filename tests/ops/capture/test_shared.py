@@ -75,6 +75,26 @@ def test_gradients_through_views() -> None:
     torch.testing.assert_close(sparse.grad.to_dense(), wanted)
 
 
+@pytest.mark.skipif(not SKIPS, reason="an error in this torch, as above")
+def test_writes_in_functions_that_are_called() -> None:
+    def double(view: Any) -> None:
+        view.mul_(2)
+
+    def function(t: Any) -> None:
+        double(t[0])
+
+    def by_default_device(t: Any) -> None:
+        with torch.device(t.device):
+            torch.compile(WRITES["row"], backend="aot_eager")(t)
+
+    dense = X.clone()
+    dense[0].mul_(2)
+    for run in (torch.compile(function, backend="aot_eager"), by_default_device):
+        sparse = scorch.from_torch(X, format="csr")
+        run(sparse)
+        torch.testing.assert_close(sparse.to_dense(), dense)
+
+
 def test_values_are_still_changed_in_one_graph() -> None:
     sparse = scorch.from_torch(X, format="csr")
     torch.compile(lambda t: t.mul_(2), backend="aot_eager", fullgraph=True)(sparse)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import scorch
+from on_device import is_on_device
 from scorch import SparseTensor
 from scorch._src.ops.linalg import eigen, krylov, linear_operators, solve
 from scorch.errors import (
@@ -207,7 +208,8 @@ def test_lstsq(shape, dtype, monkeypatch):
     A[:, -1] = A[:, 0]  # of less than full rank
     S = scorch.from_torch(A, format="csr")
     wanted = torch.linalg.pinv(A) @ b
-    close(torch.linalg.lstsq(S, b, driver="gelsd").solution, wanted, 1e-6)
+    if not is_on_device():  # where torch has but one driver, which needs full rank
+        close(torch.linalg.lstsq(S, b, driver="gelsd").solution, wanted, 1e-6)
     monkeypatch.setattr(solve, "MAX_DENSE_ELEMENTS", 0)
     found = torch.linalg.lstsq(S, b)
     close(found.solution, wanted, 1e-6)

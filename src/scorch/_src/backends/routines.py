@@ -296,7 +296,7 @@ class Routines:
         ties = None
         if with_ties:
             reached = (picked == out[row]).to(x.dtype)
-            ties = _sums(row, reached if counts is None else reached * counts.unsqueeze(1), count)
+            ties = sum_rows(row, reached if counts is None else reached * counts.unsqueeze(1), count)
             ties = ties.masked_fill_(is_empty, 1)
         return out.masked_fill_(is_empty, 0), ties
 
@@ -307,7 +307,7 @@ class Routines:
         pos, crd, counts = rows
         row, column = rows_of(pos, crd.numel()), crd.long()
         flow = torch.where(x[row] == out[column], shared[column], x.new_zeros(()))
-        return _sums(row, flow if counts is None else flow * counts.unsqueeze(1), x.shape[0])
+        return sum_rows(row, flow if counts is None else flow * counts.unsqueeze(1), x.shape[0])
 
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
@@ -321,10 +321,10 @@ class Routines:
         weight = torch.exp(score - _maxima(row, score, count)[row])
         if rows.counts is not None:
             weight = weight * rows.counts.unsqueeze(1)
-        P = weight / _sums(row, weight, count)[row]
+        P = weight / sum_rows(row, weight, count)[row]
         if options.drop_below:
             P = torch.where(_random_bits(options.seed, P).view_as(P) < options.drop_below, -P, P)
-        return _sums(row, _positive(P).unsqueeze(2) * x[rows.crd.long()], count) * options.scale, P
+        return sum_rows(row, _positive(P).unsqueeze(2) * x[rows.crd.long()], count) * options.scale, P
 
     def graph_attention_scores_backward(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
@@ -333,10 +333,10 @@ class Routines:
         count, row = rows.pos.numel() - 1, rows_of(rows.pos, rows.crd.numel())
         dots = (grad[row] * x[rows.crd.long()]).sum(2)
         flow = torch.where(probabilities.signbit(), x.new_zeros(()), dots * options.scale)
-        change = flow - _sums(row, probabilities * flow, count)[row]
+        change = flow - sum_rows(row, probabilities * flow, count)[row]
         slope = torch.where(scores.of_entries(rows) > 0, change, options.slope * change)
         each = slope * probabilities.abs()
-        return each, _sums(row, each, count)
+        return each, sum_rows(row, each, count)
 
     def graph_attention_features_backward(
         self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
@@ -346,7 +346,7 @@ class Routines:
         count, row = columns.pos.numel() - 1, rows_of(columns.pos, columns.crd.numel())
         place = columns.places.long()
         flow = _positive(probabilities)[place].unsqueeze(2) * grad[columns.crd.long()]
-        return _sums(row, flow, count) * options.scale, _sums(row, each[place], count)
+        return sum_rows(row, flow, count) * options.scale, sum_rows(row, each[place], count)
 
     # attention ---------------------------------------------------------------------------------------
 
@@ -375,18 +375,33 @@ class Routines:
         raise NotImplementedError("there is no attention without blocks")
 
 
-def add_rows(out: Tensor, row: Tensor, values: Tensor) -> Tensor:
-    """Add ``values`` to rows of ``out`` that may repeat, in the same order at every call."""
+# Sums of rows that may repeat, with the same bits at every call: on a device index_put sorts, where index_add
+# takes turns by chance. Both multiply by one, which makes NaN of the other part of a complex infinity.
+
+
+def add_rows(out: Tensor, row: Tensor, values: Tensor) -> None:
+    """Add ``values`` to rows of ``out`` in place."""
+    if values.is_complex():
+        out, values = torch.view_as_real(out), torch.view_as_real(values)
     if out.device == HOST:
-        return out.index_add_(0, row, values)
-    return out.index_put_(
-        (row,), values, accumulate=True
-    )  # which sorts, where index_add_ takes turns by chance
+        out.index_add_(0, row, values)
+    else:
+        out.index_put_((row,), values, accumulate=True)
 
 
-def _sums(row: Tensor, values: Tensor, count: int) -> Tensor:
-    """Sum the values of each row."""
-    return add_rows(values.new_zeros(count, *values.shape[1:]), row, values)
+def sum_rows(row: Tensor, values: Tensor, count: int) -> Tensor:
+    """Sum the values of each row, connected to them."""
+    if values.is_complex():
+        return torch.view_as_complex(sum_rows(row, torch.view_as_real(values), count))
+    zeros = values.new_zeros(count, *values.shape[1:])
+    if zeros.device == HOST:
+        return zeros.index_add(0, row, values)
+    return zeros.index_put((row,), values, accumulate=True)
+
+
+def take_rows(values: Tensor, row: Tensor) -> Tensor:
+    """Take rows, connected to them: the gradient is a sum of rows."""
+    return values.index_select(0, row) if values.device == HOST else values[row]
 
 
 def _maxima(row: Tensor, values: Tensor, count: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from scorch._src.compiler.plan import Step
+from scorch._src.devices import HOST
 from scorch._src.notation.nodes import Access
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.registry import look_up
@@ -27,6 +28,10 @@ class Source:
     result: torch.Tensor
     version: int | None
     pattern = None  # its own, if it is sparse
+
+    @property
+    def device(self) -> torch.device:
+        return self.result.device
 
     def tensor(self) -> torch.Tensor:
         return self.result
@@ -84,6 +89,12 @@ class Value:
             pattern = self.recorder.patterns[self.recipe.pattern_number]
         return pattern
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the operands; a number may be on the host, beside another on a device."""
+        devices = [self.recorder.items[number].device for number in self.recipe.parents.values()]
+        return next((device for device in devices if device != HOST), HOST)
+
     def tensor(self) -> torch.Tensor:
         """Return the result, computing it on first use."""
         if self.result is None:
@@ -101,7 +112,7 @@ class LazyTensor(torch.Tensor):
     def __new__(cls, value: Value) -> LazyTensor:
         recipe = value.recipe
         lazy: LazyTensor = make_wrapper_subclass(
-            cls, recipe.shape, dtype=recipe.dtype, requires_grad=recipe.requires_grad
+            cls, recipe.shape, dtype=recipe.dtype, device=value.device, requires_grad=recipe.requires_grad
         )
         lazy._value = value
         if recipe.requires_grad:  # code that takes it for a leaf would lose gradients

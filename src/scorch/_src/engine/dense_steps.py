@@ -9,8 +9,9 @@ import torch
 
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
-from scorch._src.devices import shares_memory
+from scorch._src.devices import HOST, shares_memory
 from scorch._src.engine.by_torch.joined_statement import Statement
+from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.storage.budget import check_budget
 
@@ -45,7 +46,7 @@ def matrix_product(step: Step) -> Callable[[Mapping[str, torch.Tensor]], torch.T
 def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
     element = result_type(step, {name: type_of_dtype(tensor.dtype) for name, tensor in tensors.items()})
     factors = _factors(step.body)
-    is_product = factors is not None and step.reduction == "sum" and element.kind != "bool"
+    is_product = factors is not None and step.reduction == "sum" and _multiplies(element, tensors)
     order = step.target.indices if is_product else step.indices
     size = math.prod(sizes[index] for index in order) * element.bytes
     what = f"{step.target.tensor}[{','.join(step.target.indices)}], over dense operands only,"
@@ -54,6 +55,13 @@ def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, in
         return _einsum(step, factors, tensors, dtype_of_type(element))
     value = Statement(step, tensors, sizes).value_at(slice(None), 1, dtype_of_type(element.computes_in))
     return value[0].to(dtype_of_type(element)).contiguous()
+
+
+def _multiplies(element: Type, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether ``torch.einsum`` takes a product of such elements: integers on the host only."""
+    if element.kind in ("int", "uint"):
+        return all(tensor.device == HOST for tensor in tensors.values())
+    return element.kind != "bool"
 
 
 def _factors(expr: Expr) -> list[Access] | None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
 from scorch._src.io.archive import DAMAGED, arrays_of, describe_tensor, from_arrays
 from scorch._src.io.text_table import Array
@@ -30,6 +31,7 @@ Arrays = dict[str, Array]
 
 def write_npz(path: Path, tensor: torch.Tensor) -> None:
     """Write one tensor, without compression."""
+    tensor = tensor.to(HOST)
     arrays = _scipy_arrays(tensor) if isinstance(tensor, SparseTensor) else None
     if arrays is None:
         description = describe_tensor(tensor)

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.io.archive import describe_format
 from scorch._src.io.replacement import Replacement, resolve_target
@@ -184,4 +185,4 @@ def _as_csr(rows: Any) -> SparseTensor:
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2:
         shape = tuple(getattr(matrix, "shape", ()))
         raise ShapeError(f"rows are those of a matrix, not of a {type(rows).__name__} of shape {shape}")
-    return as_sparse(from_torch(matrix, format="csr"))
+    return as_sparse(from_torch(matrix.to(HOST), format="csr"))

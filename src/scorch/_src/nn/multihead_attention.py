@@ -103,7 +103,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             inputs = zip((query, key, value), weights, biases, strict=True)
             projections = tuple(F.linear(tensor, weight, add) for tensor, weight, add in inputs)
         q, k, v = (
-            projection.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+            projection.reshape(*projection.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
             for projection in projections
         )
         return q, k, v

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.backends.routines import sum_rows
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely, run_torch
 from scorch._src.statements.einsum import einsum
@@ -140,7 +141,7 @@ def _pool_entries(
         pooled = lowest.scatter_reduce(0, position, values, "amax")
         pooled = torch.where(counts < windows.count_elements(window), pooled.clamp(min=0), pooled)
     else:
-        pooled = values.new_zeros(counts.numel()).index_add_(0, position, values)
+        pooled = sum_rows(position, values, counts.numel())
         with_padding = options.get("count_include_pad", True)
         divisor = options.get("divisor_override") or windows.count_elements(window, with_padding)
         pooled = torch.div(pooled, divisor)

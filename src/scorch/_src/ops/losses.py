@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.backends.routines import sum_rows
 from scorch._src.ops.fallback import as_dense, run_torch
 from scorch._src.ops.products.matmul import mv
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_of
@@ -150,7 +151,7 @@ def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepd
         distances = torch.where(implicit_zeros > 0, abs(eps), 0.0).to(shifted.dtype)
         distances = distances.scatter_reduce(0, row, shifted, "amax")
     else:
-        powers = (implicit_zeros * abs(eps) ** p).to(shifted.dtype).index_add_(0, row, shifted**p)
+        powers = (implicit_zeros * abs(eps) ** p).to(shifted.dtype) + sum_rows(row, shifted**p, rows)
         distances = powers ** (1 / p)
     return distances.reshape(*outer, 1) if keepdim else distances.reshape(outer)
 

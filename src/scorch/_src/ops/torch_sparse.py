@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scorch._src.compiler.plan import Step
+from scorch._src.devices import HOST
 from scorch._src.engine.execute import Task, execute, prepared_step
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable
@@ -323,5 +324,6 @@ def spdiags(
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
     """
     dense = as_dense(diagonals)
-    offsets = torch.as_tensor(offsets, device=dense.device)
-    return from_torch(torch.sparse.spdiags(dense, offsets, shape, layout), format)
+    offsets = torch.as_tensor(offsets, device=HOST)
+    matrix = torch.sparse.spdiags(dense.to(HOST), offsets, shape, layout)  # which torch has only there
+    return from_torch(matrix.to(dense.device), format)

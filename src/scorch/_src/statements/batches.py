@@ -17,8 +17,6 @@ from scorch._src.statements.gradients import call_on, forward_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.torch_internals import (
     add_batch_dim,
-    decrement_vmap_nesting,
-    increment_vmap_nesting,
     is_legacy_batchedtensor,
     remove_batch_dim,
 )
@@ -62,8 +60,7 @@ def batched(
 
 def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], compute: Compute) -> torch.Tensor:
     """Run a call on the batched gradients of ``torch.autograd.grad(is_grads_batched=True)``."""
-    increment_vmap_nesting()
-    level = decrement_vmap_nesting()
+    level = max(map(_level_of, arrays))
     in_dims = [0 if is_legacy_batchedtensor(array) else None for array in arrays]
     plain = [
         array if dim is None else remove_batch_dim(array, level, 1, 0)
@@ -73,6 +70,18 @@ def gradients_of_batch(call: Call, arrays: Sequence[torch.Tensor], compute: Comp
     result, dim = batched(call, plain, in_dims, size, compute)
     assert dim is not None
     return add_batch_dim(result, dim, level)
+
+
+def _level_of(array: torch.Tensor) -> int:
+    """Return the innermost level of batches that an array has, counted from 1; 0 without any.
+
+    The array itself is asked: gradients of tensors on a device are computed in a thread that knows no level.
+    """
+    level = 0
+    while is_legacy_batchedtensor(array):
+        level += 1
+        array = remove_batch_dim(array, level, 1, 0)
+    return level
 
 
 def _with_index(expr: Expr, batched: set[str], index: str) -> Expr:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from scorch._src.devices import HOST
 from scorch._src.storage.storage import Pattern, Storage
 
 
@@ -89,10 +88,12 @@ def numbered_entries(pattern: Pattern) -> tuple[list[torch.Tensor], torch.Tensor
 
 
 def keys_of(
-    coordinates: Sequence[torch.Tensor], shape: tuple[int, ...], device: torch.device = HOST
+    coordinates: Sequence[torch.Tensor], shape: tuple[int, ...], device: torch.device | None = None
 ) -> torch.Tensor:
-    """Compute the key of each entry; a scalar, which has no coordinates, has one 0, on ``device``."""
-    keys = torch.zeros((), dtype=torch.int64, device=device)
+    """Compute the key of each entry; without dimensions, and so coordinates, it is one 0 on ``device``."""
+    own = coordinates[0].device if coordinates else device
+    assert own is not None, "without coordinates it is not known where keys should be"
+    keys = torch.zeros((), dtype=torch.int64, device=own)
     for crd, size in zip(coordinates, shape, strict=True):
         keys = keys * size + crd.to(torch.int64)
     return keys

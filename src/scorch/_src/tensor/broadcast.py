@@ -38,7 +38,7 @@ def expanded(entries: Entries, shape: Shape) -> Entries:
         else:
             columns.insert(0, numbers % max(shape[dim], 1))
             numbers = numbers.div(max(shape[dim], 1), rounding_mode="floor")
-    keys, order = torch.sort(keys_of(columns, shape))
+    keys, order = torch.sort(keys_of(columns, shape, entries.keys.device))
     return Entries(keys, entries.values.repeat_interleave(repeats)[order], shape)
 
 
@@ -60,7 +60,7 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
         check_budget(BYTES_PER_ENTRY * total, f"pairing {total:,} entries", "multiply parts of the tensors")
     first, second = torch.repeat_interleave(counts, output_size=total), order[joined_ranges(begins, counts)]
     columns = [columns_of_a[dim][first] if dim in columns_of_a else columns_of_b[dim][second] for dim in dims]
-    return torch.sort(keys_of(columns, shape)).values
+    return torch.sort(keys_of(columns, shape, a.keys.device)).values
 
 
 def values_at(entries: Entries, keys: torch.Tensor, crd: list[torch.Tensor], shape: Shape) -> torch.Tensor:
@@ -72,7 +72,7 @@ def values_at(entries: Entries, keys: torch.Tensor, crd: list[torch.Tensor], sha
         column if size == wide else torch.zeros_like(column)
         for column, size, wide in zip(crd[skipped:], entries.shape, shape[skipped:], strict=True)
     ]
-    there = keys_of(own, entries.shape)
+    there = keys_of(own, entries.shape, keys.device)
     return entries.at(there if own else torch.zeros_like(keys))
 
 

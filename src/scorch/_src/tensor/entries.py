@@ -44,7 +44,7 @@ class Entries:
     def keys(self) -> torch.Tensor:
         if self._keys is None:
             assert self._columns is not None
-            self._keys = keys_of(self._columns, self.shape)
+            self._keys = keys_of(self._columns, self.shape, self.values.device)
         return self._keys
 
     @property

@@ -242,7 +242,7 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     columns = coordinates(pattern)
     is_inside = inside(pattern, columns)
     # the keys of padding are those of other places, not used below
-    keys = keys_of([columns[dim] for dim in range(len(columns))], pattern.shape)
+    keys = keys_of([columns[dim] for dim in range(len(columns))], pattern.shape, pattern.device)
     if isinstance(self, SparseTensor) or self.layout != torch.strided:
         sampled = entries_of(as_sparse(from_torch(self))).at(keys)
     else:
@@ -282,6 +282,8 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
             f"k is {k}, but a matrix of shape {shape} has diagonals {1 - shape[0]} to {shape[1] - 1}"
         )
     new_values = as_differentiable_values("values", values)
+    if not isinstance(values, torch.Tensor) or not new_values.dim():
+        new_values = new_values.to(S.storage.device)
     if not torch.can_cast(new_values.dtype, S.dtype):
         raise DtypeError(
             f"values are {new_values.dtype}, which a tensor of {S.dtype} cannot hold; convert one of them"

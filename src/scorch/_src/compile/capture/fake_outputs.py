@@ -151,14 +151,29 @@ def graph_break(reason: str) -> Exception:
 
 
 def skip_frame(reason: str) -> Exception:
-    """Return an error at which ``torch.compile`` runs the whole calling function without a graph."""
+    """Return an error at which ``torch.compile`` runs the whole compiled function without a graph."""
     from scorch._src.torch_internals import GraphBreak, TracingContext  # imports torch's compiler
 
     if TracingContext.try_get() is None:
         return graph_break(reason)
     if "skip_frame" not in inspect.signature(GraphBreak).parameters:  # before torch 2.11
         return InPlaceError(f"{reason}; call the function without torch.compile")
-    return GraphBreak(reason, skip_frame=True)  # type: ignore[no-any-return]
+    return _whole_frame_break()(reason)
+
+
+@functools.cache
+def _whole_frame_break() -> type[Exception]:
+    """Return the error of ``skip_frame``, which holds for callers too.
+
+    torch clears ``skip_frame`` where it leaves a function that it has inlined, or the mode of a default
+    device, and would break the graph in its caller, after the call that gave a view.
+    """
+    from scorch._src.torch_internals import GraphBreak  # imports torch's compiler
+
+    class WholeFrameBreak(GraphBreak):  # type: ignore[misc]
+        skip_frame = property(lambda self: True, lambda self, value: None)
+
+    return WholeFrameBreak
 
 
 def _name(function: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from scorch._src.backends.routines import Heads
+from scorch._src.backends.routines import Heads, sum_rows
 from scorch._src.devices import HOST
 from scorch._src.ops.attention.mask_pairs import MaskPairs
 
@@ -27,8 +27,7 @@ def attend(Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor, pairs: MaskPairs, 
         weights = _weights(Q[position], K[position], rows, columns, heads.scale)
         if heads.dropout:
             weights = weights * _dropout_factors(heads, number, rows, columns).to(weights)
-        zeros = V.new_zeros(Q.shape[-2], V.shape[-1])
-        heads_out.append(zeros.index_add(0, rows, weights[:, None] * V[position][columns]))
+        heads_out.append(sum_rows(rows, weights[:, None] * V[position][columns], Q.shape[-2]))
     if not heads_out:
         return V.new_zeros(*heads.batch, Q.shape[-2], V.shape[-1])
     return torch.stack(heads_out).view(*heads.batch, Q.shape[-2], V.shape[-1])
@@ -53,7 +52,7 @@ def _weights(
     scores = (q[rows] * k[columns]).sum(-1) * scale
     maxima = scores.new_full((q.shape[0],), -math.inf).scatter_reduce(0, rows, scores.detach(), "amax")
     exponentials = torch.exp(scores - maxima[rows])
-    return exponentials / exponentials.new_zeros(q.shape[0]).index_add(0, rows, exponentials)[rows]
+    return exponentials / sum_rows(rows, exponentials, q.shape[0])[rows]
 
 
 # dropout, as in the C source -------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.compiler import is_compiling
 
 from scorch._src.backends.base import is_served, routines_for, served_in_words
-from scorch._src.backends.routines import Options, Scores
+from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
@@ -241,23 +241,22 @@ def _attend_composed(
 ) -> Tensor:
     """Compute ``attend`` in functions that have all derivatives, with numbers for each entry and head."""
     rows, (sources, targets, edges) = graph.targets, scores
-    total = sources.index_select(0, graph.sources) + targets.index_select(0, rows)
+    total = take_rows(sources, graph.sources) + take_rows(targets, rows)
     total = F.leaky_relu(total if edges is None else total + edges, options.slope)
     positions = rows.unsqueeze(1).expand(-1, total.shape[1])
     maxima = targets.detach().new_full(targets.shape, -torch.inf)
     maxima = maxima.scatter_reduce(0, positions, total.detach(), "amax")
     counts = graph.counts_as(x.dtype)
-    weights = (total - maxima.index_select(0, rows)).exp()
+    weights = (total - take_rows(maxima, rows)).exp()
     weights = weights if counts is None else weights * counts.unsqueeze(1)
-    sums = torch.zeros_like(targets).index_add(0, rows, weights)
-    weights = weights / sums.index_select(0, rows)
+    weights = weights / take_rows(sum_rows(rows, weights, targets.shape[0]), rows)
     if is_kept is not None:
         weights = weights * is_kept * options.scale
     elif options.dropout:
         weights = F.dropout(weights, options.dropout)
     coalesced, entry_numbers = graph.coalesced
     if entry_numbers is not None:
-        weights = torch.zeros_like(weights[: coalesced.size]).index_add(0, entry_numbers, weights)
+        weights = sum_rows(entry_numbers, weights, coalesced.size)
     matrix = sparse_of(coalesced.pattern_with_features(x.shape[1]), weights.flatten())
     result = evaluate("O[i,h,k] = P[i,j,h] * X[j,h,k]", P=matrix, X=x, format="dense")
     assert isinstance(result, torch.Tensor)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_compiling
 
-from scorch._src.backends.routines import Scores
+from scorch._src.backends.routines import Scores, sum_rows
 from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.graph import Graph, graph_of
@@ -103,7 +103,7 @@ def sum_edge_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
             f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {edges} "
             "edges: give one weight for each"
         )
-    return edge_weight.new_zeros(graph.size).index_add(0, graph.entry_of_edge, edge_weight)
+    return sum_rows(graph.entry_of_edge, edge_weight, graph.size)
 
 
 def normalise_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype, loop: float | None) -> Tensor:
@@ -120,7 +120,7 @@ def normalise_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype, l
             is_new = with_loops.targets == with_loops.sources
         padded = torch.cat([weights, weights.new_zeros(1)])  # position -1
         weights, graph = torch.where(is_new, loop, padded[positions]), with_loops
-    degree = weights.new_zeros(graph.shape[0]).index_add(0, graph.targets, weights)
+    degree = sum_rows(graph.targets, weights, graph.shape[0])
     factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
     return factor[graph.targets] * weights * factor[graph.sources]
 

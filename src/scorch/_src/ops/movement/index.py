@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.devices import HOST
 from scorch._src.ops.fallback import as_dense, run_densely, run_torch, store_like
 from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys, infer_shape
 from scorch._src.storage.coordinates import coordinates_of, keys_of
@@ -157,7 +158,11 @@ class IndexedPositions:
 
 
 def normalize_indices(self: torch.Tensor, indices: Indices) -> list[torch.Tensor | None]:
-    """Convert masks to the coordinates where they hold, with None for dimensions left alone."""
+    """Convert masks to the coordinates where they hold, with None for dimensions left alone.
+
+    Indices may be on the host, wherever the tensor is.
+    """
+    device = self.device
     normalized: list[torch.Tensor | None] = []
     for value in indices:
         if value is None:
@@ -168,12 +173,17 @@ def normalize_indices(self: torch.Tensor, indices: Indices) -> list[torch.Tensor
                 raise IndexRangeError(
                     f"a mask of shape {tuple(value.shape)} does not fit dimensions of {size}"
                 )
-            normalized += list(torch.nonzero(value).unbind(1))  # of a sparse mask, by its entries
+            places = torch.nonzero(value)  # of a sparse mask, by its entries
+            normalized += list(_from_host(places, device).unbind(1))
         elif value.dtype not in (torch.int32, torch.int64):
             raise IndexRangeError(f"indices are int64, int32, uint8 or bool, not {value.dtype}")
         else:
-            normalized.append(as_dense(value))
+            normalized.append(_from_host(as_dense(value), device))
     return normalized + [None] * (self.dim() - len(normalized))
+
+
+def _from_host(index: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return index.to(device) if index.device == HOST else index
 
 
 def _gather_at_keys(self: SparseTensor, keys: torch.Tensor, shape: Shape) -> Any:

@@ -257,14 +257,16 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
     if not self.numel():
         return run_on_empty(aten.index_put.default, self, normalized, dense, accumulate)
     indexed = IndexedPositions(self, normalized)
-    grid = coordinates_of(torch.arange(math.prod(indexed.result), device=self.storage.device), indexed.result)
+    device = self.storage.device
+    grid = coordinates_of(torch.arange(math.prod(indexed.result), device=device), indexed.result)
     first, last = len(indexed.before), len(indexed.before) + len(indexed.shape)
-    inside = keys_of(grid[first:last], indexed.shape).expand(math.prod(indexed.result))
+    inside = keys_of(grid[first:last], indexed.shape, device).expand(math.prod(indexed.result))
     columns = dict(zip((*indexed.before, *indexed.after), (*grid[:first], *grid[last:]), strict=True))
     indexed_coordinates = coordinates_of(indexed.keys, indexed.sizes)
     columns |= {dim: crd[inside] for dim, crd in zip(indexed.dims, indexed_coordinates, strict=True)}
     shape = tuple(self.shape)
     keys = keys_of([columns[dim] for dim in range(len(shape))], shape)
+    dense = dense if dense.dim() else dense.to(device)  # a number may be on the host
     return write_at_keys(self, keys, dense.expand(indexed.result).reshape(-1), accumulate)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.routines import sum_rows
 from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of
@@ -71,11 +72,7 @@ class Groups:
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum the values of each group, connected to them."""
-        count = self.keys.numel()
-        if values.is_complex():  # index_add multiplies by one, which makes NaN of the other part of infinity
-            real_parts = torch.view_as_real(values)
-            return torch.view_as_complex(real_parts.new_zeros(count, 2).index_add(0, self.group, real_parts))
-        return values.new_zeros(count).index_add(0, self.group, values)
+        return sum_rows(self.group, values, self.keys.numel())
 
     def sum_of_zeros(self, each: torch.Tensor) -> torch.Tensor:
         """Return what the implicit zeros add to a sum if each adds ``each``."""

@@ -44,7 +44,7 @@ class SortedSegments:
         values, order = torch.sort(entries.values[is_nonzero], stable=True, descending=descending)
         segment = torch.zeros_like(position)
         if self.dim is not None:
-            segments = keys_of(crd, self.shape).expand(position.shape)
+            segments = keys_of(crd, self.shape, position.device).expand(position.shape)
             segment, by_segment = torch.sort(segments[order], stable=True)
             values, order = values[by_segment], order[by_segment]
         self.values, self.position = values, position[order]

@@ -14,7 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import Sorted, is_sorted
+from scorch._src.backends.routines import Sorted, is_sorted, sum_rows
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
@@ -120,14 +120,14 @@ def _connected(
         if isinstance(unconnected, SparseTensor):
             pattern = unconnected.storage.pattern
             sizes = pattern.shape[: len(crd)]
-            own = keys_of([array for array in pattern.crd if array is not None], sizes)
-            place = torch.searchsorted(own, keys_of(crd, sizes))
+            own = keys_of([array for array in pattern.crd if array is not None], sizes, values.device)
+            place = torch.searchsorted(own, keys_of(crd, sizes, values.device))
     if place is None:
         total = values.sum(0).reshape(unconnected.shape)
         form = as_format(format or "dense", total.dim())
         scalar: SparseTensor | torch.Tensor = total if form.is_dense else hooks.store(total, form)
         return scalar
-    summed = values.new_zeros(own.numel(), *values.shape[1:]).index_add(0, place, values)
+    summed = sum_rows(place, values, own.numel())
     connected: SparseTensor = hooks.sparse_of(pattern, summed)
     return connected if format is None else connected.to_format(format)
 

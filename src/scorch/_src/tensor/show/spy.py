@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.storage.coordinates import entries
 from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -39,7 +40,7 @@ def grid(S: SparseTensor, cells: int = MAX_CELLS) -> tuple[Array, tuple[int, int
     for array, (size, count) in zip(crd[-2:], axes, strict=True):
         place = place * count + (array if size == count else _cell(array, size, count))
     counts = torch.bincount(place, minlength=height * width)
-    return counts.reshape(height, width).numpy(), (rows, columns)
+    return counts.reshape(height, width).to(HOST).numpy(), (rows, columns)
 
 
 def _cell(coordinates: torch.Tensor, size: int, count: int) -> torch.Tensor:
