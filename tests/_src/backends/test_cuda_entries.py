@@ -11,7 +11,8 @@ import scorch
 from grid_emulator import EmulatedRoutines
 from scorch._src.backends import routines
 from scorch._src.backends.cuda import entries
-from scorch._src.backends.routines import Routines, Sorted
+from scorch._src.backends.routines import Routines
+from scorch._src.backends.sort_entries import Sorted
 
 ROUTINES = EmulatedRoutines()
 

@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from scorch._src.backends.sort_entries import MAX_KEYS, Sorted, sorted_by_columns, sorted_by_keys, sum_runs
 from scorch._src.devices import HOST
-from scorch._src.loops.types import LAST_INT32
 from scorch._src.torch_internals import row_pointers_of
-
-MAX_KEYS = 2**62  # that an int64 distinguishes
 
 Tensor = torch.Tensor
 Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
@@ -27,73 +25,6 @@ def rows_of(pos: Tensor, entries: int) -> Tensor:
     """Return the row of each entry."""
     rows = torch.arange(pos.numel() - 1, device=pos.device)
     return rows.repeat_interleave(pos.diff().to(torch.int64), output_size=entries)
-
-
-def is_sorted(columns: Sequence[Tensor]) -> bool:
-    """Check whether entries with these coordinates are sorted and none repeats."""
-    if columns[0].numel() < 2:
-        return True
-    rises, equal = columns[0][1:] > columns[0][:-1], columns[0][1:] == columns[0][:-1]
-    for column in columns[1:]:
-        rises |= equal & (column[1:] > column[:-1])
-        equal &= column[1:] == column[:-1]
-    return bool(rises.all())
-
-
-class Sorted(NamedTuple):
-    """The order of entries, and the coordinates of each place in it.
-
-    ``first``: where the entries of each place begin in that order, where some repeat.
-    """
-
-    order: Tensor
-    columns: list[Tensor]
-    first: Tensor | None = None
-
-
-def sum_runs(values: Tensor, first: Tensor) -> Tensor:
-    """Add up the values from each of ``first`` to the next, in order."""
-    if values.dtype == torch.bool:
-        return sum_runs(values.to(torch.int64), first) > 0
-    if values.is_complex():
-        return torch.view_as_complex(sum_runs(torch.view_as_real(values), first))
-    end = torch.cat([first[1:], first.new_full((1,), values.shape[0])])
-    if values.is_floating_point():
-        wide = values.float() if values.element_size() < 4 else values
-        return torch.segment_reduce(wide, "sum", lengths=end - first, unsafe=True).to(values.dtype)
-    totals = values.cumsum(0, dtype=torch.int64)
-    totals = torch.cat([totals.new_zeros(1, *values.shape[1:]), totals])
-    return (totals[end] - totals[first]).to(values.dtype)
-
-
-def _sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-    """Sort entries by the number of their place; return the order, and where places begin in it.
-
-    None where they are sorted and none repeats.
-    """
-    dtype = torch.int32 if math.prod(sizes) <= LAST_INT32 else torch.int64
-    key = columns[0].to(dtype)
-    for column, size in zip(columns[1:], sizes[1:], strict=True):
-        key = key * size + column
-    if bool((key[1:] > key[:-1]).all()):
-        return None
-    ordered, order = torch.sort(key, stable=True)
-    is_first = torch.ones(ordered.numel(), dtype=torch.bool, device=key.device)
-    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
-    return order, is_first.nonzero().squeeze(1)
-
-
-def _sorted_by_columns(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Do the same for more places than can be numbered."""
-    if is_sorted(columns):
-        return None
-    order = torch.arange(columns[0].numel(), device=columns[0].device)
-    for column in reversed(columns):
-        order = order[torch.argsort(column[order], stable=True)]
-    is_first = torch.ones(order.numel(), dtype=torch.bool, device=order.device)
-    moved = (column[order] for column in columns)
-    is_first[1:] = torch.stack([column[1:] != column[:-1] for column in moved]).any(0)
-    return order, is_first.nonzero().squeeze(1)
 
 
 class Rows(NamedTuple):
@@ -213,7 +144,7 @@ class Routines:
         if columns[0].numel() < 2:
             return True
         is_numbered = math.prod(sizes) <= MAX_KEYS
-        found = _sorted_by_keys(columns, sizes) if is_numbered else _sorted_by_columns(columns)
+        found = sorted_by_keys(columns, sizes) if is_numbered else sorted_by_columns(columns)
         if found is None:
             return True
         order, first = found

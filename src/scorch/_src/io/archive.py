@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.routines import is_sorted
+from scorch._src.backends.sort_entries import is_sorted
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import Format
 from scorch._src.storage.complete_levels import completed

@@ -13,7 +13,8 @@ from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.cuda.streams import WaitingRoutines, check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
-from scorch._src.backends.routines import Sorted, Tensor
+from scorch._src.backends.routines import Tensor
+from scorch._src.backends.sort_entries import Sorted
 from scorch._src.torch_internals import cuda_stream_of
 
 WARP = 32

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scorch._src.backends.routines import Sorted
+from scorch._src.backends.sort_entries import Sorted
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
 from scorch._src.formats import Format

@@ -14,7 +14,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import Sorted, is_sorted, sum_rows
+from scorch._src.backends.routines import sum_rows
+from scorch._src.backends.sort_entries import Sorted, is_sorted
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage

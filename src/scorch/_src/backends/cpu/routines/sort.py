@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit
-from scorch._src.backends.routines import Sorted, is_sorted
+from scorch._src.backends.sort_entries import Sorted, is_sorted
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
