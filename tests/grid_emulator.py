@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cuda import product
 from scorch._src.backends.cuda.attention import CudaAttention
-from scorch._src.backends.cuda.backend import CudaBackend, facts_of
+from scorch._src.backends.cuda.backend import CudaBackend
 from scorch._src.backends.cuda.executable import CudaExecutable
+from scorch._src.backends.cuda.facts import facts_of
+from scorch._src.backends.cuda.group import CudaGroup, spread_group
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.backends.cuda.product import ProductExecutable, is_product
 from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
-from scorch._src.backends.interpreter.executable import Interpreted
+from scorch._src.backends.interpreter.executable import Interpreted, InterpretedGroup
+from scorch._src.backends.print.cuda import print_cuda
+from scorch._src.compiler.fuse.group import Fused
 from scorch._src.loops.grid import as_grid
 
 THREADS = 128  # in a block
@@ -33,6 +38,8 @@ static struct place blockIdx, blockDim, threadIdx, gridDim;
   __typeof__(value) value_ = (value); exchange(&value_, sizeof value_, step, threads); value_; })
 static void exchange(void *value, int size, int step, int threads);
 static void wait_for_all(void);
+#define MEET(threads) meet(threads)
+static void meet(int threads);
 void abort(void);
 static unsigned shared_memory[1 << 16];
 #define SHARED(name) u32 *name = shared_memory
@@ -57,7 +64,7 @@ _AFTER = """
 #define MOST 128
 static struct fiber {
   ucontext_t context;
-  int is_done, exchanges, barriers, warp_barriers;
+  int is_done, exchanges, barriers, warp_barriers, meetings;
   char values[16][16], stack[1 << 16];
 } fibers[MOST];
 static ucontext_t scheduler;
@@ -92,6 +99,14 @@ static void wait_for_warp(void) {
       swapcontext(&fibers[running].context, &scheduler);
     }
 }
+static void meet(int threads) {
+  const int turn = ++fibers[running].meetings, first = running & ~(threads - 1);
+  for (int thread = first; thread < first + threads; thread++)
+    while (fibers[thread].meetings < turn) {
+      if (fibers[thread].is_done) abort();
+      swapcontext(&fibers[running].context, &scheduler);
+    }
+}
 static void run_thread(void) {
   FUNCTION(*given);
   fibers[running].is_done = 1;
@@ -107,7 +122,7 @@ void emulate(void *arguments, const int *order, int blocks, int threads) {
       getcontext(&fiber->context);
       fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = sizeof fiber->stack;
       fiber->context.uc_link = &scheduler, fiber->is_done = 0;
-      fiber->exchanges = fiber->barriers = fiber->warp_barriers = 0;
+      fiber->exchanges = fiber->barriers = fiber->warp_barriers = fiber->meetings = 0;
       makecontext(&fiber->context, run_thread, 0);
     }
     for (int left = threads; left;) {
@@ -183,6 +198,15 @@ class EmulatedExecutable(CudaExecutable):
         return torch.full(shape, -101 if dtype.is_signed else 101, dtype=dtype)
 
 
+class EmulatedGroup(CudaGroup):
+    """The kernel of a group for CUDA devices, run on the host."""
+
+    make_kernel = EmulatedKernel
+
+    def allocate(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        return torch.full(shape, -101, dtype=self.dtype)
+
+
 class EmulatedProduct(EmulatedExecutable, ProductExecutable):
     direct = None
 
@@ -206,6 +230,9 @@ class EmulatedBackend(CudaBackend):
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
         return EmulatedProduct if is_product(schedule.planned.plan) else EmulatedExecutable
+
+    def build_group(self, fused: Fused) -> base.GroupExecutable:
+        return EmulatedGroup(fused)
 
     def missing(self) -> str | None:
         return None
@@ -243,6 +270,12 @@ class InterpretedGridBackend(EmulatedBackend):
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
         return EmulatedProduct if is_product(schedule.planned.plan) else InterpretedGridExecutable
+
+    def build_group(self, fused: Fused) -> base.GroupExecutable:
+        spread, _ = spread_group(fused)
+        group = InterpretedGroup(replace(fused, kernel=spread))
+        group.source = print_cuda(spread)
+        return group
 
 
 if "emulated" not in base._BACKENDS:

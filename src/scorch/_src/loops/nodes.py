@@ -398,6 +398,13 @@ class Parallel(Stmt):
 
 
 @dataclass(frozen=True)
+class Meet(Stmt):
+    """Let the ``threads`` of a unit wait for each other: what one stored before, all read after."""
+
+    threads: int
+
+
+@dataclass(frozen=True)
 class Function:
     """A function of a kernel.
 

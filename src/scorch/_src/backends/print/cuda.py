@@ -47,6 +47,7 @@ _BUILTINS = """\
 #define restrict __restrict__
 #define UNIT_MASK(threads) (0xffffffffu >> (32 - threads) << (threadIdx.x & 31 & ~(threads - 1)))
 #define EXCHANGE(value, step, threads) __shfl_xor_sync(UNIT_MASK(threads), value, step)
+#define MEET(threads) __syncwarp(UNIT_MASK(threads))
 #endif
 #define FIRST_UNIT(threads) (((i64)blockIdx.x * blockDim.x + threadIdx.x) / threads)
 #define UNITS(threads) ((i64)gridDim.x * blockDim.x / threads)
@@ -109,6 +110,8 @@ class _CudaScope(Scope):
                 return self.grid(stmt)
             case ir.For(threads=threads) if threads > 1:
                 return self.shared_loop(stmt)
+            case ir.Meet(threads):
+                return [f"MEET({threads});"]
             case ir.LoadRun(vars, array, index):
                 kind, run = self.run_of(array, len(vars)), self.fresh(f"{vars[0].name}_run")
                 place = self.address(array, index)
@@ -164,7 +167,8 @@ class _CudaScope(Scope):
             lines = ["{", f"  const i64 {name} = THREAD({threads});", *indent(self.statement(stmt.body)), "}"]
             self.is_shared = False
             return lines
-        sums = accumulators(stmt.body) or {}
+        sums = accumulators(stmt.body, may_store=True)
+        assert sums is not None, "threads share turns that depend on each other"
         own = {var: replace(var, name=self.fresh(f"{var.name}_of_thread")) for var in sums}
         begin = [ir.Declare(own[var], _neutral(op, var)) for var, op in sums.items()]
         self.assigned |= {var.name for var in own.values()}

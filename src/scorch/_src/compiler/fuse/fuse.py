@@ -24,11 +24,13 @@ from dataclasses import replace
 from scorch._src.compiler import lattice
 from scorch._src.compiler.fuse.group import Fused, FusionError, Group
 from scorch._src.compiler.fuse.join_loops import inputs_of, joined, read_by
+from scorch._src.compiler.fuse.join_rows import joined_rows
 from scorch._src.compiler.lower.collect import writes_everything
 from scorch._src.compiler.pipeline import Planned, plan_step
 from scorch._src.compiler.plan import Operand, Plan, Step
 from scorch._src.compiler.schedule.convert_operands import Conversion
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.compiler.target import target
 from scorch._src.formats import dense_format
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import INT32, Type
@@ -43,9 +45,15 @@ def fuse(group: Group) -> Fused:
     group = replace(group, steps=inline(group.steps, group.outputs))
     planned = apply_in_registers(group, [_planned(group, step) for step in group.steps])
     group = replace(group, steps=tuple(each.plan.step for each in planned))
-    loops, in_strip = joined(group, planned)
+    copied = {made.name: made.tensor for each in planned for made in each.conversions}
+    inputs = tuple((copied.get(name, name), form) for name, form in inputs_of(group, planned).items())
     work = sum(each.choice.chosen.total for each in planned)
-    return Fused(group, simplify(loops), tuple(inputs_of(group, planned).items()), in_strip, work)
+    if target().is_grid:
+        rows, scratch = joined_rows(group, planned)
+        inside = frozenset(group.results) - {*group.outputs, *scratch}
+        return Fused(group, rows.kernel(), inputs, inside, work, rows, tuple(planned), scratch)
+    loops, in_strip = joined(group, planned)
+    return Fused(group, simplify(loops), inputs, in_strip, work)
 
 
 # steps that become part of others --------------------------------------------------------------------
