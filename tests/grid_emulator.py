@@ -59,13 +59,13 @@ MATH1(cosh) MATH1(expm1) MATH1(log1p) MATH1(floor) MATH1(ceil) MATH1(rint) MATH1
 MATH2(pow) MATH2(hypot) MATH2(atan2) MATH2(copysign)
 """
 # The threads of a block are fibers: one runs until it waits for others or ends, then the next. All have to
-# exchange as often as those that they exchange with, and to wait as often as all others.
+# exchange as often as others of their unit, and to wait as often as all others.
 _AFTER = """
 #define MOST 128
 static struct fiber {
   ucontext_t context;
-  int is_done, exchanges, barriers, warp_barriers, meetings;
-  char values[16][16], stack[1 << 16];
+  int is_done, exchanges[6], barriers, warp_barriers, meetings;  // exchanges by the threads of a unit
+  char values[6][16][16], stack[1 << 16];
 } fibers[MOST];
 static ucontext_t scheduler;
 static int running;
@@ -73,15 +73,15 @@ static struct ARGUMENTS *given;
 
 static void exchange(void *value, int size, int step, int threads) {
   struct fiber *self = fibers + running, *other = fibers + (running ^ step);
-  const int turn = self->exchanges++;
+  const int unit = __builtin_ctz(threads), turn = self->exchanges[unit]++;
   if (step >= threads) abort();
-  memcpy(self->values[turn % 16], value, size);
-  while (other->exchanges <= turn) {
+  memcpy(self->values[unit][turn % 16], value, size);
+  while (other->exchanges[unit] <= turn) {
     if (other->is_done) abort();
     swapcontext(&self->context, &scheduler);
   }
-  memcpy(value, other->values[turn % 16], size);
-  if (other->exchanges > turn + 16) abort();
+  memcpy(value, other->values[unit][turn % 16], size);
+  if (other->exchanges[unit] > turn + 16) abort();
 }
 static void wait_for_all(void) {
   const int turn = ++fibers[running].barriers;
@@ -122,10 +122,12 @@ void emulate(void *arguments, const int *order, int blocks, int threads) {
       getcontext(&fiber->context);
       fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = sizeof fiber->stack;
       fiber->context.uc_link = &scheduler, fiber->is_done = 0;
-      fiber->exchanges = fiber->barriers = fiber->warp_barriers = fiber->meetings = 0;
+      fiber->barriers = fiber->warp_barriers = fiber->meetings = 0;
+      for (int unit = 0; unit < 6; unit++) fiber->exchanges[unit] = 0;
       makecontext(&fiber->context, run_thread, 0);
     }
-    for (int left = threads; left;) {
+    for (int left = threads, rounds = 0; left; rounds++) {
+      if (rounds >> 18) abort();  // they wait for each other
       left = 0;
       for (int turn = 0; turn < threads; turn++) {
         const int thread = number % 2 ? threads - 1 - turn : turn;
@@ -202,6 +204,7 @@ class EmulatedGroup(CudaGroup):
     """The kernel of a group for CUDA devices, run on the host."""
 
     make_kernel = EmulatedKernel
+    kind_of_steps = EmulatedExecutable
 
     def allocate(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
         return torch.full(shape, -101, dtype=self.dtype)

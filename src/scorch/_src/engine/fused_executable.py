@@ -17,6 +17,7 @@ from scorch._src.compiler.fuse.group import Fused, FusionError, Group
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.target import using_target
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.engine.executable import as_stored, laid_out
 from scorch._src.engine.execute import key_of, operand_of
 from scorch._src.events import LISTENERS, emit
@@ -159,10 +160,10 @@ class FusedKernel:
         kernel = self.kernel if self.kernel.is_ready() else self.interpreted
         results = kernel.run(*reads)[: len(self.outputs)]
         if current().debug and kernel is self.kernel:
-            for name, values, others in zip(
-                self.outputs, results, self.interpreted.run(*reads), strict=False
-            ):
-                if not torch.allclose(values, others, rtol=1e-4, atol=1e-5, equal_nan=True):
+            read = [array.to(HOST) for array in reads[0]]
+            expected = self.interpreted.run(read, *reads[1:])[: len(self.outputs)]
+            for name, values, others in zip(self.outputs, results, expected, strict=True):
+                if not torch.allclose(values.to(HOST), others, rtol=1e-4, atol=1e-5, equal_nan=True):
                     raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")
         if LISTENERS:
             emit("fused", self, (pattern, *arrays), results, start)

@@ -191,6 +191,7 @@ class For(Stmt):
     A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
     ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
     ``threads`` of a grid that are side by side share its turns; what each has added up is put together.
+    ``lanes`` of them, neighbours, take each turn together and have added up the same.
     """
 
     var: Var
@@ -199,6 +200,7 @@ class For(Stmt):
     body: Stmt
     sums: int = 1
     threads: int = 1
+    lanes: int = 1
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops import units
 from scorch._src.loops.analysis import walk, with_children
 from scorch._src.loops.grid import (
-    MAX_COLUMNS_EACH,
-    RUN_BYTES,
+    MIN_TERMS_EACH,
+    TERMS_OF_RUN,
     Facts,
     Grid,
     power_of_two,
@@ -67,20 +67,17 @@ def as_units(rows: Rows, facts: Facts) -> tuple[ir.Kernel, Grid]:
     threads = _threads(rows, facts)
     if threads == 1:
         return rows.kernel(), Grid()
+    unit = _Unit(threads, facts, {slot.name for slot in rows.slots} | {rows.row.name})
     stages: list[ir.Stmt] = []
-    aligned: dict[str, None] = {}
     stored: set[str] = set()
-    outside = {slot.name for slot in rows.slots} | {rows.row.name}
     for stage in rows.stages:
         nodes = walk(stage)
         if stored & {node.array.name for node in nodes if isinstance(node, ir.Load)}:
             stages.append(ir.Meet(threads))
             stored = set()
         stored |= {node.array.name for node in nodes if isinstance(node, ir.Store)}
-        shared, runs = _shared(stage, threads, facts, outside)
-        stages.append(shared)
-        aligned |= runs.arrays if runs is not None else {}
-    return rows.kernel(stages), Grid(threads, aligned=tuple(aligned))
+        stages.append(unit.share(stage))
+    return rows.kernel(stages), Grid(threads, aligned=tuple(unit.aligned))
 
 
 # stages with each other ------------------------------------------------------------------------------
@@ -247,57 +244,82 @@ def _forwarded(one: ir.For, two: ir.For) -> ir.Block:
 
 
 def _threads(rows: Rows, facts: Facts) -> int:
-    """Return how many threads share a row."""
+    """Return how many threads share a row: as many as it has entries, or as share its columns."""
     threads = 1
-    for stage in rows.stages:
-        for stmt in stage.body:
-            if not isinstance(stmt, ir.For):
-                continue
-            wide = [node for node in walk(stmt) if isinstance(node, ir.For) and node.start == ir.Const(0)]
-            row = next((n.array.name for n in walk(stmt.start) if isinstance(n, ir.Load)), "")
-            if row:
-                threads = max(threads, power_of_two(facts.length(row), up=True))
-            elif wide:
-                threads = max(threads, shape_of_columns(facts.extent(stmt.var.name), facts.bytes)[0])
+    for loop in (stmt for stage in rows.stages for stmt in stage.body if isinstance(stmt, ir.For)):
+        pos = next((node.array.name for node in walk(loop.start) if isinstance(node, ir.Load)), "")
+        if pos:
+            threads = max(threads, power_of_two(facts.length(pos), up=True))
+        else:
+            threads = max(threads, shape_of_columns(facts.extent(loop.var.name), facts.bytes)[0])
     return threads
 
 
-def _shared(stage: ir.Block, threads: int, facts: Facts, outside: set[str]) -> tuple[ir.Stmt, Runs | None]:
-    """Return a stage whose loop the threads of a unit share; one that cannot be shared, all do alike."""
-    entries = _entries_of(stage)
-    if entries is not None:
-        return replace(entries, loop=replace(entries.loop, threads=threads)).stage, None
-    comments = [stmt for stmt in stage.body if isinstance(stmt, ir.Comment)]
-    plain = ir.block(*(stmt for stmt in stage.body if not isinstance(stmt, ir.Comment)))
-    opened = dense_loop(plain, outside)
-    if opened is not None:
-        declared, loop, inner = opened
-        split = units.split_stores(statements_of(inner))
-        if split is not None:
-            fixed, varying = split_by(loop.var, declared)
-            columns, runs = _columns(loop, [*varying, *split[0]], split[1], threads, facts)
-            return ir.block(*comments, *fixed, columns), runs
-    return stage, None
+class _Unit:
+    """The threads that share the stages of a row."""
 
+    def __init__(self, threads: int, facts: Facts, outside: set[str]) -> None:
+        self.threads, self.facts, self.outside = threads, facts, outside
+        self.aligned: dict[str, None] = {}  # arrays of which runs are loaded or stored
 
-def _columns(
-    loop: ir.For, computed: list[ir.Stmt], stored: list[ir.Stmt], threads: int, facts: Facts
-) -> tuple[ir.Stmt, Runs]:
-    """Return a loop over columns, of which each thread of a unit has several, tile by tile."""
-    extent = facts.extent(loop.var.name)
-    most = max(MAX_COLUMNS_EACH, RUN_BYTES // facts.bytes)
-    each = min(most, power_of_two(-(-extent // threads), up=True))
-    is_run = each > 1 and facts.is_multiple(loop.var.name, each)
-    runs = Runs(loop.var, loop.stop)
-    taken = {node.name for stmt in (*computed, *stored) for node in walk(stmt) if isinstance(node, ir.Var)}
+    def share(self, stage: ir.Block) -> ir.Block:
+        """Return a stage whose loop the threads share; one that cannot be shared, all do alike."""
+        entries = _entries_of(stage)
+        if entries is not None:
+            return replace(entries, loop=self._share_entries(entries.loop)).stage
+        comments = [stmt for stmt in stage.body if isinstance(stmt, ir.Comment)]
+        plain = ir.block(*(stmt for stmt in stage.body if not isinstance(stmt, ir.Comment)))
+        opened = dense_loop(plain, self.outside)
+        split = None if opened is None else units.split_stores(statements_of(opened[2]))
+        if opened is None or split is None:
+            return stage
+        declared, loop, _ = opened
+        fixed, varying = split_by(loop.var, declared)
+        return ir.block(*comments, *fixed, self._share_columns(loop, [*varying, *split[0]], split[1]))
 
-    def variable(name: str) -> ir.Var:
-        return ir.Var(units.fresh(name, taken))
+    def _share_entries(self, loop: ir.For) -> ir.For:
+        """Return a loop over entries, each of which some lanes share if it has a sum over a dense index."""
+        statements = statements_of(loop.body)
+        sums = [stmt.var.name for stmt in statements if isinstance(stmt, ir.For)]
+        if len(sums) != 1:
+            return replace(loop, threads=self.threads)
+        lanes = min(self.threads, power_of_two(self.facts.extent(sums[0]) // MIN_TERMS_EACH))
+        shared, runs = units.share(statements, lanes), None
+        if self.facts.is_multiple(sums[0], TERMS_OF_RUN):
+            shared, runs = units.share_in_runs(statements, lanes, TERMS_OF_RUN) or (shared, None)
+        if shared is None:
+            return replace(loop, threads=self.threads)
+        self.aligned |= {} if runs is None else runs.arrays
+        return replace(loop, body=ir.block(*shared), threads=self.threads, lanes=lanes)
 
-    width = threads * each
-    is_tiled = extent > width
-    tile: ir.Expr = variable(f"{loop.var.name}_tile") if is_tiled else ir.Const(0)
-    shared = units.in_columns(runs, tile, computed, stored, threads, each, is_run, variable)
-    if isinstance(tile, ir.Var):
-        shared = ir.For(tile, ir.Const(0), (loop.stop + (width - 1)) // width, shared)
-    return shared, runs
+    def _share_columns(self, loop: ir.For, computed: list[ir.Stmt], stored: list[ir.Stmt]) -> ir.Stmt:
+        """Return a loop over columns, of which each thread has several, tile by tile.
+
+        If there are fewer columns than threads, these share the terms of sums over entries as well.
+        """
+        column, facts = loop.var.name, self.facts
+        lanes, each = shape_of_columns(facts.extent(column), facts.bytes)
+        lanes = min(lanes, self.threads)
+        if lanes < self.threads:
+            computed = [self._share_terms(stmt, lanes) for stmt in computed]
+            if not any(isinstance(stmt, ir.For) and stmt.threads > 1 for stmt in computed):
+                lanes = self.threads
+        is_run = each > 1 and facts.is_multiple(column, each)
+        runs = Runs(loop.var, loop.stop)
+        taken = {n.name for stmt in (*computed, *stored) for n in walk(stmt) if isinstance(n, ir.Var)}
+
+        def variable(name: str) -> ir.Var:
+            return ir.Var(units.fresh(name, taken))
+
+        width = lanes * each
+        tile: ir.Expr = variable(f"{column}_tile") if facts.extent(column) > width else ir.Const(0)
+        shared = units.in_columns(runs, tile, computed, stored, lanes, each, is_run, variable)
+        self.aligned |= runs.arrays
+        if isinstance(tile, ir.Var):
+            return ir.For(tile, ir.Const(0), (loop.stop + (width - 1)) // width, shared)
+        return shared
+
+    def _share_terms(self, stmt: ir.Stmt, lanes: int) -> ir.Stmt:
+        if not isinstance(stmt, ir.For) or units.accumulators(stmt.body) is None:
+            return stmt
+        return replace(stmt, threads=self.threads, lanes=lanes)

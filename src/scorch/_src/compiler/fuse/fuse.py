@@ -39,10 +39,13 @@ from scorch._src.notation.nodes import Access, Literal, Op
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, substitute, walk
 
+MAX_FACTORS = 4  # that a sum of products may gain
+
 
 def fuse(group: Group) -> Fused:
     """The kernel of ``group``; ``FusionError`` says why there is none."""
-    group = replace(group, steps=inline(group.steps, group.outputs))
+    factors = group.stored if target().is_grid else frozenset()
+    group = replace(group, steps=inline(group.steps, group.outputs, factors))
     planned = apply_in_registers(group, [_planned(group, step) for step in group.steps])
     group = replace(group, steps=tuple(each.plan.step for each in planned))
     copied = {made.name: made.tensor for each in planned for made in each.conversions}
@@ -59,10 +62,14 @@ def fuse(group: Group) -> Fused:
 # steps that become part of others --------------------------------------------------------------------
 
 
-def inline(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
+def inline(
+    steps: Sequence[Step], outputs: Sequence[str], factors: frozenset[str] = frozenset()
+) -> tuple[Step, ...]:
     """Elementwise steps that one other elementwise step reads, once, as a part of that step.
 
     T[i,j] = A[i,j] * d[i];  R[i,j] = relu(T[i,j])    ->    R[i,j] = relu(A[i,j] * d[i])
+
+    Products of ``factors`` become a part of sums of products, too, whose threads have a column each.
     """
     left = list(steps)
     for step in steps:
@@ -70,13 +77,35 @@ def inline(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
         readers = [
             o for o in left for node in walk(o.body) if isinstance(node, Access) and node.tensor == name
         ]
-        if step.reduced or name in outputs or len(readers) != 1 or readers[0].reduced:
+        if step.reduced or name in outputs or len(readers) != 1:
+            continue
+        body = left[[other.target for other in left].index(step.target)].body
+        if readers[0].reduced and not _is_factor(step.target, body, readers[0], factors):
             continue
         place = left.index(readers[0])
-        body = left[[other.target for other in left].index(step.target)].body
         left[place] = replace(readers[0], body=substitute(readers[0].body, {step.target: body}))
         left = [other for other in left if other.target != step.target]
     return tuple(left)
+
+
+def _is_factor(target: Access, body: notation.Expr, reader: Step, factors: frozenset[str]) -> bool:
+    """Whether a step is a short product with one of ``factors``, and the other a sum of products with it."""
+    inside, outside = _leaves(body), _leaves(reader.body)
+    if inside is None or outside is None or reader.reduction != "sum" or len(inside) > MAX_FACTORS:
+        return False
+    is_column = any(index not in target.indices for index in reader.target.indices)
+    return is_column and any(isinstance(leaf, Access) and leaf.tensor in factors for leaf in inside)
+
+
+def _leaves(expr: notation.Expr) -> list[notation.Expr] | None:
+    """The factors of a product of tensors and numbers; None if it is none."""
+    match expr:
+        case Access() | Literal():
+            return [expr]
+        case Op("mul", (a, b)):
+            left, right = _leaves(a), _leaves(b)
+            return None if left is None or right is None else [*left, *right]
+    return None
 
 
 def apply_in_registers(group: Group, planned: Sequence[Planned]) -> list[Planned]:
