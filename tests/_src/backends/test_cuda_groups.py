@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ops.test_compile import *  # noqa: F403
 from ops.test_compile import attend, dense, gat, gcn, gradients, same, sparse
 from scorch._src.backends.cuda import group as cuda_group
 from scorch._src.backends.cuda import nvrtc
+from scorch._src.engine.fused_executable import Steps, fused_kernel
 
 MAX_REGISTERS = 96  # of a thread: with more, fewer threads run at once
 
@@ -132,6 +134,18 @@ def test_nvrtc_compiles_groups_without_spills(
         used = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
         assert used and all(numbers == ("0", "0") for numbers in used), said
         assert all(int(number) <= MAX_REGISTERS for number in re.findall(r"Used (\d+) registers", said)), said
+
+
+def test_explanations_say_how_threads_share_rows() -> None:
+    text = str(scorch.compile(gat).explain(*operands(70, 0.2, 64)))
+    assert "16 threads to a row; rows much longer than others: a kernel for each step" in text
+
+
+def test_tensors_on_several_devices_are_not_joined() -> None:
+    elsewhere = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.float32, is_meta=False)
+    given: Any = {"x": torch.ones(2), "y": elsewhere}
+    found = fused_kernel(Steps((), (), (), frozenset(), ()), None, given)
+    assert found == "tensors on several devices: cpu, cuda:1"
 
 
 def test_debug_mode_runs_the_interpreter_too() -> None:

@@ -60,6 +60,9 @@ def fused_kernel(
     """
     dense = {name: tensor for name, tensor in tensors.items() if name not in wanted.stored or pattern is None}
     stored = next((t.dtype for n, t in tensors.items() if n in wanted.stored), torch.float32)
+    devices = dict.fromkeys(str(tensor.device) for tensor in tensors.values() if not tensor.is_meta)
+    if len(devices) > 1:
+        return f"tensors on several devices: {', '.join(devices)}"
     backend = backend_for(device or next(iter(tensors.values())).device)
     missing = backend.missing()
     if missing is not None:
@@ -126,7 +129,7 @@ class FusedKernel:
         self.fused = fused
         self.kernel = backend.build_group(fused)
         self.source = self.kernel.source
-        self.header = fused.kernel.header
+        self.header = "\n".join(filter(None, (fused.kernel.header, self.kernel.how)))
         group = fused.group
         sizes = dict(group.sizes)
         self.inputs = tuple(name for name, _ in fused.inputs)

@@ -55,6 +55,9 @@ class CudaGroup(base.GroupExecutable):
         else:
             self.source = print_cuda(spread, all(is_narrow(each.plan) for each in fused.planned))
             self.kernel = self.make_kernel(self.source, self.label)
+            self.how = f"{self.grid.threads} threads to a row" if self.grid.threads > 1 else ""
+            if fused.group.pattern is not None:
+                self.how += f"{'; ' if self.how else ''}rows much longer than others: a kernel for each step"
         if not self.kernel.is_ready():
             raise FusionError("NVRTC compiles no kernel of them here")
 
