@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,14 +14,18 @@ from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
 from scorch._src.backends.cuda import product
 from scorch._src.backends.cuda.attention import CudaAttention
-from scorch._src.backends.cuda.backend import CudaBackend, facts_of
+from scorch._src.backends.cuda.backend import CudaBackend
 from scorch._src.backends.cuda.driver import blocks_for
 from scorch._src.backends.cuda.executable import CudaExecutable
+from scorch._src.backends.cuda.facts import facts_of
+from scorch._src.backends.cuda.group import CudaGroup, spread_group
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch
 from scorch._src.backends.cuda.product import ProductExecutable, is_product
 from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
-from scorch._src.backends.interpreter.executable import Interpreted
+from scorch._src.backends.interpreter.executable import Interpreted, InterpretedGroup
+from scorch._src.backends.print.cuda import print_cuda
+from scorch._src.compiler.fuse.group import Fused
 from scorch._src.loops.grid import as_grid
 
 THREADS = 128  # in a block
@@ -35,6 +40,8 @@ static struct place blockIdx, blockDim, threadIdx, gridDim;
   __typeof__(value) value_ = (value); exchange(&value_, sizeof value_, step, threads); value_; })
 static void exchange(void *value, int size, int step, int threads);
 static void wait_for_all(void);
+#define MEET(threads) meet(threads)
+static void meet(int threads);
 void abort(void);
 static unsigned shared_memory[1 << 16];
 #define SHARED(name) u32 *name = shared_memory
@@ -54,13 +61,13 @@ MATH1(cosh) MATH1(expm1) MATH1(log1p) MATH1(floor) MATH1(ceil) MATH1(rint) MATH1
 MATH2(pow) MATH2(hypot) MATH2(atan2) MATH2(copysign)
 """
 # The threads of a block are fibers: one runs until it waits for others or ends, then the next. All have to
-# exchange as often as those that they exchange with, and to wait as often as all others.
+# exchange as often as others of their unit, and to wait as often as all others.
 _AFTER = """
 #define MOST 128
 static struct fiber {
   ucontext_t context;
-  int is_done, exchanges, barriers, warp_barriers;
-  char values[16][16], stack[1 << 16];
+  int is_done, exchanges[6], barriers, warp_barriers, meetings;  // exchanges by the threads of a unit
+  char values[6][16][16], stack[1 << 16];
 } fibers[MOST];
 static ucontext_t scheduler;
 static int running;
@@ -68,15 +75,15 @@ static struct ARGUMENTS *given;
 
 static void exchange(void *value, int size, int step, int threads) {
   struct fiber *self = fibers + running, *other = fibers + (running ^ step);
-  const int turn = self->exchanges++;
+  const int unit = __builtin_ctz(threads), turn = self->exchanges[unit]++;
   if (step >= threads) abort();
-  memcpy(self->values[turn % 16], value, size);
-  while (other->exchanges <= turn) {
+  memcpy(self->values[unit][turn % 16], value, size);
+  while (other->exchanges[unit] <= turn) {
     if (other->is_done) abort();
     swapcontext(&self->context, &scheduler);
   }
-  memcpy(value, other->values[turn % 16], size);
-  if (other->exchanges > turn + 16) abort();
+  memcpy(value, other->values[unit][turn % 16], size);
+  if (other->exchanges[unit] > turn + 16) abort();
 }
 static void wait_for_all(void) {
   const int turn = ++fibers[running].barriers;
@@ -90,6 +97,14 @@ static void wait_for_warp(void) {
   const int turn = ++fibers[running].warp_barriers, first = running & ~31;
   for (int thread = first; thread < first + 32; thread++)
     while (fibers[thread].warp_barriers < turn) {
+      if (fibers[thread].is_done) abort();
+      swapcontext(&fibers[running].context, &scheduler);
+    }
+}
+static void meet(int threads) {
+  const int turn = ++fibers[running].meetings, first = running & ~(threads - 1);
+  for (int thread = first; thread < first + threads; thread++)
+    while (fibers[thread].meetings < turn) {
       if (fibers[thread].is_done) abort();
       swapcontext(&fibers[running].context, &scheduler);
     }
@@ -109,10 +124,12 @@ void emulate(void *arguments, const int *order, int blocks, int threads, int mas
       getcontext(&fiber->context);
       fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = sizeof fiber->stack;
       fiber->context.uc_link = &scheduler, fiber->is_done = 0;
-      fiber->exchanges = fiber->barriers = fiber->warp_barriers = 0;
+      fiber->barriers = fiber->warp_barriers = fiber->meetings = 0;
+      for (int unit = 0; unit < 6; unit++) fiber->exchanges[unit] = 0;
       makecontext(&fiber->context, run_thread, 0);
     }
-    for (int left = threads; left;) {
+    for (int left = threads, rounds = 0; left; rounds++) {
+      if (rounds >> 18) abort();  // they wait for each other
       left = 0;
       for (int turn = 0; turn < threads; turn++) {
         const int thread = turn ^ mask;
@@ -191,6 +208,16 @@ class EmulatedExecutable(CudaExecutable):
         return torch.full(shape, -101 if dtype.is_signed else 101, dtype=dtype)
 
 
+class EmulatedGroup(CudaGroup):
+    """The kernel of a group for CUDA devices, run on the host."""
+
+    make_kernel = EmulatedKernel
+    kind_of_steps = EmulatedExecutable
+
+    def allocate(self, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        return torch.full(shape, -101, dtype=self.dtype)
+
+
 class EmulatedProduct(EmulatedExecutable, ProductExecutable):
     direct = None
 
@@ -215,6 +242,9 @@ class EmulatedBackend(CudaBackend):
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
         return EmulatedProduct if is_product(schedule.planned.plan) else EmulatedExecutable
+
+    def build_group(self, fused: Fused) -> base.GroupExecutable:
+        return EmulatedGroup(fused)
 
     def missing(self) -> str | None:
         return None
@@ -252,6 +282,12 @@ class InterpretedGridBackend(EmulatedBackend):
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
         return EmulatedProduct if is_product(schedule.planned.plan) else InterpretedGridExecutable
+
+    def build_group(self, fused: Fused) -> base.GroupExecutable:
+        spread, _ = spread_group(fused)
+        group = InterpretedGroup(replace(fused, kernel=spread))
+        group.source = print_cuda(spread)
+        return group
 
 
 if "emulated" not in base._BACKENDS:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+import grid_emulator  # noqa: F401
 import scorch
 from on_device import is_on_device
 from properties.drawing import FEWER
@@ -302,6 +303,18 @@ def test_gradients_of_several_results_and_uses() -> None:
         return out * torch.sigmoid(out) + (shares @ V).abs()
 
     check(function, sparse(9, 9), dense(9, 3), dense(9, 3))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "emulated"])
+def test_gradients_of_a_tensor_that_calls_name_otherwise(backend: str) -> None:
+    """Each call has indices of its own, and their gradients are added up."""
+
+    def function(M: Any, Q: Any, K: Any) -> Any:
+        once = torch.sparse.sampled_addmm(M, Q, K, alpha=0.5)
+        return torch.sparse.sampled_addmm(once, Q, K, alpha=0.5) * 1
+
+    with scorch.settings(backend=backend):
+        check(function, sparse(9, 7, density=0.2), dense(9, 3), dense(3, 7))
 
 
 # anything else runs as outside -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ import grid_emulator
 import scorch
 from scorch._src.backends.base import Schedule
 from scorch._src.backends.cuda import nvrtc, streams
-from scorch._src.backends.cuda.backend import facts_of
+from scorch._src.backends.cuda.facts import facts_of
 from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers

@@ -188,6 +188,7 @@ class GroupExecutable(ABC):
         self.fused = fused
         self.dtype = dtype_of_type(fused.group.element)
         self.source = ""
+        self.how = ""  # how it runs, where the plan does not say all
 
     @property
     def label(self) -> str:

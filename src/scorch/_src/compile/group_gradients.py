@@ -169,6 +169,9 @@ class BackwardPlanner:
         self.steps: list[Step] = []
         self.finals: list[Step] = []
         self.adjoints: dict[str, list[Expr]] = {}
+        self.indices: dict[
+            str, tuple[str, ...]
+        ] = {}  # of the gradients of tensors, which calls may name otherwise
         self.counter = 0
 
     def plan(self) -> BackwardPlan:
@@ -248,8 +251,12 @@ class BackwardPlanner:
         free = free_indices(term)
         summed = tuple(index for index in free if index not in access.indices)
         if access.indices[:1] == self.pattern_indices[:1] or access.indices == self.pattern_indices:
-            if summed or access.tensor not in self.values:  # of a known shape
-                term = self._define(access.indices, term, summed)
+            known = self.values.get(access.tensor)
+            indices = self.indices.setdefault(
+                access.tensor, known.recipe.access.indices if known else access.indices
+            )
+            if summed or known is None or access.indices != indices:  # of a known shape
+                term = replace(self._define(access.indices, term, summed), indices=indices)
             self.adjoints.setdefault(access.tensor, []).append(term)
             return
         factors = _factors(term)

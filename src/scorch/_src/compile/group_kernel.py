@@ -52,7 +52,9 @@ def compile_group(
         extents = tuple((index, size) for index, size in sizes.items() if index in used)
     read = dict.fromkeys(a.tensor for step in steps for a in step.accesses if a.tensor in tensors)
     placed = Steps(steps, outputs, indices, stored & names, extents)
-    kernel = fused_kernel(placed, rows, {name: tensors[name] for name in read})
+    devices = (tensor.device for tensor in tensors.values() if not tensor.is_meta)
+    device = next(devices, pattern.device)
+    kernel = fused_kernel(placed, rows, {name: tensors[name] for name in read}, device)
     return kernel if isinstance(kernel, str) else GroupKernel(kernel, is_flat)
 
 

@@ -15,7 +15,9 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.fuse.fuse import fuse
 from scorch._src.compiler.fuse.group import Fused, FusionError, Group
 from scorch._src.compiler.plan import Step
+from scorch._src.compiler.target import using_target
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.engine.executable import as_stored, laid_out
 from scorch._src.engine.execute import key_of, operand_of
 from scorch._src.events import LISTENERS, emit
@@ -46,15 +48,22 @@ class Steps:
 
 
 def fused_kernel(
-    wanted: Steps, pattern: Pattern | None, tensors: Mapping[str, torch.Tensor]
+    wanted: Steps,
+    pattern: Pattern | None,
+    tensors: Mapping[str, torch.Tensor],
+    device: torch.device | None = None,
 ) -> FusedKernel | str:
     """Look up or plan the kernel for ``wanted``; a text says why there is none.
 
-    ``tensors`` are the dense tensors and the values on the pattern that are read.
+    ``tensors`` are the dense tensors and the values on the pattern that are read; where some have no memory
+    yet, ``device`` is the one that they will be on.
     """
     dense = {name: tensor for name, tensor in tensors.items() if name not in wanted.stored or pattern is None}
     stored = next((t.dtype for n, t in tensors.items() if n in wanted.stored), torch.float32)
-    backend = backend_for(next(iter(tensors.values())).device)
+    devices = dict.fromkeys(str(tensor.device) for tensor in tensors.values() if not tensor.is_meta)
+    if len(devices) > 1:
+        return f"tensors on several devices: {', '.join(devices)}"
+    backend = backend_for(device or next(iter(tensors.values())).device)
     missing = backend.missing()
     if missing is not None:
         return missing.splitlines()[0]
@@ -100,7 +109,8 @@ def _plan_kernel(
         element,
     )
     try:
-        return FusedKernel(fuse(group), backend)
+        with using_target(backend.target):
+            return FusedKernel(fuse(group), backend)
     except FusionError as reason:
         return str(reason)
 
@@ -119,20 +129,17 @@ class FusedKernel:
         self.fused = fused
         self.kernel = backend.build_group(fused)
         self.source = self.kernel.source
-        self.header = fused.kernel.header
+        self.header = "\n".join(filter(None, (fused.kernel.header, self.kernel.how)))
         group = fused.group
         sizes = dict(group.sizes)
         self.inputs = tuple(name for name, _ in fused.inputs)
         self.outputs = group.outputs
         self.sizes = [size for _, size in group.sizes]
         self.is_flat = group.pattern is None
-        targets = {step.target.tensor: step.target for step in group.steps}
-        self.shapes: dict[str, tuple[int, ...] | None] = {
-            name: None
-            if name in group.stored or self.is_flat
-            else tuple(sizes[index] for index in targets[name].indices)
-            for name in group.outputs
-        }
+        self.shapes: dict[str, tuple[int, ...] | None] = {}  # None: values at entries; of scratch, too
+        for name in (*group.outputs, *fused.scratch):
+            indices = fused.indices_of(name)
+            self.shapes[name] = None if indices is None else tuple(sizes[index] for index in indices)
         self.dtype = dtype_of_type(group.element)
         self.dense_bytes = max(
             (self.dtype.itemsize * math.prod(shape) for shape in self.shapes.values() if shape), default=0
@@ -154,10 +161,12 @@ class FusedKernel:
         shapes = [(count,) if shape is None else shape for shape in self.shapes.values()]
         reads = self._read(pattern, arrays), [count] if self.is_flat else self.sizes, shapes
         kernel = self.kernel if self.kernel.is_ready() else self.interpreted
-        results = kernel.run(*reads)
+        results = kernel.run(*reads)[: len(self.outputs)]
         if current().debug and kernel is self.kernel:
-            for name, values, others in zip(self.outputs, results, self.interpreted.run(*reads), strict=True):
-                if not torch.allclose(values, others, rtol=1e-4, atol=1e-5, equal_nan=True):
+            read = [array.to(HOST) for array in reads[0]]
+            expected = self.interpreted.run(read, *reads[1:])[: len(self.outputs)]
+            for name, values, others in zip(self.outputs, results, expected, strict=True):
+                if not torch.allclose(values.to(HOST), others, rtol=1e-4, atol=1e-5, equal_nan=True):
                     raise KernelError(f"the kernel and the interpreter differ in {name} of\n{self.header}")
         if LISTENERS:
             emit("fused", self, (pattern, *arrays), results, start)

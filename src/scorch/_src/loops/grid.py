@@ -237,7 +237,7 @@ class _Spread:
     def _shared_terms(self, statements: list[ir.Stmt]) -> list[ir.Stmt]:
         """Return the statements of an entry, with a sum over a dense index shared by a unit."""
         loops = [stmt.var.name for stmt in statements if isinstance(stmt, ir.For)]
-        threads = _power_of_two(self.facts.extent(loops[0]) // MIN_TERMS_EACH) if loops else 1
+        threads = power_of_two(self.facts.extent(loops[0]) // MIN_TERMS_EACH) if loops else 1
         if loops and self.facts.is_multiple(loops[0], TERMS_OF_RUN):
             found = units.share_in_runs(statements, threads, TERMS_OF_RUN)
             if found is not None:
@@ -260,7 +260,7 @@ class _Spread:
         row = units.find_row(inner)
         if row is None:
             return [made(whole)]
-        threads = _power_of_two(self.facts.length(row.pos.name) // MIN_ENTRIES_EACH)
+        threads = power_of_two(self.facts.length(row.pos.name) // MIN_ENTRIES_EACH)
         if threads > 1:
             whole = replace(parallel, body=ir.block(*head, *row.shared(threads)))
         self.grid = replace(self.grid, threads=threads)
@@ -303,11 +303,11 @@ def shape_of_columns(extent: int, bytes: int = 4) -> tuple[int, int]:
     """Return how many threads share the columns of a row, and how many columns each of them has."""
     most = max(MAX_COLUMNS_EACH, RUN_BYTES // bytes)
     each = min(most, 1 << max(0, (extent // MIN_THREADS_OF_ROW).bit_length() - 1))
-    threads = _power_of_two(-(-extent // each), up=True)
+    threads = power_of_two(-(-extent // each), up=True)
     return threads, each
 
 
-def _power_of_two(number: int, up: bool = False) -> int:
+def power_of_two(number: int, up: bool = False) -> int:
     """Round to a power of two of threads that fit into a warp."""
     if number <= 1:
         return 1

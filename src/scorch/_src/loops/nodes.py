@@ -200,6 +200,7 @@ class For(Stmt):
     A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
     ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
     ``threads`` of a grid that are side by side share its turns; what each has added up is put together.
+    ``lanes`` of them, neighbours, take each turn together and have added up the same.
     """
 
     var: Var
@@ -208,6 +209,7 @@ class For(Stmt):
     body: Stmt
     sums: int = 1
     threads: int = 1
+    lanes: int = 1
 
 
 @dataclass(frozen=True)
@@ -419,6 +421,13 @@ class Parallel(Stmt):
     prologue: Stmt
     body: Stmt
     epilogue: Stmt
+
+
+@dataclass(frozen=True)
+class Meet(Stmt):
+    """Let the ``threads`` of a unit wait for each other: what one stored before, all read after."""
+
+    threads: int
 
 
 @dataclass(frozen=True)

@@ -117,10 +117,15 @@ def flattened(loop: ir.For, rows: Sequence[ir.Array]) -> ir.For:
     return replace(last, body=ir.block(*found, *before, last.body))
 
 
-def accumulators(body: ir.Stmt) -> dict[ir.Var, str] | None:
-    """Return the variables that a body only adds to, with the operations; None if it does more."""
+def accumulators(body: ir.Stmt, may_store: bool = False) -> dict[ir.Var, str] | None:
+    """Return the variables that a body only adds to, with the operations; None if it does more.
+
+    ``may_store``: it may also store, and need not add to anything.
+    """
     nodes = walk(body)
-    if any(isinstance(node, (*STORES, ir.Perform, ir.Parallel, ir.Return)) for node in nodes):
+    if any(isinstance(node, ir.Perform | ir.Parallel | ir.Return) for node in nodes):
+        return None
+    if not may_store and any(isinstance(node, STORES) for node in nodes):
         return None
     own = {node.var.name for node in nodes if isinstance(node, ir.Declare | ir.For)}
     found: dict[ir.Var, str] = {}
@@ -143,7 +148,7 @@ def accumulators(body: ir.Stmt) -> dict[ir.Var, str] | None:
     names = {var.name for var in found}
     if sum(isinstance(node, ir.Var) and node.name in names for node in nodes) != reads:
         return None
-    return found or None
+    return found if found or may_store else None
 
 
 def share(row_or_sum: Sequence[ir.Stmt], threads: int) -> list[ir.Stmt] | None:

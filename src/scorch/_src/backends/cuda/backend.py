@@ -11,17 +11,18 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.driver import MAX_SLOTS
 from scorch._src.backends.cuda.executable import CudaExecutable
+from scorch._src.backends.cuda.facts import facts_of, is_narrow
+from scorch._src.backends.cuda.group import CudaGroup
 from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
 from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.print.cuda import print_cuda
-from scorch._src.compiler.fuse.group import Fused, FusionError
+from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
-from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.target import GRID
 from scorch._src.loops.analysis import walk, with_array
-from scorch._src.loops.grid import Facts, as_grid, why_no_grid
+from scorch._src.loops.grid import as_grid, why_no_grid
 from scorch._src.loops.nodes import Array, Kernel, Load
-from scorch._src.loops.types import FLOAT32, LAST_INT32, Type
+from scorch._src.loops.types import FLOAT32, Type
 
 
 class CudaBackend(base.Backend):
@@ -45,8 +46,7 @@ class CudaBackend(base.Backend):
                 spread, grid = narrow, replace(grid, is_stored_narrow=True)
         if len(spread.slots) > MAX_SLOTS:
             return base.schedule_of(planned, kernel, "")
-        is_narrow = all(max(operand.shape, default=0) <= LAST_INT32 for operand in plan.operands)
-        return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow), grid)
+        return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow(plan)), grid)
 
     def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
         return self.kind_of(schedule)(schedule, sizes)
@@ -55,7 +55,7 @@ class CudaBackend(base.Backend):
         return ProductExecutable if is_product(schedule.planned.plan) else CudaExecutable
 
     def build_group(self, fused: Fused) -> base.GroupExecutable:
-        raise FusionError("groups of calls have no kernel on CUDA devices yet")
+        return CudaGroup(fused)
 
     def missing(self) -> str | None:
         return nvrtc.why_missing()
@@ -65,25 +65,6 @@ class CudaBackend(base.Backend):
         return torch.device("cuda")
 
 
-def facts_of(plan: Plan) -> Facts:
-    """Return what is known of loops and rows; only magnitudes, which all that share the kernel have."""
-    extents: dict[str, int] = {}
-    lengths: dict[str, int] = {}
-    sparse: set[str] = set()
-    for access in plan.step.accesses:
-        operand = plan.operand(access.tensor)
-        extents |= dict(zip(access.indices, operand.shape, strict=True))
-        if operand.is_sparse:
-            sparse |= {*access.indices}
-        above = 1
-        for level, count in enumerate(operand.counts):
-            lengths[f"{operand.name}{level + 1}_pos"] = _magnitude(count) // _magnitude(above)
-            above = count
-    extents |= {index: _magnitude(size) for index, size in extents.items() if index in sparse}
-    dense = [operand.element.bytes for operand in plan.operands if not operand.is_sparse]
-    return Facts(plan.result_loops, extents, lengths, extents.keys() - sparse, min(dense, default=4))
-
-
 def stored_as(kernel: Kernel, element: Type) -> Kernel | None:
     """Return the kernel with its result stored as ``element``; None if it reads that."""
     result = next(slot for slot in reversed(kernel.slots) if slot.name.endswith("_vals"))
@@ -91,10 +72,6 @@ def stored_as(kernel: Kernel, element: Type) -> Kernel | None:
     if any(isinstance(node, Load) and node.array == result for node in walk(kernel)):
         return None
     return with_array(kernel, result, Array(result.name, element))
-
-
-def _magnitude(number: int) -> int:
-    return 1 << number.bit_length()
 
 
 if torch.backends.cuda.is_built():  # asks nobody: touching the driver at import would break fork

@@ -128,6 +128,9 @@ class _Compiler(Evaluator):
     def run_Comment(self, stmt: ir.Comment) -> Action:
         return lambda frame: None
 
+    def run_Meet(self, stmt: ir.Meet) -> Action:
+        return lambda frame: None
+
     # Statements that set variables and elements
 
     def run_Declare(self, stmt: ir.Declare) -> Action:

@@ -47,6 +47,7 @@ _BUILTINS = """\
 #define restrict __restrict__
 #define UNIT_MASK(threads) (0xffffffffu >> (32 - threads) << (threadIdx.x & 31 & ~(threads - 1)))
 #define EXCHANGE(value, step, threads) __shfl_xor_sync(UNIT_MASK(threads), value, step)
+#define MEET(threads) __syncwarp(UNIT_MASK(threads))
 #endif
 #if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 900
 #define ADD_4(place, a, b, c, d) asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" \\
@@ -97,7 +98,7 @@ class _CudaPrinter(Printer):
 
 class _CudaScope(Scope):
     unit = 1  # threads that take a turn together
-    is_shared = False  # whether they are in a loop that they share
+    guard = ""  # which of them stores what all have
 
     def slot(self, number: int) -> str:
         return f"slots.at[{number}]"
@@ -116,6 +117,8 @@ class _CudaScope(Scope):
                 return self.grid(stmt)
             case ir.For(threads=threads) if threads > 1:
                 return self.shared_loop(stmt)
+            case ir.Meet(threads):
+                return [f"MEET({threads});"]
             case ir.LoadRun(vars, array, index):
                 kind, run = self.run_of(array, len(vars)), self.fresh(f"{vars[0].name}_run")
                 place = self.address(array, index)
@@ -127,26 +130,25 @@ class _CudaScope(Scope):
                 kind, run = self.run_of(array, len(values)), self.fresh(f"{array.name}_run")
                 given = ", ".join(self.narrowed(array, value) for value in values)
                 place = self.address(array, index)
-                return [
+                lines = [
                     f"{{ const struct {kind} {run} = {{{{{given}}}}};",
                     f"  *(struct {kind} *)({place}) = {run}; }}",
                 ]
+                return [f"if ({self.guard})", *indent(lines)] if self.guard else lines
             case ir.AtomicAdd(array, index, value):
                 line = f"atomicAdd({self.address(array, index)}, {self.converted(value)});"
-                is_once = self.unit > 1 and not self.is_shared
-                return [f"if (THREAD({self.unit}) == 0) {line}" if is_once else line]
+                return [f"if ({self.guard}) {line}" if self.guard else line]
             case ir.AtomicAddRun(array, index, values) if array.element == FLOAT32 and len(values) == 4:
                 added = ", ".join(self.converted(value) for value in values)
-                return [f"ADD_4(({self.address(array, index)}), {added});"]
+                line = f"ADD_4(({self.address(array, index)}), {added});"
+                return [f"if ({self.guard}) {line}" if self.guard else line]
             case ir.AtomicAddRun():
                 return self.statement(stmt.one_by_one)
             case ir.Store(array, index, value) if array.element.computes_in != array.element:
                 line = f"{self.element(array, index)} = {self.narrowed(array, value)};"
-                if self.unit > 1 and not self.is_shared:
-                    line = f"if (THREAD({self.unit}) == 0) {line}"
-                return [line]
-            case ir.Store() if self.unit > 1 and not self.is_shared:
-                return [f"if (THREAD({self.unit}) == 0) {{", *indent(super().statement(stmt)), "}"]
+                return [f"if ({self.guard}) {line}" if self.guard else line]
+            case ir.Store() if self.guard:
+                return [f"if ({self.guard}) {{", *indent(super().statement(stmt)), "}"]
         return super().statement(stmt)
 
     def narrowed(self, array: ir.Array, value: ir.Expr) -> str:
@@ -165,6 +167,7 @@ class _CudaScope(Scope):
         turn = safe_name(stmt.var.name)
         shared = [node.threads for node in walk(stmt.body) if isinstance(node, ir.For)]
         self.unit = max(shared, default=1)
+        self.guard = f"THREAD({self.unit}) == 0" if self.unit > 1 else ""
         return [
             f"for (i64 {turn} = FIRST_UNIT({self.unit}); {turn} < {self.converted(stmt.count)}; "
             f"{turn} += UNITS({self.unit})) {{",
@@ -174,43 +177,55 @@ class _CudaScope(Scope):
 
     def shared_loop(self, stmt: ir.For) -> list[str]:
         """Print a loop whose turns the threads of a unit share, each with sums of its own."""
-        name, threads = safe_name(stmt.var.name), stmt.threads
-        self.is_shared = True
-        if stmt.start == ir.Const(0) and stmt.stop == ir.Const(threads):  # one turn each
-            lines = ["{", f"  const i64 {name} = THREAD({threads});", *indent(self.statement(stmt.body)), "}"]
-            self.is_shared = False
-            return lines
-        sums = accumulators(stmt.body) or {}
+        guard = self.guard
+        if stmt.start == ir.Const(0) and stmt.stop == ir.Const(stmt.threads):
+            lines = self.one_turn_each(stmt)
+        else:
+            lines = self.turns_and_sums(stmt)
+        self.guard = guard
+        return ["{", *indent(lines), "}"]
+
+    def one_turn_each(self, stmt: ir.For) -> list[str]:
+        threads = stmt.threads
+        self.guard = f"THREAD({self.unit}) < {threads}" if threads < self.unit else ""
+        return [f"const i64 {safe_name(stmt.var.name)} = THREAD({threads});", *self.statement(stmt.body)]
+
+    def turns_and_sums(self, stmt: ir.For) -> list[str]:
+        name, threads, lanes = safe_name(stmt.var.name), stmt.threads, stmt.lanes
+        self.guard = f"THREAD({lanes}) == 0" if lanes > 1 else ""
+        sums = accumulators(stmt.body, may_store=True)
+        assert sums is not None, "threads share turns that depend on each other"
         own = {var: replace(var, name=self.fresh(f"{var.name}_of_thread")) for var in sums}
         begin = [ir.Declare(own[var], _neutral(op, var)) for var, op in sums.items()]
         self.assigned |= {var.name for var in own.values()}
         body = renamed(stmt.body, {var.name: mine.name for var, mine in own.items()})
         stop = self.fresh(f"{stmt.var.name}_stop")
         lines = [line for declared in begin for line in self.statement(declared)]
+        thread = f"THREAD({threads}) / {lanes}" if lanes > 1 else f"THREAD({threads})"
         lines += [
-            f"for (i64 {name} = {self.expr(stmt.start, 12)} + THREAD({threads}), "
-            f"{stop} = {self.converted(stmt.stop)}; {name} < {stop}; {name} += {threads}) {{",
+            f"for (i64 {name} = {self.expr(stmt.start, 12)} + {thread}, "
+            f"{stop} = {self.converted(stmt.stop)}; {name} < {stop}; {name} += {threads // lanes}) {{",
             *indent(self.statement(body)),
             "}",
         ]
         for var, op in sums.items():
-            lines += self.exchange(own[var], op, threads)
+            lines += self.exchange(own[var], op, threads, lanes)
             total: ir.Expr = own[var]
             if not _is_idempotent(op, var):
                 total = ir.Binary(op, var, own[var], var.type)
             lines += self.statement(ir.Assign(var, total))
-        self.is_shared = False
-        return ["{", *indent(lines), "}"]
+        return lines
 
-    def exchange(self, var: ir.Var, op: str, threads: int) -> list[str]:
+    def exchange(self, var: ir.Var, op: str, threads: int, lanes: int) -> list[str]:
         """Print how the threads of a unit put their values together: all have the result, bit for bit."""
         name, other = safe_name(var.name), replace(var, name=self.fresh(f"{var.name}_other"))
         kind, theirs = c_name(var.type), safe_name(other.name)
         parts = (".re", ".im") if var.type.kind == "complex" else ("",)
         received = [f"{theirs}{part} = EXCHANGE({name}{part}, step, {threads});" for part in parts]
         combine = self.statement(ir.Assign(var, ir.Binary(op, var, other, var.type)))
+        left = f"step >= {lanes}" if lanes > 1 else "step"
         return [
-            f"for (int step = {threads // 2}; step; step /= 2) {{",
+            f"for (int step = {threads // 2}; {left}; step /= 2) {{",
             *indent([f"{kind} {theirs};", *received, *combine]),
             "}",
         ]

@@ -24,11 +24,13 @@ from dataclasses import replace
 from scorch._src.compiler import lattice
 from scorch._src.compiler.fuse.group import Fused, FusionError, Group
 from scorch._src.compiler.fuse.join_loops import inputs_of, joined, read_by
+from scorch._src.compiler.fuse.join_rows import joined_rows
 from scorch._src.compiler.lower.collect import writes_everything
 from scorch._src.compiler.pipeline import Planned, plan_step
 from scorch._src.compiler.plan import Operand, Plan, Step
 from scorch._src.compiler.schedule.convert_operands import Conversion
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.compiler.target import target
 from scorch._src.formats import dense_format
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import INT32, Type
@@ -37,24 +39,37 @@ from scorch._src.notation.nodes import Access, Literal, Op
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, substitute, walk
 
+MAX_FACTORS = 4  # that a sum of products may gain
+
 
 def fuse(group: Group) -> Fused:
     """The kernel of ``group``; ``FusionError`` says why there is none."""
-    group = replace(group, steps=inline(group.steps, group.outputs))
+    factors = group.stored if target().is_grid else frozenset()
+    group = replace(group, steps=inline(group.steps, group.outputs, factors))
     planned = apply_in_registers(group, [_planned(group, step) for step in group.steps])
     group = replace(group, steps=tuple(each.plan.step for each in planned))
-    loops, in_strip = joined(group, planned)
+    copied = {made.name: made.tensor for each in planned for made in each.conversions}
+    inputs = tuple((copied.get(name, name), form) for name, form in inputs_of(group, planned).items())
     work = sum(each.choice.chosen.total for each in planned)
-    return Fused(group, simplify(loops), tuple(inputs_of(group, planned).items()), in_strip, work)
+    if target().is_grid:
+        rows, scratch = joined_rows(group, planned)
+        inside = frozenset(group.results) - {*group.outputs, *scratch}
+        return Fused(group, rows.kernel(), inputs, inside, work, rows, tuple(planned), scratch)
+    loops, in_strip = joined(group, planned)
+    return Fused(group, simplify(loops), inputs, in_strip, work)
 
 
 # steps that become part of others --------------------------------------------------------------------
 
 
-def inline(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
+def inline(
+    steps: Sequence[Step], outputs: Sequence[str], factors: frozenset[str] = frozenset()
+) -> tuple[Step, ...]:
     """Elementwise steps that one other elementwise step reads, once, as a part of that step.
 
     T[i,j] = A[i,j] * d[i];  R[i,j] = relu(T[i,j])    ->    R[i,j] = relu(A[i,j] * d[i])
+
+    Products of ``factors`` become a part of sums of products, too, whose threads have a column each.
     """
     left = list(steps)
     for step in steps:
@@ -62,13 +77,35 @@ def inline(steps: Sequence[Step], outputs: Sequence[str]) -> tuple[Step, ...]:
         readers = [
             o for o in left for node in walk(o.body) if isinstance(node, Access) and node.tensor == name
         ]
-        if step.reduced or name in outputs or len(readers) != 1 or readers[0].reduced:
+        if step.reduced or name in outputs or len(readers) != 1:
+            continue
+        body = left[[other.target for other in left].index(step.target)].body
+        if readers[0].reduced and not _is_factor(step.target, body, readers[0], factors):
             continue
         place = left.index(readers[0])
-        body = left[[other.target for other in left].index(step.target)].body
         left[place] = replace(readers[0], body=substitute(readers[0].body, {step.target: body}))
         left = [other for other in left if other.target != step.target]
     return tuple(left)
+
+
+def _is_factor(target: Access, body: notation.Expr, reader: Step, factors: frozenset[str]) -> bool:
+    """Whether a step is a short product with one of ``factors``, and the other a sum of products with it."""
+    inside, outside = _leaves(body), _leaves(reader.body)
+    if inside is None or outside is None or reader.reduction != "sum" or len(inside) > MAX_FACTORS:
+        return False
+    is_column = any(index not in target.indices for index in reader.target.indices)
+    return is_column and any(isinstance(leaf, Access) and leaf.tensor in factors for leaf in inside)
+
+
+def _leaves(expr: notation.Expr) -> list[notation.Expr] | None:
+    """The factors of a product of tensors and numbers; None if it is none."""
+    match expr:
+        case Access() | Literal():
+            return [expr]
+        case Op("mul", (a, b)):
+            left, right = _leaves(a), _leaves(b)
+            return None if left is None or right is None else [*left, *right]
+    return None
 
 
 def apply_in_registers(group: Group, planned: Sequence[Planned]) -> list[Planned]:

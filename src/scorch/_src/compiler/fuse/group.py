@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.formats import Format
 from scorch._src.loops.nodes import Kernel
+from scorch._src.loops.stages import Rows
 from scorch._src.loops.types import Type
 
 
@@ -48,6 +50,8 @@ class Fused:
     ``group`` is what is left of the steps once some are parts of others; ``inputs`` are the dense tensors and
     values in the order of the kernel's slots, each with the format it is copied to first, if it is;
     ``in_strip``: the results that are never stored whole; ``work``: about how many operations it takes.
+    For a grid, ``rows`` is what is done for each row, ``planned`` are the plans of the steps by themselves,
+    and ``scratch`` the results that are stored behind the outputs for the kernel itself.
     """
 
     group: Group
@@ -55,3 +59,13 @@ class Fused:
     inputs: tuple[tuple[str, Format | None], ...]
     in_strip: frozenset[str]
     work: float
+    rows: Rows | None = None
+    planned: tuple[Planned, ...] = ()
+    scratch: tuple[str, ...] = ()
+
+    def indices_of(self, name: str) -> tuple[str, ...] | None:
+        """The indices of a dense result; None if it has its values at the entries of the pattern."""
+        group = self.group
+        if name in group.stored or group.pattern is None:
+            return None
+        return next(step.target.indices for step in group.steps if step.target.tensor == name)

@@ -45,24 +45,33 @@ def joined(group: Group, planned: Sequence[Planned]) -> tuple[ir.Kernel, frozens
     for phase in phases:
         plans = [replace(each.plan, in_strip=in_strip) for each in phase]
         bodies.append(_phase(group, plans))
-    temporaries = [ir.Array(f"{name}_vals", group.element) for name in whole]
+    temporaries = [values_of(group, name) for name in whole]
     before: list[ir.Stmt] = [ir.Allocate(array, _entries_of_all(group)) for array in temporaries]
     if any(name in group.stored for name in in_strip):
         pos, r = _pos(group), ir.Var("r")
         longer = ir.Binary("max", LONGEST, _entries(pos, r, r + 1), INT64)
         before.append(ir.Declare(LONGEST, ir.Const(ENTRIES)))
         before.append(ir.For(r, ir.Const(0), ir.Var(f"{group.outermost}_size"), ir.Assign(LONGEST, longer)))
+    params = params_of(group, planned)
+    scopes = bodies if len(bodies) == 1 else [ir.If(ir.TRUE, body) for body in bodies]
+    body = ir.block(*before, *scopes, *(ir.Free(array) for array in temporaries))
+    compute = ir.Function("scorch_compute", params, body, exported=True)
+    return ir.Kernel(_header(group, planned, first, in_strip), params, (compute,)), in_strip
+
+
+def params_of(group: Group, planned: Sequence[Planned]) -> tuple[ir.Var | ir.Array, ...]:
+    """The arguments of the kernel: sizes, the arrays of the pattern, those that it reads, its results."""
     params: list[ir.Var | ir.Array] = [ir.Var("parallel_for"), ir.Var("threads")]
     params += [ir.Var(f"{index}_size") for index, _ in group.sizes]
     if group.pattern is not None:
         params += [ir.Array(f"{group.pattern.name}2_{part}", group.pattern.index) for part in ("pos", "crd")]
-    params += [
-        ir.Array(f"{name}_vals", group.element) for name in (*inputs_of(group, planned), *group.outputs)
-    ]
-    scopes = bodies if len(bodies) == 1 else [ir.If(ir.TRUE, body) for body in bodies]
-    body = ir.block(*before, *scopes, *(ir.Free(array) for array in temporaries))
-    compute = ir.Function("scorch_compute", tuple(params), body, exported=True)
-    return ir.Kernel(_header(group, planned, first, in_strip), tuple(params), (compute,)), in_strip
+    params += [values_of(group, name) for name in (*inputs_of(group, planned), *group.outputs)]
+    return tuple(params)
+
+
+def values_of(group: Group, name: str) -> ir.Array:
+    """The array of the values of a tensor."""
+    return ir.Array(f"{name}_vals", group.element)
 
 
 def inputs_of(group: Group, planned: Sequence[Planned]) -> dict[str, Format | None]:
@@ -119,14 +128,14 @@ def _is_long_vector(group: Group, plan: Plan, access: notation.Access) -> bool:
 
 def _phase(group: Group, plans: Sequence[Plan]) -> ir.Stmt:
     """One loop over all rows, shared by threads."""
-    loops = [_loop_of(group, lower(plan)) for plan in plans]
+    loops = [loop_of(group, lower(plan)) for plan in plans]
     balanced = next((place for place, plan in enumerate(plans) if plan.balance is not None), 0)
     shell = loops[balanced][0]
-    inner: list[ir.Stmt] = [ir.Comment(show(_written(plans[0]))), loops[0][1]]
+    inner: list[ir.Stmt] = [ir.Comment(show(written(plans[0]))), loops[0][1]]
     if len(plans) > 1:
         inner = []
         for plan, (_, loop) in zip(plans, loops, strict=True):
-            inner += [ir.Comment(show(_written(plan))), replace(loop, start=STRIP_START, stop=STRIP_STOP)]
+            inner += [ir.Comment(show(written(plan))), replace(loop, start=STRIP_START, stop=STRIP_STOP)]
         inner = [_strips(group, inner)]
     own = {plan.step.target.tensor: plan.step for plan in plans}
     scratch = [_strip_array(group, step) for name, step in own.items() if name in plans[0].in_strip]
@@ -140,7 +149,7 @@ def _phase(group: Group, plans: Sequence[Plan]) -> ir.Stmt:
     return ir.block(*head, shared)
 
 
-def _loop_of(group: Group, kernel: ir.Kernel) -> tuple[ir.Parallel, ir.For]:
+def loop_of(group: Group, kernel: ir.Kernel) -> tuple[ir.Parallel, ir.For]:
     """The parallel loop of a kernel and the loop over rows inside it, if there is nothing else."""
     (function,) = kernel.functions
     match list(ir.block(function.body).body):
@@ -203,7 +212,7 @@ def _entries_of_all(group: Group) -> ir.Expr:
 
 def _strip_array(group: Group, step: Step) -> tuple[ir.Array, ir.Expr]:
     """Room for the rows at hand of a result."""
-    array = ir.Array(f"{step.target.tensor}_vals", group.element)
+    array = values_of(group, step.target.tensor)
     if step.target.tensor in group.stored:
         return array, LONGEST
     count: ir.Expr = ir.Const(FLAT if group.pattern is None else ROWS)
@@ -215,7 +224,7 @@ def _strip_array(group: Group, step: Step) -> tuple[ir.Array, ir.Expr]:
 # words -----------------------------------------------------------------------------------------------
 
 
-def _written(plan: Plan) -> notation.Assign:
+def written(plan: Plan) -> notation.Assign:
     """What the plan computes, as it was given."""
     assert plan.value is not None
     statement = as_statement(replace(plan.step, body=plan.value))
@@ -227,13 +236,19 @@ def _written(plan: Plan) -> notation.Assign:
 
 
 def _header(group: Group, planned: Sequence[Planned], first: int, in_strip: frozenset[str]) -> str:
-    lines = [show(_written(each.plan)) for each in planned]
-    lines.append(f"one loop over {group.outermost} for all, shared by threads")
+    loop = f"one loop over {group.outermost} for all, shared by threads"
     if first:
         names = ", ".join(group.results[:first])
-        lines[-1] = f"a loop over {group.outermost} for {names}, then one for the others, shared by threads"
-    if in_strip:
-        names = ", ".join(name for name in group.results if name in in_strip)
+        loop = f"a loop over {group.outermost} for {names}, then one for the others, shared by threads"
+    return describe(group, planned, loop, in_strip)
+
+
+def describe(group: Group, planned: Sequence[Planned], loop: str, of_rows: frozenset[str]) -> str:
+    """What a kernel computes, how it loops, and what it keeps ``of_rows`` at hand only."""
+    lines = [show(written(each.plan)) for each in planned]
+    lines.append(loop)
+    if of_rows:
+        names = ", ".join(name for name in group.results if name in of_rows)
         lines.append(f"only for the rows at hand: {names}")
     if group.pattern is not None:
         found = [name for name in (*inputs_of(group, planned), *group.results) if name in group.stored]
