@@ -158,7 +158,7 @@ def test_tensors_whose_memory_was_freed_are_refused(dense: torch.Tensor, product
     x.untyped_storage().resize_(24)  # a failing test may show x, which torch could not
     told = "an operand of shape (6,) has no memory" if is_on_device() else "operand 1 has no memory"
     assert len(messages) == 2 and all(told in message for message in messages)
-    torch.testing.assert_close(product(torch._efficientzerotensor(6)), torch.zeros(6))
+    torch.testing.assert_close(product(torch._efficientzerotensor(6, device=x.device)), torch.zeros(6))
 
 
 def test_fake_tensor_modes_are_refused(dense: torch.Tensor, product: Call) -> None:

@@ -178,7 +178,9 @@ def test_what_is_too_large_is_refused_with_the_number():
         scorch.einsum(",".join("i" * many) + "->i", *[tensors["A0"]] * many)
 
 
-@pytest.mark.parametrize("dims", [11, 33, 64])
+@pytest.mark.parametrize(
+    "dims", [11, *(pytest.param(n, marks=pytest.mark.cpu("torch's kernels take 25")) for n in (33, 64))]
+)
 def test_tensors_of_many_dimensions(dims):
     """As many as torch has: sums over all or some dimensions, permutations, arithmetic."""
     draw = random.Random(dims)

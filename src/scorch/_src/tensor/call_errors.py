@@ -70,6 +70,8 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
     if freed is not None:  # torch must not read it
         return _scorch_error(FreedError, name, freed_in_words(freed), tensors)
+    if isinstance(error, IndexRangeError) and any(tensor.device != HOST for tensor in tensors):
+        return error  # dense tensors there would end the process
     elsewhere = _mixed_devices(tensors)
     if elsewhere is not None:
         return _scorch_error(DeviceError, name, elsewhere, tensors)
