@@ -395,3 +395,12 @@ def test_kernels_with_too_many_arguments_are_joins(
     torch.testing.assert_close(scorch.from_torch(a, format="csr") @ X, a @ X)
     assert not emulated
     scorch.clear_plans()
+
+
+def test_what_is_zero_everywhere_has_no_loops() -> None:
+    A, w = scorch.from_torch(drawn(3, 4, torch.float64), format="csr"), torch.rand(5, dtype=torch.float64)
+    T = scorch.from_torch(drawn(5, 5, torch.float64), format="csr")
+    text = "y[i] = ((((A[j,k] - w[i]) * (w[i] * T[i,i])) * 0.0) * (w[i] - w[i]))"
+    with scorch.settings(backend="emulated"):
+        found = scorch.evaluate(text, A=A, w=w, T=T, format="dense")
+    torch.testing.assert_close(found, torch.zeros_like(w))

@@ -108,7 +108,7 @@ def why_no_grid(kernel: ir.Kernel) -> str:
             return "it runs in vector registers"
         if isinstance(node, WHOLE_ARRAYS):
             return "a part of it runs on one thread"
-    *before, last = statements_of(exported[0].body)
+    *before, last = statements_of(exported[0].body) or [ir.Block(())]  # of what is zero everywhere
     if not isinstance(last, ir.Parallel) or not all(isinstance(stmt, ir.Declare) for stmt in before):
         return "no loop of it owns its part of the result"
     return "" if _is_empty(last.prologue) and _is_empty(last.epilogue) else "its workers keep memory"
