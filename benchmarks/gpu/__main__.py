@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import attention, host, kernels, networks, tensors
+from benchmarks.gpu import attention, fused, host, kernels, networks, tensors
 from benchmarks.gpu.cases import OURS, Case, Measured, first_line, measure
 from benchmarks.gpu.matrices import Matrix, Source, sources
 from benchmarks.gpu.timing import Device
@@ -44,7 +44,8 @@ OTHERS: dict[str, Callable[[Device, float, bool], Iterator[Measured]]] = {
     "host": host.host,
     "compile": host.compile_times,
 }
-SECTIONS = [*kernels.SECTIONS, *MODELS, *OTHERS]
+OPERATIONS = {**kernels.SECTIONS, "fused": fused.fused}
+SECTIONS = [*OPERATIONS, *MODELS, *OTHERS]
 
 
 def machine(device: Device) -> dict[str, str]:
@@ -126,7 +127,7 @@ class Run:
             try:
                 if source.name not in made:
                     made[source.name] = source.make(self.device.name)
-                cases = list(kernels.SECTIONS[name](made[source.name]))
+                cases = list(OPERATIONS[name](made[source.name]))
             except Exception as problem:
                 self.failed(f"{name} {source.name}", problem)
                 continue
