@@ -238,6 +238,7 @@ class EmulatedBackend(CudaBackend):
     """Plans and kernels for CUDA devices, on arrays of the host: all but the device itself."""
 
     name = "emulated"
+    is_on_host = True
     routines = EmulatedRoutines()
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:

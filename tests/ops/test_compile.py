@@ -305,6 +305,7 @@ def test_gradients_of_several_results_and_uses() -> None:
     check(function, sparse(9, 9), dense(9, 3), dense(9, 3))
 
 
+@pytest.mark.cpu("backends that read the memory of the host")
 @pytest.mark.parametrize("backend", ["cpu", "emulated"])
 def test_gradients_of_a_tensor_that_calls_name_otherwise(backend: str) -> None:
     """Each call has indices of its own, and their gradients are added up."""
@@ -442,6 +443,15 @@ def test_gradients_are_tracked_where_the_call_stood() -> None:
         return torch.relu(fixed @ X + 1)
 
     check(function, sparse(6, 6), dense(6, 2), one_kernel=False)
+
+
+def test_gradients_of_gradients_read_what_was_computed_before() -> None:
+    def function(A: Any, d: Any, X: Any) -> Any:
+        with torch.no_grad():
+            fixed = torch.relu(A * 2) * 3
+        return torch.relu((A * fixed) * d[:, None]) @ X
+
+    check(function, sparse(6, 6), dense(6), dense(6, 2), one_kernel=False)
 
 
 def test_inference_mode_and_functorch() -> None:

@@ -61,6 +61,7 @@ def overwrite(found: Any) -> None:
             sparse.storage.values.fill_(7)
 
 
+@pytest.mark.cpu("files are read to the host")
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.filterwarnings("ignore")  # of NumPy and torch about odd arrays
 @pytest.mark.parametrize("kind", READERS)
@@ -203,6 +204,7 @@ def test_sizes_and_coordinates_that_are_none_are_refused_with_their_line(number:
             read_text(tmp_path / "S.tns", f"{number} 1 1\n")
 
 
+@pytest.mark.cpu("files are read to the host")
 @pytest.mark.parametrize(
     "number", ["inf", "nan", "1e400", "-1e400", "9" * 5000], ids=lambda number: number[:12]
 )

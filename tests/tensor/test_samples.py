@@ -226,6 +226,7 @@ def test_what_a_dataset_is_made_of():
         SparseRows([1, 2])
 
 
+@pytest.mark.cpu("torch draws batches on the host")
 def test_training_on_batches_learns():
     torch.manual_seed(0)
     X = scorch.rand(200, 30, density=0.2, format="csr")

@@ -19,3 +19,8 @@ META = torch.device("meta")  # tensors that have a shape and a dtype, and no num
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether writing to ``a`` may change ``b``."""
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def is_in_shared_memory(array: torch.Tensor) -> bool:
+    """Whether processes share the memory of an array; torch says so of all arrays on a device."""
+    return array.device == HOST and array.is_shared()

@@ -16,7 +16,7 @@ from scorch._src.backends.interpreter.executable import INTERPRETER
 from scorch._src.backends.routines import Routines
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
-from scorch.errors import ArgumentError
+from scorch.errors import ArgumentError, DeviceError
 from scorch.settings import BACKENDS
 
 
@@ -113,3 +113,11 @@ def test_a_backend_that_is_not_there_is_refused() -> None:
         scorch.settings(backend="toy")
     with pytest.raises(ArgumentError, match="backend must be one of"):
         scorch.settings(backend=3)
+
+
+def test_kernels_for_the_host_read_no_other_memory() -> None:
+    elsewhere = torch.device("cuda", 0)
+    with scorch.settings(backend="cpu"):
+        assert base.backend_for(torch.device("cpu")).name == base.backend_for().name == "cpu"
+        with pytest.raises(DeviceError, match=r"backend 'cpu' .* a tensor is on cuda:0; leave"):
+            base.backend_for(elsewhere)

@@ -26,9 +26,10 @@ from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.target import Target
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.devices import HOST
 from scorch._src.loops.grid import Grid
 from scorch._src.loops.nodes import Kernel
-from scorch.errors import ArgumentError
+from scorch.errors import ArgumentError, DeviceError
 from scorch.settings import add_backend, current
 
 Check = Callable[[int], None]  # takes bytes of dense memory, and raises if they are too many
@@ -215,6 +216,7 @@ class Backend(ABC):
     name: ClassVar[str]
     routines = Routines()
     target: Target | None = None  # what its kernels are planned for, if not the processor
+    is_on_host: ClassVar[bool] = False  # whether its kernels read the memory of the host
 
     @abstractmethod
     def write(self, planned: Planned) -> Schedule:
@@ -297,8 +299,14 @@ def routines_for(tensor: torch.Tensor) -> Routines:
 def backend_for(device: torch.device | None = None) -> Backend:
     """Return the backend that the settings name, or that of a device."""
     is_abstract = device is None or device.type == "meta"
-    name = current().backend or (_DEFAULT if is_abstract or device is None else device.type)
-    return backend_named(name)
+    chosen = current().backend
+    backend = backend_named(chosen or (_DEFAULT if is_abstract or device is None else device.type))
+    if chosen and backend.is_on_host and device is not None and not is_abstract and device != HOST:
+        raise DeviceError(
+            f"the backend {chosen!r} of the settings reads memory of the CPU, but a tensor is on {device}; "
+            "leave settings(backend=...) out, or move the tensor with .cpu()"
+        )
+    return backend
 
 
 def backend_named(name: str) -> Backend:

@@ -198,6 +198,8 @@ def make_eager_call(value: Value, sources: Mapping[int, Source]) -> Call:
     """Return the eager call of a value, with references in place of tensors."""
 
     def as_reference(item: Any) -> Any:
+        if isinstance(item, Value) and item.result is not None:  # computed before, and read as a source
+            return TensorRef(sources.get(id(item.result), item).number)
         if isinstance(item, (Value, Source)):
             return TensorRef(item.number)
         return TensorRef(sources[id(item)].number) if isinstance(item, torch.Tensor) else item

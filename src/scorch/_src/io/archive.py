@@ -16,6 +16,7 @@ import torch
 
 from scorch._src.backends.sort_entries import is_sorted
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.devices import is_in_shared_memory
 from scorch._src.formats import Format
 from scorch._src.storage.complete_levels import completed
 from scorch._src.storage.coordinates import inside
@@ -151,7 +152,7 @@ def check_pattern(
     def copy(array: torch.Tensor | None) -> torch.Tensor | None:
         if array is None:
             return None
-        stays = is_sent and array.is_shared() and array.dtype == dtype and array.is_contiguous()
+        stays = is_sent and is_in_shared_memory(array) and array.dtype == dtype and array.is_contiguous()
         return array.detach() if stays or not has_contents else own(array, dtype)
 
     pattern = Pattern(form, shape, tuple(map(copy, pos)), tuple(map(copy, crd)), tuple(counts))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.devices import HOST
+from scorch._src.devices import is_in_shared_memory
 from scorch._src.formats import LEVELS, Format
 from scorch._src.io.archive import check_pattern, check_values, describe_format, parse_format
 from scorch._src.io.shared_memory import Piece, find_pieces, split_memory
@@ -64,8 +64,7 @@ def _attributes(tensor: SparseTensor) -> dict[str, Any]:
 def _without_base(array: torch.Tensor) -> torch.Tensor:
     """Copy ``array`` if it is a slice of larger memory, which would be saved as well."""
     is_all = array.numel() * array.element_size() == array.untyped_storage().nbytes()
-    is_shared = array.device == HOST and array.is_shared()  # torch calls all arrays on a device shared
-    return array if is_all or is_shared else array.clone()
+    return array if is_all or is_in_shared_memory(array) else array.clone()
 
 
 # rebuilding: files hold these names and arguments ----------------------------------------------------

@@ -71,7 +71,7 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if freed is not None:  # torch must not read it
         return _scorch_error(FreedError, name, freed_in_words(freed), tensors)
     if isinstance(error, IndexRangeError) and any(tensor.device != HOST for tensor in tensors):
-        return error  # dense tensors there would end the process
+        return error  # dense torch has other words for it, on the host
     elsewhere = _mixed_devices(tensors)
     if elsewhere is not None:
         return _scorch_error(DeviceError, name, elsewhere, tensors)
@@ -146,12 +146,13 @@ def _error_of_dense(
     tensors: Sequence[torch.Tensor],
     is_too_large: bool,
 ) -> tuple[Exception | None, bool]:
-    """Return the error that torch raises for dense tensors, and whether the call ran on their values.
+    """Return the error that torch raises for dense tensors, and whether the call ran on their very values.
 
     Small tensors are copied; large ones, and those with too large results, are replaced by meta tensors.
     """
     if not is_too_large and are_small(tensors):
-        return _error_without_grad(_copied, func, args, kwargs), True
+        is_exact = all(tensor.device == HOST for tensor in tensors)
+        return _error_without_grad(_copied, func, args, kwargs), is_exact
     error = None if name_of(func) in ALLOCATING else _error_without_grad(_meta, func, args, kwargs)
     numbers = [value for value in tree_leaves((args, kwargs)) if isinstance(value, int)]
     is_harmless = len(tensors) == 1 and all(abs(number) <= MAX_DIMS for number in numbers)
@@ -168,7 +169,9 @@ def are_small(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor.detach().clone()
+    """Copy to the host, where a mistake is an error and does not end the process."""
+    copied = tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor.detach().clone()
+    return copied.to(HOST)
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from scorch.errors import CompilerNotFoundError
 
 class CpuBackend(base.Backend):
     name = "cpu"
+    is_on_host = True
     routines = CpuRoutines()
 
     def write(self, planned: Planned) -> base.Schedule:

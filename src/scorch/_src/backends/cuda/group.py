@@ -1,7 +1,8 @@
 """Groups of steps on a CUDA device: one kernel with a unit of threads for each row.
 
-Where rows are much longer than others, units with short ones would wait for those: then every step is a
-kernel of its own, which cuts long rows or has threads for each entry, and nothing else is between them.
+Where rows are much longer than others, units with short ones would wait for those, and where rows are few
+and long, most of the device would: then every step is a kernel of its own, which cuts long rows or has
+threads for each entry, and nothing else is between them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.stages import as_units
 
 MAX_EVEN_ROW = 256  # entries: rows that are no longer than this are never too long for a unit
-MAX_EVENNESS = 4  # times the mean of all, too
+MAX_EVENNESS = 4  # times the mean of all, too, if they are many
+MIN_ROWS = 4096  # fewer units leave a part of a device idle
 
 
 class CudaGroup(base.GroupExecutable):
@@ -92,8 +94,8 @@ class CudaGroup(base.GroupExecutable):
         if self.fused.group.pattern is None or not rows:
             return False
         pos, crd, *_ = arrays
-        mean = crd.numel() // rows
-        return longest_row(pos) > max(MAX_EVEN_ROW, MAX_EVENNESS * mean) and bool(self.steps)
+        even = MAX_EVENNESS * crd.numel() // rows if rows >= MIN_ROWS else 0
+        return longest_row(pos) > max(MAX_EVEN_ROW, even) and bool(self.steps)
 
     @functools.cached_property
     def steps(self) -> list[CudaExecutable]:
