@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 OURS = "scorch"
+OF_THE_HOST = ("host", "compile")  # whose times are no times of the device
 
 
 def read(paths: Iterable[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read files; return the machine of the last, and the rows of all, by section."""
+    """Read files; return the machine of the last, and the rows of all on the device, by section."""
     sections: dict[str, list[dict[str, Any]]] = {}
     machine: dict[str, Any] = {}
     for path in paths:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         machine = {"date": found["date"], **found["machine"]}
         for name in dict.fromkeys(row["section"] for row in found["rows"]):
-            sections[name] = [row for row in found["rows"] if row["section"] == name]
+            if name not in OF_THE_HOST:
+                sections[name] = [row for row in found["rows"] if row["section"] == name]
     return machine, [row for rows in sections.values() for row in rows]
 
 
