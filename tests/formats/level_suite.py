@@ -144,6 +144,7 @@ class LevelSuite:
                 back = there.to_format(form)
                 assert back.format == form and torch.equal(back.to_dense(), dense)
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("place", ["below dense", "below compressed", "twice"])
     @pytest.mark.parametrize(("equation", "names"), EQUATIONS)
     @given(dense=matrices())

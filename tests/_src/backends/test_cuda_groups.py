@@ -12,8 +12,32 @@ import torch
 
 import grid_emulator
 import scorch
-from ops.test_compile import *  # noqa: F403
-from ops.test_compile import attend, dense, gat, gcn, gradients, same, sparse
+from ops.test_compile import (  # noqa: F401 - the tests of what is computed, not of how functions are called
+    attend,
+    dense,
+    gat,
+    gcn,
+    gradients,
+    same,
+    sparse,
+    test_addmm_with_bias_and_activation,
+    test_attention_is_one_kernel,
+    test_chains_of_tensors_of_higher_order,
+    test_elementwise_chains_are_one_kernel_in_every_format,
+    test_gradients_are_tracked_where_the_call_stood,
+    test_gradients_of_chains_are_one_kernel_too,
+    test_gradients_of_several_results_and_uses,
+    test_graph_attention_is_one_kernel,
+    test_graph_convolution_is_one_kernel,
+    test_index_notation_is_joined,
+    test_infinities_and_nan_come_through,
+    test_log_softmax_and_vectors,
+    test_masks_times_products_never_form_the_whole_product,
+    test_other_dtypes,
+    test_row_sums_are_joined,
+    test_sampled_addmm_adds_what_is_stored,
+    test_tensors_on_several_patterns,
+)
 from scorch._src.backends.cuda import group as cuda_group
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.engine.fused_executable import Steps, fused_kernel
@@ -86,6 +110,7 @@ def test_threads_of_a_unit_share_what_a_row_has(
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", GROUPS)
 def test_long_rows_are_left_to_kernels_that_cut_them(
     function: Callable[..., Any], emulated: list[str], monkeypatch: pytest.MonkeyPatch
@@ -117,6 +142,7 @@ def test_the_interpreter_runs_groups(function: Callable[..., Any]) -> None:
             torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [8, 128])
 def test_nvrtc_compiles_groups_without_spills(

@@ -116,6 +116,7 @@ def test_positions_of_rows_below_rows_are_joined_once() -> None:
     assert rows.joined_pos(other, [below]).tolist() == [0, 9]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_nvrtc_compiles_products_along_modes_without_spills(
     architecture: str, ran: list[tuple[str, str]]
