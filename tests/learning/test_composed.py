@@ -124,6 +124,7 @@ TIES = torch.tensor(
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr(2,2)"])
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize("text", ["y[i] = {}(j, S[i,j])", "y[j] = {}(i, S[i,j])", "y = {}(i, j, S[i,j])"])

@@ -46,6 +46,7 @@ def test_product_of_sparse_is_sparse(dense: torch.Tensor) -> None:
 SPARSE_FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)", "sd", "do"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", SPARSE_FORMATS)
 @pytest.mark.parametrize("second", SPARSE_FORMATS)
 def test_products_of_sparse_are_sparse_however_full(first: str, second: str) -> None:

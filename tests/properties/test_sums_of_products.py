@@ -86,6 +86,7 @@ def test_interpreter_agrees_on_sums_of_products(cases_per_worker: int) -> None:
     run()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*OPTIMIZATIONS, "all"])
 def test_sums_of_products_without_an_optimisation(name: str, cases_per_worker: int) -> None:
     @settings(

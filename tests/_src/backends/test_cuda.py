@@ -201,6 +201,7 @@ def test_the_interpreter_runs_grids(name: str, form: str, monkeypatch: pytest.Mo
 PRODUCTS = [(8, 9, 7, 0.3), (30, 40, 2500, 0.1), (5, 3000, 20, 0.01), (1, 1, 1, 1.0), (0, 4, 5, 0.5)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int8]
 )
@@ -368,6 +369,7 @@ def test_entries_that_repeat_are_added_up(
     assert found.dtype == dtype and torch.equal(found.indices(), expected.indices())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["turn", "tile", "thread", "part", "first_column", "part_turn", "row_of_entry"]
 )
