@@ -185,7 +185,7 @@ def small_caches():
         cache.most = most
 
 
-ROUNDS = 25  # more than the caches hold
+ROUNDS = 24
 
 
 def one_program(size: int) -> None:

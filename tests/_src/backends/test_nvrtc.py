@@ -85,7 +85,7 @@ def test_golden_statements(name: str, printed: Any) -> None:
         check(source, architecture, "grid")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMATS)
 def test_calls_of_torch(form: str, printed: Any, request: pytest.FixtureRequest) -> None:
     """All for all architectures, or each for one of them."""
@@ -120,7 +120,7 @@ def test_tiles_of_masks(index: torch.dtype, architecture: str) -> None:
     check(attention.print_tiles(index), architecture, "grid")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("shape", [*SHAPES, (32, 64, torch.float64, torch.int64)])
 def test_graph_attention(shape: tuple[Any, ...], architecture: str) -> None:

@@ -119,11 +119,11 @@ class Routines:
         return tensor.permute(*order).contiguous()
 
     def are_finite(self, arrays: Sequence[Tensor]) -> bool:
-        """Check that all elements, and their sum, are finite; a device is asked once."""
+        """Check that all real numbers in arrays, and their sum, are finite; a device is asked once."""
         total = arrays[0].sum()
         for array in arrays[1:]:
             total = total + array.sum()
-        return bool(total.isfinite())
+        return math.isfinite(total)
 
     # index arrays ------------------------------------------------------------------------------------
 
