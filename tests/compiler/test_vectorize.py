@@ -197,7 +197,7 @@ def test_entries_of_a_row_run_side_by_side(machine):
     assert large is not None and large.jam == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [40, 43, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
 def test_sums_of_several_entries_end_in_one_register(machine, columns, dtype):

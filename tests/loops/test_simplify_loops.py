@@ -123,6 +123,7 @@ def test_simplified_expressions_have_the_same_value(source, t) -> None:
     assert repr(simplify(simple)) == repr(simple)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_c_and_interpreter_agree_on_random_expressions(seed, native) -> None:
     """Many expressions in one kernel: parentheses, casts and wrapping as printed are right."""

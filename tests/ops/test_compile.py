@@ -331,6 +331,7 @@ def test_dense_layers_between_sparse_ones() -> None:
     assert len(scorch.compile(function).explain(*args).groups) == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", ["csc", "dcsr", "bsr(2,2)"])
 def test_products_in_formats_without_rows(format: str) -> None:
     check(gcn, sparse(8, 8, format), dense(8).abs(), dense(8, 5), dense(5), one_kernel=False)

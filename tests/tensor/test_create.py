@@ -201,6 +201,7 @@ def test_values_have_the_distribution_asked_for():
     assert S.dtype == torch.int64 and S.nnz == 20_000 and set(S.values().tolist()) == {-2, -1, 0, 1, 2}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("density", [0.02, 0.24, 0.4])
 def test_every_place_is_as_likely_as_any_other(density):
     torch.manual_seed(0)
