@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -44,8 +45,10 @@ def emit(
         listener(event)
 
 
-def emits(what: str, kind: Kind = "routine") -> Callable[[Function], Function]:
-    """Emit an event named ``what`` on every call."""
+def emits(
+    what: str, kind: Kind = "routine", watch: Callable[[], AbstractContextManager[object]] | None = None
+) -> Callable[[Function], Function]:
+    """Emit an event named ``what`` on every call; and by what ``watch``, which runs around it, says of it."""
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -53,8 +56,13 @@ def emits(what: str, kind: Kind = "routine") -> Callable[[Function], Function]:
             if not LISTENERS:
                 return function(*args, **kwargs)
             start = time.perf_counter()
-            result = function(*args, **kwargs)
-            emit(kind, what, (*args, *kwargs.values()), result, start)
+            if watch is None:
+                result, subject = function(*args, **kwargs), what
+            else:
+                with watch() as watched:
+                    result = function(*args, **kwargs)
+                subject = f"{what}, {watched}"
+            emit(kind, subject, (*args, *kwargs.values()), result, start)
             return result
 
         return run  # type: ignore[return-value]

@@ -52,6 +52,13 @@ def sum_runs(values: Tensor, first: Tensor) -> Tensor:
     return (totals[end] - totals[first]).to(values.dtype)
 
 
+def begins_of_runs(ordered: Tensor) -> Tensor:
+    """Return where each run of equal numbers begins."""
+    is_first = torch.ones(ordered.numel(), dtype=torch.bool, device=ordered.device)
+    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
+    return is_first.nonzero().squeeze(1)
+
+
 def sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor] | None:
     """Sort entries by the number of their place; return the order, and where places begin in it.
 
@@ -64,9 +71,7 @@ def sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Ten
     if bool((key[1:] > key[:-1]).all()):
         return None
     ordered, order = torch.sort(key, stable=True)
-    is_first = torch.ones(ordered.numel(), dtype=torch.bool, device=key.device)
-    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
-    return order, is_first.nonzero().squeeze(1)
+    return order, begins_of_runs(ordered)
 
 
 def sorted_by_columns(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:

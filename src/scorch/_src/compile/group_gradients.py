@@ -169,9 +169,8 @@ class BackwardPlanner:
         self.steps: list[Step] = []
         self.finals: list[Step] = []
         self.adjoints: dict[str, list[Expr]] = {}
-        self.indices: dict[
-            str, tuple[str, ...]
-        ] = {}  # of the gradients of tensors, which calls may name otherwise
+        # of the gradient of each tensor, which calls may name otherwise
+        self.indices: dict[str, tuple[str, ...]] = {}
         self.counter = 0
 
     def plan(self) -> BackwardPlan:

@@ -14,7 +14,7 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import substitute, walk
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.turns import START
-from scorch._src.loops.units import fresh, range_of, statements_of
+from scorch._src.loops.units import Level, fresh, range_of, statements_of
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,6 @@ class Entries:
     pos: tuple[ir.Array, ...]
 
 
-@dataclass(frozen=True)
-class _Level:
-    """A loop over the entries of a row, and what is declared before it."""
-
-    declared: tuple[ir.Stmt, ...]
-    var: ir.Var
-    row: ir.Var
-    pos: ir.Array
-
-
 def over_entries(
     parallel: ir.Parallel,
     head: list[ir.Stmt],
@@ -54,10 +44,10 @@ def over_entries(
     if len(head) != 3 or not isinstance(head[0], ir.Declare) or not isinstance(head[2], ir.Declare):
         return None
     row = head[2].var
-    levels: list[_Level] = []
+    levels: list[Level] = []
     while (found := _level(inner, row, is_free)) is not None:
         levels.append(found[0])
-        row, inner = found[0].var, found[1]
+        row, inner = found[0].loop.var, found[1]
     if not levels:
         return None
     turn, start = ir.Var(fresh("entry", taken)), ir.Var(fresh("first_entry", taken))
@@ -69,17 +59,17 @@ def over_entries(
         array = ir.Array(fresh("row_of_entry", taken), level.pos.element)
         taken.add(array.name)
         rows.append(array)
-        find.append(ir.Declare(level.row, ir.wide(ir.Load(array, level.var))))
+        find.append(ir.Declare(level.row, ir.wide(ir.Load(array, level.loop.var))))
     for level in levels:
         bounds = [ir.wide(ir.Load(level.pos, bound)) for bound in bounds]
-        find += level.declared
+        find += level.before
     before = (ir.Declare(start, bounds[0]), ir.Declare(stop, bounds[1]))
     loop = replace(parallel, var=turn, count=stop - start)
     pos = tuple(level.pos for level in reversed(levels))
     return Entries(before, loop, tuple(find), inner, tuple(rows), pos)
 
 
-def _level(stmt: ir.Stmt, row: ir.Var, is_free: Callable[[str], bool]) -> tuple[_Level, ir.Stmt] | None:
+def _level(stmt: ir.Stmt, row: ir.Var, is_free: Callable[[str], bool]) -> tuple[Level, ir.Stmt] | None:
     """Return the loop over the entries of ``row`` that ends ``stmt``, and its body."""
     *declared, last = statements_of(stmt) or [ir.Block(())]
     if not isinstance(last, ir.For) or not all(isinstance(s, ir.Declare) for s in declared):
@@ -90,7 +80,7 @@ def _level(stmt: ir.Stmt, row: ir.Var, is_free: Callable[[str], bool]) -> tuple[
         return None
     if not is_free(coordinate.var.name):
         return None
-    return _Level(tuple(declared), last.var, row, found[0]), last.body
+    return Level(tuple(declared), last, *found), last.body
 
 
 def over_list(

@@ -80,7 +80,7 @@ def range_of(loop: ir.For) -> tuple[ir.Array, ir.Var] | None:
 
 @dataclass(frozen=True)
 class Level:
-    """A loop over the entries of ``row``, the only one in the loop over rows, and what comes before it."""
+    """A loop over the entries of ``row``, the last of the loop over rows, and what is declared before it."""
 
     before: tuple[ir.Stmt, ...]
     loop: ir.For

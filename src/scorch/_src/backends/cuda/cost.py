@@ -7,9 +7,7 @@ one, however few blocks are left for it.
 
 from __future__ import annotations
 
-import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -19,7 +17,7 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launch, Launches
-from scorch._src.events import LISTENERS, emit
+from scorch._src.events import emits
 
 LAUNCH_SECONDS = 4e-6
 ATTAINED = 0.85  # of what clock and width of the memory give: a copy on an H200
@@ -93,10 +91,17 @@ def _waves(functions: Sequence[Any], launches: Sequence[Launch], device: torch.d
 # what has run -----------------------------------------------------------------------------------------
 
 
+class Record(Launches):
+    """What was launched, or why a kernel was not; in words as a string."""
+
+    def __str__(self) -> str:
+        return _describe(self)
+
+
 @contextmanager
-def recorded() -> Iterator[Launches]:
+def recorded() -> Iterator[Record]:
     """Record what is launched inside, and why a kernel was not."""
-    record = Launches()
+    record = Record()
     LAUNCHES.append(record)
     try:
         yield record
@@ -106,21 +111,7 @@ def recorded() -> Iterator[Launches]:
 
 def tells(what: str) -> Callable[[Function], Function]:
     """Emit an event named ``what`` on every call, with the kernels that ran, or why there was none."""
-
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not LISTENERS:
-                return function(*args, **kwargs)
-            start = time.perf_counter()
-            with recorded() as record:
-                result = function(*args, **kwargs)
-            emit("routine", f"{what}, {_describe(record)}", (*args, *kwargs.values()), result, start)
-            return result
-
-        return run  # type: ignore[return-value]
-
-    return decorate
+    return emits(what, watch=recorded)
 
 
 def _describe(record: Launches) -> str:

@@ -24,7 +24,7 @@ class Launch(NamedTuple):
     shared: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Launches:
     """What was launched while somebody recorded it, and on which device; or why there was no kernel."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scorch._src.backends.sort_entries import Sorted
+from scorch._src.backends.sort_entries import Sorted, begins_of_runs
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
 from scorch._src.formats import Format
@@ -35,9 +35,7 @@ def run_list(prepared: Prepared, source: Storage | torch.Tensor) -> Storage:
     by_dim, numbers = numbered_entries(source.pattern)
     columns = [by_dim[access.indices.index(index)] for index in step.target.indices]
     ordered, order = torch.sort(keys_in_levels(form, shape, columns), stable=True)
-    is_new = torch.ones(ordered.numel(), dtype=torch.bool, device=ordered.device)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    first = is_new.nonzero().squeeze(1)
+    first = begins_of_runs(ordered)
     repeats = first.numel() < ordered.numel()
     found = Sorted(numbers[order], [], first if repeats else None)
     given = source.values.detach().to(prepared.kernel.dtype)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import routines_for
 from scorch._src.devices import HOST, shares_memory
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.storage.budget import check_budget
@@ -258,7 +259,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
     refuse_freed(tensor)
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor.detach().resolve_conj())
-    return not tensor.dtype.is_floating_point or math.isfinite(float(tensor.detach().sum()))
+    return not tensor.dtype.is_floating_point or routines_for(tensor).are_finite([tensor.detach()])
 
 
 def divides_zero(divisor: Any) -> bool:
