@@ -73,8 +73,22 @@ def columns_joined(routines: Routines, index: torch.dtype) -> Any:
     return routines.concat_columns(parts, [4, 7], 5, sum(crd.numel() for _, crd, _ in parts))
 
 
+def finite(routines: Routines, index: torch.dtype) -> Any:
+    dtype = torch.float32 if index == torch.int32 else torch.float64
+    answers = []
+    for count in (0, 1, 63, 1000):
+        x = torch.randn(count, dtype=dtype)
+        answers.append(routines.are_finite([x, x[::2], x.to(torch.bfloat16)]))
+        for other in (torch.inf, -torch.inf, torch.nan):
+            if count:
+                x[torch.randint(count, ())] = other
+                answers.append(routines.are_finite([torch.ones(3, dtype=dtype), x]))
+    return torch.tensor(answers)
+
+
 CASES: dict[str, Callable[[Routines, torch.dtype], Any]] = {
     "transpose": lambda r, index: r.transpose(torch.rand(130, 90).to(index), (1, 0)),
+    "are_finite": finite,
     "row_pointers": same_rows,
     "row_numbers": lambda r, index: r.row_numbers(*matrix(7, 9, index)[:2]),
     "sort_entries": lambda r, index: r.sort_entries(*entries(index)),

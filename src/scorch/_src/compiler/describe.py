@@ -45,6 +45,8 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
 
 def _scalar_in_words(plan: Plan) -> str:
     x = plan.order[-1]
+    if plan.gathered:
+        return f"{x} in lanes of {plan.gathered}, gathered"
     if 1 < plan.sums <= MAX_SUM_TURNS:
         return f"{x} one by one, sums in {plan.sums} parts"
     return f"{x} one by one, or as the C compiler sees fit"

@@ -210,7 +210,7 @@ class Plan:
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it; ``is_grid``: every turn of it has a thread of its own.
     ``adds``: turns add to places of the result that they share, atomically.
-    ``sums``: in how many parts an innermost sum is added (``loops.nodes.For``).
+    ``sums``: in how many parts an innermost sum is added; ``gathered``: in how many lanes (``nodes.For``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
     the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
     over a stored level, the last before the innermost one, and how many elements.
@@ -245,6 +245,7 @@ class Plan:
     header: str = ""
     pattern_levels: int = 0
     sums: int = 1
+    gathered: int = 0
     vectors: Vectors | None = None
     factors: tuple[tuple[Access, int], ...] = ()
     prefetched: tuple[tuple[Access, int], ...] = ()

@@ -27,8 +27,9 @@ class Target:
     """Vector registers, and the caches of one core and of all.
 
     ``name`` is what compilers call the instruction set, "" for that of the machine itself; ``partial_sums``
-    is how many sums take turns, so that one addition need not wait for the last. ``is_grid``: as many threads
-    run a kernel as its outer loops have turns, with no memory or vector registers of their own.
+    is how many sums take turns, so that one addition need not wait for the last; ``gather_bytes`` is the
+    widest register that is filled from places which another one lists, 0 if none is. ``is_grid``: as many
+    threads run a kernel as its outer loops have turns, with no memory or vector registers of their own.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Target:
     partial_sums: int
     cache_bytes: int
     shared_cache_bytes: int
+    gather_bytes: int = 0
     is_grid: bool = False
 
 
@@ -55,10 +57,10 @@ def using_target(other: Target | None) -> Iterator[None]:
 
 
 _KNOWN = {
-    "x86-64-v2": (16, 16, 4),
-    "x86-64-v3": (32, 16, 4),
-    "x86-64-v4": (64, 32, 4),
-    "aarch64": (16, 32, 2),
+    "x86-64-v2": (16, 16, 4, 0),
+    "x86-64-v3": (32, 16, 4, 32),
+    "x86-64-v4": (64, 32, 4, 64),
+    "aarch64": (16, 32, 2, 0),
 }
 
 
@@ -73,9 +75,9 @@ def host_target() -> Target:
     named = os.environ.get("SCORCH_TARGET", "").strip()
     if named and named not in _KNOWN:
         raise ArgumentError(f"SCORCH_TARGET is {named!r}; there are {', '.join(_KNOWN)}")
-    facts = _KNOWN[named or _native()]
+    vector_bytes, registers, sums, gather_bytes = _KNOWN[named or _native()]
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
-    return Target(named, *facts, *caches)
+    return Target(named, vector_bytes, registers, sums, *caches, gather_bytes)
 
 
 @functools.cache

@@ -198,7 +198,8 @@ class For(Stmt):
     """``for var in start..stop-1``; ``start`` and ``stop`` are evaluated once.
 
     A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
-    ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit.
+    ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit; or in
+    ``gathered`` lanes, where what its terms read is loaded and gathered for so many turns at once.
     ``threads`` of a grid that are side by side share its turns; what each has added up is put together.
     ``lanes`` of them, neighbours, take each turn together and have added up the same.
     """
@@ -210,6 +211,7 @@ class For(Stmt):
     sums: int = 1
     threads: int = 1
     lanes: int = 1
+    gathered: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import GroupExecutable, Schedule
-from scorch._src.backends.cpu import invoke, jit, launch, toolchain
+from scorch._src.backends.cpu import invoke, jit, launch, parallel, toolchain
 from scorch._src.backends.launcher import Launcher, address_of
 from scorch._src.backends.print.c import print_kernel
 from scorch._src.backends.print.scalar import print_scalar
@@ -71,14 +71,12 @@ class Compiled:
 
     source: str
     label: str
-    parallel_for: int
 
     def __init__(
         self, functions: Sequence[str], work: float, least_work: float, can_share: bool = True
     ) -> None:
         self.functions, self.work, self.least_work = functions, work, least_work
-        self.is_serial = not can_share or work < least_work
-        self.parallel_for = 0 if self.is_serial else invoke.parallel_runtime()
+        self.is_serial = not can_share or work < least_work * parallel.CHEAPEST
         self._has_failed = False
 
     @abstractmethod
@@ -87,7 +85,7 @@ class Compiled:
 
     @functools.cached_property
     def engine(self) -> Native:
-        build_together([self.source])
+        build_together([self.source] if self.is_serial else [self.source, *parallel.SOURCES])
         library = jit.load(self.source, self.label, lambda: print_scalar(self.loops()))
         return Native({name: library.address(name) for name in self.functions})
 
@@ -103,9 +101,14 @@ class Compiled:
             warn_not_compiled(error)
             return False
 
+    @functools.cached_property
+    def parallel_for(self) -> int:
+        """The address of the function that runs loops on threads; 0 for one thread."""
+        return 0 if self.is_serial else parallel.parallel_runtime()
+
     def workers(self) -> int:
         """Return how many threads a call uses now: as many as there is work for."""
-        return 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
+        return 1 if self.is_serial else parallel.threads_for(self.work, self.least_work)
 
     def out_of_memory(self, error: MemoryError) -> KernelError:
         """Return the error to raise when a builtin runs out of memory."""
@@ -128,7 +131,7 @@ class CpuExecutable(Compiled, Launcher):
         return [self.parallel_for, self.workers(), *self.sizes]
 
     def packed_header(self) -> bytes:
-        threads = 1 if self.is_serial else invoke.threads_for(self.work, self.least_work)
+        threads = 1 if self.is_serial else parallel.threads_for(self.work, self.least_work)
         header = self._headers.get(threads)
         if header is None:
             header = self._headers[threads] = launch.pack([self.parallel_for, threads, *self.sizes])

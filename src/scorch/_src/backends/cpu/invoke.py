@@ -15,14 +15,10 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from scorch._src.backends.cpu import jit, openmp
-from scorch.errors import CompilationError, CompilerNotFoundError
-from scorch.settings import applied, in_block
+from scorch._src.backends.cpu import jit
+from scorch.errors import CompilerNotFoundError
 
 _TRAMPOLINE = jit.read_source("trampoline.c")
 SOURCES = (_TRAMPOLINE,)
@@ -65,35 +61,6 @@ def make_caller() -> Caller:
             if _caller is None:
                 _caller = _trampoline() or _through_ctypes()
     return _caller
-
-
-@functools.cache
-def parallel_runtime() -> int:
-    """Return the address of torch's ``torch_parallel_for`` or its like; 0 where kernels run on one thread.
-
-    Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make
-    both slow, and ``torch.set_num_threads`` is obeyed for free.
-    """
-    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-        if hasattr(library, "torch_parallel_for"):  # from torch 2.10 on
-            return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
-        return openmp.parallel_for(library)
-    except (OSError, AttributeError, CompilationError):
-        return 0
-
-
-def threads_for(work: float, least: float) -> int:
-    """Return how many threads share ``work``, where two cost less than one from ``least`` on."""
-    threads = (in_block() or applied[0]).threads or torch.get_num_threads()
-    return max(1, min(threads, int(2 * work / least))) if least else threads
-
-
-def shared_by(work: int, each: int) -> tuple[int, int]:
-    """Return ``parallel_runtime``, and how many threads, at ``each`` of ``work`` or more, share it."""
-    parallel = parallel_runtime()
-    return parallel, threads_for(work, 2 * each) if parallel else 1
 
 
 def _trampoline() -> Caller | None:

@@ -11,7 +11,7 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
-from scorch._src.backends.print import totals
+from scorch._src.backends.print import gathers, totals
 from scorch._src.backends.print.expressions import (
     ATOM,
     ExpressionPrinter,
@@ -33,7 +33,7 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import assigned, loop_depth, walk, written
 from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.jam import renamed
-from scorch._src.loops.types import INT64, Type
+from scorch._src.loops.types import INT32, INT64, Type
 
 __all__ = ["print_kernel"]
 
@@ -62,6 +62,8 @@ def print_kernel(kernel: ir.Kernel) -> str:
     static += [totals.neighbours_helper(element, lanes) for element, lanes in paired]
     static += [totals.totals_helper(*joint) for joint in printer.joint]
     static += [in_lanes(*function) for function in printer.of_vectors]
+    static += [gathers.ANY_MEMORY] if printer.gathers else []
+    static += [gathers.helper(*function) for function in printer.gathers]
     parts += [*static, *bodies, "#ifdef __cplusplus\n}\n#endif"]
     return "\n\n".join(parts) + "\n"
 
@@ -86,6 +88,7 @@ class Printer:
         self.totals: dict[tuple[Type, int], None] = {}  # in the order of their definitions
         self.joint: dict[tuple[Type, int, int], None] = {}
         self.of_vectors: dict[tuple[str, Type, int], None] = {}
+        self.gathers: dict[tuple[str, Type, Type | None, int], None] = {}
 
     def needed(self) -> tuple[list[str], list[str]]:
         """Declarations of what is called from outside, and the helpers, each after those that it calls."""
@@ -179,6 +182,13 @@ class Scope(ExpressionPrinter):
             return self.use(f"{name}_{c_name(element)}")
         self.printer.of_vectors[name, element, lanes] = None
         return f"{name}_{self.vector(element, lanes)}"
+
+    def gather(self, kind: str, element: Type, index: Type | None, lanes: int) -> str:
+        """The name of a function that reads some lanes of a register, which is then declared."""
+        for part in (element, index or element, INT32 if element.bytes == 4 else INT64):
+            self.vector(part, lanes)
+        self.printer.gathers[kind, element, index, lanes] = None
+        return gathers.name_of(kind, element, index, lanes)
 
     def total(self, element: Type, lanes: int) -> str:
         """The name of the function that adds the lanes of a register."""
@@ -336,6 +346,10 @@ class Scope(ExpressionPrinter):
                 first, last = f"{first}, {hoisted} = {last}", hoisted
             else:  # the pragma wants a loop with one variable
                 before, last = [f"const {t} {hoisted} = {last};"], hoisted
+        if summed is not None and stmt.gathered:
+            gathered = gathers.print_gathered(self, stmt, summed, first, last)
+            if gathered is not None:
+                return ["{", *indent([*before, *gathered]), "}"]
         if summed is not None and stmt.sums <= ir.MAX_SUM_TURNS:
             return ["{", *indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
         if summed is not None:

@@ -100,10 +100,19 @@ static i64 take_turn(struct turns *turns, i64 first, i64 *passed) {
   for (; *passed < turns->shares; ++*passed) {
     const i64 share = (first + *passed) % turns->shares;
     const i64 begin = turns->count * share / turns->shares, end = turns->count * (share + 1) / turns->shares;
+    if (begin + __atomic_load_n(&turns->share[share].taken, __ATOMIC_RELAXED) >= end) continue;
     const i64 turn = begin + add_one(&turns->share[share].taken);
     if (turn < end) return turn;
   }
   return -1;
+}""",
+    "has_turns": """\
+static i64 has_turns(const struct turns *turns) {
+  for (i64 share = 0; share < turns->shares; share++) {
+    const i64 begin = turns->count * share / turns->shares, end = turns->count * (share + 1) / turns->shares;
+    if (begin + __atomic_load_n(&turns->share[share].taken, __ATOMIC_RELAXED) < end) return 1;
+  }
+  return 0;
 }""",
     "never": "static inline u8 never(i64 x) { (void)x; return 0; }",
     "from_bf16": """\

@@ -34,4 +34,4 @@ def without_vectors(node: SameNode) -> SameNode:
     node = with_children(node, without_vectors)
     if isinstance(node, Lanes | Tile | Total):
         return replace(node, lanes=1)
-    return replace(node, sums=1) if isinstance(node, For) else node
+    return replace(node, sums=1, gathered=0) if isinstance(node, For) else node

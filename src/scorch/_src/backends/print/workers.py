@@ -84,6 +84,7 @@ def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array,
         f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
         "  (void)end;",
         f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
+        f"  if (!{scope.use('has_turns')}(&closure->closure_turns)) return;",
         f"  work_{number}({', '.join(values)});",
         "}",
     ]

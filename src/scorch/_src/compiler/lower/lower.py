@@ -147,7 +147,8 @@ class Lowering:
         if driver.is_unique:
             last, fetch = prefetch(self.levels, loop, driver)
             body = ir.block(bind, fetch, moves, inside)
-            entries = ir.For(driver.position, begin, end, body, self._sums(loop))
+            gathered = self.plan.gathered if loop.depth == len(self.order) - 1 else 0
+            entries = ir.For(driver.position, begin, end, body, self._sums(loop), gathered=gathered)
             loops = ir.block(opening, last, side_by_side(self.plan, loop, entries))
         else:
             loops = ir.block(

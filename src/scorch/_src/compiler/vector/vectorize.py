@@ -32,6 +32,7 @@ LONG_ROW = 64  # entries from which on gathered vectors pay
 LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into its kernel
 JAMMED = (4, 3, 2)  # turns that run side by side, the first that divide a block
 SHORT_ROW = 4  # entries of a row below which they run one by one
+GATHERED = 8  # the most lanes of a gathered sum: more are empty too often
 LANES = 16  # the most lanes that compilers may make of a sum
 POLYNOMIAL = ("add", "sub", "mul", "neg")  # what vectors are computed by
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
@@ -41,7 +42,7 @@ def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str
     """``plan`` with its innermost loop in vector registers and factors taken out of sums, where possible."""
     if not plan.order or plan.step.reduction != "sum" or plan.is_grid:
         return plan
-    plan = replace(plan, sums=_parts(plan, operands))
+    plan = replace(plan, sums=_parts(plan, operands), gathered=_gathered(plan, operands))
     if not _is_plain(plan, operands):
         return plan
     vectors = _rows(plan, operands, sizes) or _sums(plan, operands, sizes)
@@ -63,6 +64,18 @@ def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     if rows and gathers and min(rows) < LONG_ROW:
         return 2
     return MAX_SUM_TURNS if not rows and _jumps(operands, x) else LANES
+
+
+def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> int:
+    """In how many lanes an innermost sum over stored entries gathers what dense operands have there."""
+    x, widest = plan.order[-1], target().gather_bytes
+    if not widest or not enabled("sums") or plan.element not in (FLOAT32, FLOAT64):
+        return 0
+    walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
+    gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
+    if len(walked) != 1 or not gathers:
+        return 0
+    return min(GATHERED, widest // max(plan.element.bytes, walked[0].index.bytes))
 
 
 def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:

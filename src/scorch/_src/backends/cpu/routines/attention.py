@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.routines.attention_blocks import Blocks
 from scorch._src.backends.cpu.routines.attention_source import CHUNK, ROWS, source
 from scorch._src.backends.launcher import address_of
@@ -42,7 +42,7 @@ def _shares(heads: Heads, blocks: Blocks) -> _Shares:
     """Split the blocks into shares of about the same cost."""
     costs = blocks.costs
     before = [0, *itertools.accumulate(costs[mask][-1] for mask in heads.masks)]
-    parallel, threads = invoke.shared_by(before[-1], MIN_PAIRS_PER_THREAD)
+    runtime, threads = parallel.shared_by(before[-1], MIN_PAIRS_PER_THREAD)
     bounds = [0]
     for thread in range(1, threads):
         wanted = before[-1] * thread // threads
@@ -50,7 +50,7 @@ def _shares(heads: Heads, blocks: Blocks) -> _Shares:
         block = bisect.bisect_left(costs[heads.masks[head]], wanted - before[head])
         bounds.append(head * blocks.count + block)
     inside = [thread for thread, at in enumerate(bounds) if at % blocks.count]
-    return _Shares(parallel, [*bounds, heads.count * blocks.count], inside)
+    return _Shares(runtime, [*bounds, heads.count * blocks.count], inside)
 
 
 def is_able(dtype: torch.dtype) -> bool:

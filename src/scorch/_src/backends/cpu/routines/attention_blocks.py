@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.routines.attention_source import ROWS
 from scorch._src.loops.types import LAST_INT32
 
@@ -62,11 +62,11 @@ def find_blocks(
     if not address or keys > LAST_INT32:
         return None
     each = -(-queries // ROWS)
-    parallel, threads = invoke.shared_by(crd.numel(), MIN_ENTRIES_PER_THREAD)
+    runtime, threads = parallel.shared_by(crd.numel(), MIN_ENTRIES_PER_THREAD)
     seen = torch.zeros(threads, keys, dtype=torch.int16, device="cpu")
     keys_seen = torch.empty(threads, keys, dtype=torch.int32, device="cpu")
     counted = torch.empty(matrices * each, 2, dtype=torch.int64, device="cpu")
-    args = (parallel, threads, matrices, queries, keys, pos.data_ptr(), crd.data_ptr(), seen.data_ptr())
+    args = (runtime, threads, matrices, queries, keys, pos.data_ptr(), crd.data_ptr(), seen.data_ptr())
     call = invoke.make_caller().call
     call(address, *args, keys_seen.data_ptr(), SINGLE_PAIR_COST, counted.data_ptr(), 0, 0, 0)
     begin = torch.zeros(matrices * each + 1, dtype=torch.int64, device="cpu")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler.target import target
 
@@ -39,11 +39,11 @@ def text_of(source: str, number: str, integer: str) -> str:
 
 def run(at: int, work: int, rows: int, arrays: Sequence[torch.Tensor | None], numbers: Sequence[int]) -> None:
     """Call the function at an address: ``arrays`` begin with pos and crd, ``numbers`` follow them."""
-    parallel, threads = invoke.shared_by(work, MIN_ELEMENTS_PER_THREAD)
+    runtime, threads = parallel.shared_by(work, MIN_ELEMENTS_PER_THREAD)
     places = [0 if array is None else address_of(array) for array in arrays]
-    invoke.make_caller().call(at, parallel, threads, rows, *places, *numbers)
+    invoke.make_caller().call(at, runtime, threads, rows, *places, *numbers)
 
 
 def max_threads() -> int:
     """Return how many threads ``run`` may use, for memory that each has for itself."""
-    return invoke.shared_by(1 << 62, 1)[1]
+    return parallel.shared_by(1 << 62, 1)[1]

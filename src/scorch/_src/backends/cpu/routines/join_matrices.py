@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.launch import BITS, MAX_SLOTS, builtins, pack, slot_descriptor
 from scorch._src.events import emits
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
@@ -44,7 +44,7 @@ def _run(
     functions, address = builtins(), jit.function_address(SOURCE, "matrices put together", name)
     if 4 * count + 12 > MAX_SLOTS or bytes not in BITS or functions is None or not address:
         return None
-    threads = invoke.shared_by(rows + entries, MIN_ENTRIES_PER_THREAD[what])
+    threads = parallel.shared_by(rows + entries, MIN_ENTRIES_PER_THREAD[what])
     first = pack([*threads, count, rows, entries, bytes, *sizes])
     element = _ELEMENTS.get(dtype)
     descriptor = slot_descriptor(rows, _INDEX[index], element or BITS[bytes], 1, range(2, 3 * count, 3))

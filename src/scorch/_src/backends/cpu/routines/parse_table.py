@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
@@ -40,13 +40,13 @@ def parse_table(
     count, read = functions
     text = np.frombuffer(data, dtype=np.uint8)
     address = text.ctypes.data
-    parallel, threads = invoke.shared_by(len(data) - begin, MIN_BYTES_PER_THREAD)
+    runtime, threads = parallel.shared_by(len(data) - begin, MIN_BYTES_PER_THREAD)
     first = np.zeros(threads, np.int64)
     narrow = all(size <= LAST_INT32 for size in sizes)
     limits = np.array(sizes, np.int64)
     call = invoke.make_caller().call
     for exact in (0, 1):  # lines without anything are rare: they are looked for once one is seen
-        common = (parallel, threads, address + begin, address + len(data), first.ctypes.data, exact)
+        common = (runtime, threads, address + begin, address + len(data), first.ctypes.data, exact)
         rows = call(count, *common)
         places = np.empty((len(sizes), rows), np.int32 if narrow else np.int64)
         values = np.empty((rows, parts), np.int64 if whole else np.float64)

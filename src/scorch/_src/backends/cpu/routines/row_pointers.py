@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.launch import builtins, pack, result_descriptor, slot_descriptor
 from scorch._src.events import emits
 from scorch._src.loops.types import INT32, INT64
@@ -37,7 +37,7 @@ def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 def _header(rows: int, entries: int) -> bytes:
     """Pack the arguments of the functions before the arrays."""
-    return pack([*invoke.shared_by(rows + entries, MIN_ENTRIES_PER_THREAD), rows, entries])
+    return pack([*parallel.shared_by(rows + entries, MIN_ENTRIES_PER_THREAD), rows, entries])
 
 
 def _address(what: str, dtype: torch.dtype) -> int:

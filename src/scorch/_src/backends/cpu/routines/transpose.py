@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scorch._src.backends.cpu import invoke, jit
+from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.launch import BITS, builtins, pack, result_descriptor
 
 MIN_ELEMENTS = 1 << 13  # from which on it pays to copy them here
@@ -40,7 +40,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     address, functions = jit.function_address(SOURCE, what, name), builtins()
     if not address or functions is None:
         return wanted.contiguous()
-    header = pack([*invoke.shared_by(tensor.numel(), MIN_ELEMENTS_PER_THREAD), *transposed])
+    header = pack([*parallel.shared_by(tensor.numel(), MIN_ELEMENTS_PER_THREAD), *transposed])
     descriptor = result_descriptor(BITS[size], tuple(wanted.shape), zero=False)
     return functions.fill(address, header, descriptor, None, tensor.detach()).view(tensor.dtype)
 

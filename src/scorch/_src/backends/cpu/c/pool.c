@@ -1,0 +1,199 @@
+/* Loops on torch's threads while the machine is quiet, and on threads of our own while it is not.
+ *
+ * torch's loops end when every thread has reported, also one that got no core to run on: beside other processes
+ * the caller waits milliseconds for a thread that did nothing. So the time from the end of the caller's part to
+ * that of the loop is watched. While it is long, the caller takes all parts that nobody else has begun, and waits
+ * only for those that somebody has; if that takes long as well, fewer threads are asked, in the end none.
+ */
+typedef long long i64;
+typedef void (*body_t)(i64, i64, void *);
+typedef int (*loop_t)(i64, i64, i64, body_t, void *);
+
+static loop_t torch_loop;
+i64 scorch_busy_until; /* of the clock that Python calls monotonic */
+
+#ifdef _WIN32
+int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
+    return torch_loop(begin, end, grain, body, context);
+}
+void scorch_forget_threads(void) {}
+#else
+
+enum { MOST_THREADS = 256, OPAQUE = 256 };
+enum { LATE = 100000, FIRST_WAIT = 20000000, LAST_WAIT = 1000000000 }; /* nanoseconds */
+#ifdef __APPLE__
+enum { MONOTONIC = 6, SETMASK = 3 };
+#else
+enum { MONOTONIC = 1, SETMASK = 2 };
+#endif
+
+int clock_gettime(int, void *);
+int pthread_create(void *, const void *, void *(*)(void *), void *);
+int pthread_detach(void *);
+int pthread_mutex_init(void *, const void *);
+int pthread_mutex_lock(void *);
+int pthread_mutex_trylock(void *);
+int pthread_mutex_unlock(void *);
+int pthread_cond_init(void *, const void *);
+int pthread_cond_wait(void *, void *);
+int pthread_cond_broadcast(void *);
+int pthread_sigmask(int, const void *, void *);
+int sigfillset(void *);
+
+typedef struct { char bytes[OPAQUE] __attribute__((aligned(64))); } opaque;
+
+static struct {
+    opaque used, lock, begun, left; /* one loop at a time; what follows; a loop begins; all threads have left it */
+    int is_ready, threads;
+    i64 number, end, inside, most;
+    body_t body;
+    void *context;
+    i64 next __attribute__((aligned(64)));
+} pool;
+
+static i64 next_wait = FIRST_WAIT, own_threads = MOST_THREADS;
+
+static i64 now(void) {
+    long time[2];
+    clock_gettime(MONOTONIC, time);
+    return (i64)time[0] * 1000000000 + time[1];
+}
+
+static void run_parts(body_t body, void *context, i64 end) {
+    i64 part;
+    while ((part = __atomic_fetch_add(&pool.next, 1, __ATOMIC_RELAXED)) < end) body(part, part + 1, context);
+}
+
+static void *serve(void *unused) {
+    i64 seen = 0;
+    (void)unused;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (seen == pool.number || __atomic_load_n(&pool.next, __ATOMIC_RELAXED) >= pool.end ||
+               pool.inside >= pool.most)
+            pthread_cond_wait(&pool.begun, &pool.lock);
+        seen = pool.number;
+        pool.inside++;
+        body_t body = pool.body;
+        void *context = pool.context;
+        i64 end = pool.end;
+        pthread_mutex_unlock(&pool.lock);
+        run_parts(body, context, end);
+        pthread_mutex_lock(&pool.lock);
+        if (!--pool.inside) pthread_cond_broadcast(&pool.left);
+    }
+    return 0;
+}
+
+static void start(i64 wanted) {
+    opaque thread, blocked, before;
+    if (!pool.is_ready) {
+        pthread_mutex_init(&pool.lock, 0);
+        pthread_cond_init(&pool.begun, 0);
+        pthread_cond_init(&pool.left, 0);
+        pool.is_ready = 1;
+    }
+    if (wanted > MOST_THREADS) wanted = MOST_THREADS;
+    if (pool.threads >= wanted) return;
+    sigfillset(&blocked); /* signals are for the threads of the program */
+    pthread_sigmask(SETMASK, &blocked, &before);
+    while (pool.threads < wanted && !pthread_create(&thread, 0, serve, 0)) {
+        pthread_detach(*(void **)&thread);
+        pool.threads++;
+    }
+    pthread_sigmask(SETMASK, &before, 0);
+}
+
+static void run_here(i64 begin, i64 end, body_t body, void *context) {
+    for (i64 part = begin; part < end; part++) body(part, part + 1, context);
+}
+
+static int is_late(i64 started, i64 done, i64 ended) {
+    return ended - done > LATE && 2 * (ended - done) > done - started;
+}
+
+static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
+    i64 started = now(), done, threads = __atomic_load_n(&own_threads, __ATOMIC_RELAXED);
+    if (threads > end - begin) threads = end - begin;
+    if (threads < 2 || pthread_mutex_trylock(&pool.used)) {
+        run_here(begin, end, body, context);
+        return;
+    }
+    start(threads - 1);
+    pthread_mutex_lock(&pool.lock);
+    pool.body = body;
+    pool.context = context;
+    pool.end = end;
+    pool.most = threads - 1;
+    pool.number++;
+    __atomic_store_n(&pool.next, begin, __ATOMIC_RELAXED);
+    pthread_cond_broadcast(&pool.begun);
+    pthread_mutex_unlock(&pool.lock);
+    run_parts(body, context, end);
+    done = now();
+    pthread_mutex_lock(&pool.lock);
+    while (pool.inside) pthread_cond_wait(&pool.left, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+    pthread_mutex_unlock(&pool.used);
+    if (is_late(started, done, now())) __atomic_store_n(&own_threads, threads / 2, __ATOMIC_RELAXED);
+}
+
+typedef struct { body_t body; void *context; i64 first, done; } watched;
+
+static void run_watched(i64 begin, i64 end, void *given) {
+    watched *watch = given;
+    watch->body(begin, end, watch->context);
+    if (begin == watch->first) watch->done = now();
+}
+
+int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
+    watched watch = {body, context, begin, 0};
+    i64 started = now();
+    if (started < __atomic_load_n(&scorch_busy_until, __ATOMIC_RELAXED)) {
+        run_on_own(begin, end, body, context);
+        return 0;
+    }
+    int status = torch_loop(begin, end, grain, run_watched, &watch);
+    if (watch.done && is_late(started, watch.done, now())) {
+        i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
+        __atomic_store_n(&scorch_busy_until, now() + wait, __ATOMIC_RELAXED);
+        __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
+    } else {
+        __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
+        __atomic_store_n(&own_threads, MOST_THREADS, __ATOMIC_RELAXED);
+    }
+    return status;
+}
+
+/* After a fork: the child has none of the threads, and locks may be held by those. */
+void scorch_forget_threads(void) {
+    pthread_mutex_init(&pool.used, 0);
+    pool.is_ready = pool.threads = 0;
+    pool.number = pool.end = pool.inside = 0;
+}
+#endif
+
+static void no_part(i64 begin, i64 end, void *context) { (void)begin, (void)end, (void)context; }
+
+void scorch_set_torch_loop(loop_t loop) {
+    torch_loop = loop;
+    scorch_forget_threads();
+}
+
+/* The shortest of ``times`` loops of ``threads`` parts that do nothing, in nanoseconds. */
+i64 scorch_time_of_loop(i64 threads, i64 times) {
+#ifdef _WIN32
+    (void)threads, (void)times;
+    return 0;
+#else
+    i64 best = -1;
+    while (times-- > 0) {
+        i64 begin = now(), took;
+        torch_loop(0, threads, 1, no_part, 0);
+        took = now() - begin;
+        if (best < 0 || took < best) best = took;
+        if (took > 1000000) break;
+    }
+    return best;
+#endif
+}

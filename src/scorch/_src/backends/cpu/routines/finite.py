@@ -1,0 +1,35 @@
+"""Find out whether all of many numbers are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from scorch._src.backends.cpu import invoke, jit, parallel
+from scorch._src.backends.launcher import address_of
+from scorch._src.compiler.target import target
+
+SOURCE = jit.read_source("finite.c").replace("$VECTOR", str(target().vector_bytes))
+
+MIN_NUMBERS_PER_THREAD = 1 << 17
+
+
+def are_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
+    """Check that all numbers in arrays are finite; None where only torch can read them."""
+    for array in arrays:
+        at = _address(array.dtype)
+        if not at or not array.is_contiguous() or array.is_neg():
+            return None
+        shared = parallel.shared_by(array.numel(), MIN_NUMBERS_PER_THREAD)
+        if not invoke.make_caller().call(at, *shared, array.numel(), address_of(array)):
+            return False
+    return True
+
+
+def _address(dtype: torch.dtype) -> int:
+    if dtype not in (torch.float32, torch.float64):
+        return 0
+    return jit.function_address(
+        SOURCE, "the search for numbers that are not finite", f"scorch_finite_f{8 * dtype.itemsize}"
+    )

@@ -1,0 +1,231 @@
+"""Print sums of gathered terms (``nodes.For.gathered``): several entries at once, a mask for those left over.
+
+    f32x8 acc_lanes = {0};
+    for (; p + 7 < p_stop; p += 8) {
+      const i32x8 at_0 = *(const i32x8_at *)(A2_crd + p);
+      f32x8 got_1;
+      gather_f32x8_i32(&got_1, B_vals, at_0, 8);
+      acc_lanes += *(const f32x8_at *)(A_vals + p) * got_1;
+    }
+    if (p < p_stop) ...  // the same, with loads that read nothing beyond the row
+    acc += total_f32x8(acc_lanes);
+
+A row takes as many turns as it fills registers, most rows one: what a scalar loop loses on rows of few
+entries is the jump out of it, which processors foresee badly. Loads under a mask, and gathers, are
+instructions of AVX-512 or AVX2, in assembly as each compiler has other names for them; elsewhere loops.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scorch._src.backends.print.expressions import PRECEDENCE, c_name, indent, safe_name
+from scorch._src.backends.print.lanes import stride
+from scorch._src.backends.print.totals import in_memory, vector_name
+from scorch._src.loops import nodes as ir
+from scorch._src.loops.analysis import substitute, walk
+from scorch._src.loops.simplify import simplify
+from scorch._src.loops.types import INT32, INT64, Type
+
+if TYPE_CHECKING:
+    from scorch._src.backends.print.c import Scope
+
+ANY_MEMORY = "struct any_memory { char bytes[1 << 20]; };"  # what an instruction may read
+_LETTERS = {4: "d", 8: "q"}
+_MOVES = {("float", 4): "vmovups", ("float", 8): "vmovupd", ("int", 4): "vmovdqu32", ("int", 8): "vmovdqu64"}
+_MASKED = {
+    ("float", 4): "vmaskmovps",
+    ("float", 8): "vmaskmovpd",
+    ("int", 4): "vpmaskmovd",
+    ("int", 8): "vpmaskmovq",
+}
+
+
+def print_gathered(scope: Scope, stmt: ir.For, summed: ir.Var, first: str, last: str) -> list[str] | None:
+    """Print a loop that adds to ``summed``; None where its terms cannot be gathered."""
+    *declared, final = stmt.body.body if isinstance(stmt.body, ir.Block) else (stmt.body,)
+    assert isinstance(final, ir.Assign) and isinstance(final.value, ir.Binary)
+    known: dict[str, ir.Expr] = {}
+    for declare in declared:
+        assert isinstance(declare, ir.Declare)
+        known[declare.var.name] = substitute(declare.value, known)
+    term = substitute(final.value.b, known)
+    if not _Terms.can_print(term, stmt.var, summed.type):
+        return None
+    lanes, name = stmt.gathered, safe_name(stmt.var.name)
+    vector, sums = scope.vector(summed.type, lanes), scope.fresh(f"{summed.name}_lanes")
+    left = scope.fresh(f"{stmt.var.name}_left")
+    some = _Terms(scope, stmt, summed.type, left)
+    kept, rest = scope.fresh("kept"), some.text(term)
+    some.keep(kept)
+    whole = _Terms(scope, stmt, summed.type, None)
+    added = whole.text(term)
+    return [
+        f"{first};",
+        f"{vector} {sums} = {{0}};",
+        f"for (; {name} + {lanes - 1} < {last}; {name} += {lanes}) {{",
+        *indent([*whole.setup, f"{sums} += {added};"]),
+        "}",
+        f"if ({name} < {last}) {{",
+        f"  const i64 {left} = {last} - {name};",
+        *indent([*some.setup, f"{vector} {kept} = {rest};", *some.after, f"{sums} += {kept};"]),
+        "}",
+        f"{safe_name(summed.name)} += {scope.total(summed.type, lanes)}({sums});",
+    ]
+
+
+class _Terms:
+    """Prints a term for all lanes of a register, or for the first ``left`` of them."""
+
+    def __init__(self, scope: Scope, stmt: ir.For, element: Type, left: str | None) -> None:
+        self.scope, self.var, self.lanes, self.element = scope, stmt.var, stmt.gathered, element
+        self.left = left
+        self.setup: list[str] = []
+        self.after: list[str] = []
+        self.loaded: dict[ir.Expr, str] = {}
+
+    @staticmethod
+    def can_print(term: ir.Expr, var: ir.Var, element: Type) -> bool:
+        """Check that a term is sums and products of loads of ``element``, and that some are gathered."""
+        gathered = False
+        for node in walk(term):
+            match node:
+                case ir.Load(array, index) if var in walk(index):
+                    picked = _picked(index, var)
+                    gathered = gathered or picked is not None
+                    is_index = array.element in (INT32, INT64)
+                    if array.element != element and not is_index:
+                        return False
+                    if picked is None and stride(index, var) != 1:
+                        return False
+                case ir.Binary(op) if (
+                    var in walk(node) and node.type == element and op not in ("+", "-", "*")
+                ):
+                    return False
+                case ir.Unary(op) if var in walk(node) and op != "-":
+                    return False
+                case ir.Select() | ir.Call() | ir.Total():
+                    return False
+                case ir.Cast() if var in walk(node) and node.type == element:
+                    return False
+        return gathered
+
+    def text(self, value: ir.Expr) -> str:
+        """``value`` in the lanes of a register."""
+        if self.var not in walk(value):
+            return self.scope.expr(value, PRECEDENCE["*"] + 1)
+        match value:
+            case ir.Load(array, index):
+                return self.load(value, array, index)
+            case ir.Unary("-", x, _):
+                return f"(-{self.text(x)})"
+            case ir.Binary(op, a, b, _):
+                return f"({self.text(a)} {op} {self.text(b)})"
+        raise AssertionError(f"{value!r} in lanes")
+
+    def load(self, value: ir.Expr, array: ir.Array, index: ir.Expr) -> str:
+        if value in self.loaded:
+            return self.loaded[value]
+        picked = _picked(index, self.var)
+        name = self.loaded[value] = self.scope.fresh(f"got_{len(self.loaded)}")
+        vector = self.scope.vector(array.element, self.lanes)
+        if picked is None:
+            place = self.scope.address(array, index)
+            if self.left is None:
+                self.setup.append(
+                    f"const {vector} {name} = *({in_memory(array.element, self.lanes)} *)({place});"
+                )
+            else:
+                function = self.scope.gather("load", array.element, None, self.lanes)
+                self.setup.append(f"{vector} {name};")
+                self.setup.append(f"{function}(&{name}, {place}, {self.left});")
+            return name
+        entry, base = picked
+        at = self.load(entry, entry.array, entry.index)
+        function = self.scope.gather("gather", array.element, entry.array.element, self.lanes)
+        count = str(self.lanes) if self.left is None else self.left
+        self.setup.append(f"{vector} {name};")
+        self.setup.append(f"{function}(&{name}, {self.scope.address(array, base)}, {at}, {count});")
+        return name
+
+    def keep(self, name: str) -> None:
+        """Clear the lanes beyond those left."""
+        function = self.scope.gather("keep", self.element, None, self.lanes)
+        self.after.append(f"{function}(&{name}, {self.left});")
+
+
+def _picked(index: ir.Expr, var: ir.Var) -> tuple[ir.Load, ir.Expr] | None:
+    """The stored coordinate that ``index`` is, and what is the same for all added to it."""
+    match index:
+        case ir.Load(array, inner) if array.element in (INT32, INT64) and stride(inner, var) == 1:
+            return index, ir.Const(0)
+        case ir.Cast(x, t) if t == INT64:
+            return _picked(x, var)
+        case ir.Binary("+", a, b, _):
+            for part, other in ((a, b), (b, a)):
+                found = _picked(part, var)
+                if found is not None and var not in walk(other):
+                    return found[0], simplify(found[1] + other)
+    return None
+
+
+def name_of(kind: str, element: Type, index: Type | None, lanes: int) -> str:
+    suffix = "" if index is None else f"_{c_name(index)}"
+    return f"{kind}_{vector_name(element, lanes)}{suffix}"
+
+
+def helper(kind: str, element: Type, index: Type | None, lanes: int) -> str:
+    """The text of a function that loads, gathers or keeps the first ``left`` lanes of a register."""
+    vector, scalar, bits = vector_name(element, lanes), c_name(element), 8 * element.bytes
+    given = {
+        "load": f"{vector} *to, const {scalar} *from, i64 left",
+        "gather": f"{vector} *to, const {scalar} *from, {vector_name(index or element, lanes)} at, i64 left",
+        "keep": f"{vector} *to, i64 left",
+    }[kind]
+    one = {"load": "from[lane]", "gather": "from[at[lane]]", "keep": "(*to)[lane]"}[kind]
+    wide, narrow = _instructions(kind, element, index, lanes)
+    mask = f"i{bits}"
+    numbers = ", ".join(["-1"] * lanes + ["0"] * lanes)
+    return "\n".join(
+        [
+            f"static inline void {name_of(kind, element, index, lanes)}({given}) {{",
+            f"  {vector} lanes = {{0}};" if kind != "keep" else f"  {vector} lanes = *to;",
+            "#if defined(__AVX512VL__) && defined(__AVX512DQ__)",
+            "  u16 mask = (u16)((1u << left) - 1);",
+            f"  {wide}",
+            "#elif defined(__AVX2__)",
+            f"  static const {mask} masks[{2 * lanes}] = {{{numbers}}};",
+            f"  {mask}x{lanes} mask = *({mask}x{lanes}_at *)(masks + {lanes} - left);",
+            f"  {narrow}",
+            "#else",
+            f"  for (i64 lane = 0; lane < {lanes}; lane++) lanes[lane] = lane < left ? {one} : 0;",
+            "#endif",
+            "  *to = lanes;",
+            "}",
+        ]
+    )
+
+
+def _instructions(kind: str, element: Type, index: Type | None, lanes: int) -> tuple[str, str]:
+    """The instructions of AVX-512 and of AVX2."""
+    of = (element.kind, element.bytes)
+    reads = '"m"(*(const struct any_memory *)from)'
+    if kind == "keep":
+        move = "vmovaps" if element.bytes == 4 else "vmovapd"
+        wide = f'__asm__("{move} %0, %0%{{%1%}}%{{z%}}" : "+v"(lanes) : "Yk"(mask));'
+        vector, integers = vector_name(element, lanes), f"i{8 * element.bytes}x{lanes}"
+        return wide, f"lanes = ({vector})(({integers})lanes & mask);"
+    if kind == "load":
+        wide = (
+            f'__asm__("{_MOVES[of]} (%1), %0%{{%2%}}%{{z%}}" : "=v"(lanes) : "r"(from), "Yk"(mask), {reads});'
+        )
+        narrow = f'__asm__("{_MASKED[of]} (%1), %2, %0" : "=x"(lanes) : "r"(from), "x"(mask), {reads});'
+        return wide, narrow
+    assert index is not None
+    name = f"vgather{_LETTERS[index.bytes]}p{'s' if element.bytes == 4 else 'd'}"
+    place = f"(%2,%3,{element.bytes})"
+    wide = (
+        f'__asm__("{name} {place}, %0%{{%1%}}" : "+&v"(lanes), "+&Yk"(mask) : "r"(from), "v"(at), {reads});'
+    )
+    narrow = f'__asm__("{name} %1, {place}, %0" : "+&x"(lanes), "+&x"(mask) : "r"(from), "x"(at), {reads});'
+    return wide, narrow

@@ -1,0 +1,91 @@
+"""Sums over stored entries that gather what dense operands have there, in lanes with a mask at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import scorch
+from scorch._src.compiler import target
+from scorch._src.engine import schedules
+
+MACHINES = {
+    "32 bytes": target.Target("", 32, 16, 4, 1 << 20, 8 << 20, 32),
+    "64 bytes": target.Target("", 64, 32, 4, 1 << 20, 8 << 20, 64),
+}
+# Rows of no entries, of one, of whole registers, of some left over.
+LENGTHS = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 40)
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[target.Target]:
+    """Kernels planned for registers that gather; where there are none, loops stand for the instructions."""
+    machine = MACHINES[request.param]
+    monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
+    schedules.forget()
+    yield machine
+    schedules.forget()
+
+
+def matrix(dtype: torch.dtype, index: torch.dtype) -> tuple[scorch.SparseTensor, torch.Tensor]:
+    dense = torch.zeros(len(LENGTHS), 48, dtype=dtype)
+    for row, length in enumerate(LENGTHS):
+        dense[row, torch.randperm(48)[:length]] = torch.randn(length, dtype=dtype)
+    rows = torch.sparse_csr_tensor(*(part.to(index) for part in _csr(dense)), dense[dense != 0], dense.shape)
+    return scorch.from_torch(rows), dense
+
+
+def _csr(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    stored = dense != 0
+    return torch.cat([torch.zeros(1, dtype=torch.int64), stored.sum(1).cumsum(0)]), stored.nonzero()[:, 1]
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sums_are_those_of_dense_tensors(dtype: torch.dtype, index: torch.dtype) -> None:
+    torch.manual_seed(0)
+    S, dense = matrix(dtype, index)
+    x, y = torch.randn(48, dtype=dtype), torch.randn(48, dtype=dtype)
+    calls = {
+        "R[i] = A[i,j] * x[j]": dense @ x,
+        "R[i] = A[i,j] * x[j] * y[j]": dense @ (x * y),
+        "R[i] = A[i,j] * (x[j] - y[j])": dense @ (x - y),
+        "R[i] = 3 * A[i,j] * x[j]": 3 * (dense @ x),
+        "R[i] = -A[i,j] * x[j]": -(dense @ x),
+    }
+    for text, expected in calls.items():
+        used = {name: value for name, value in (("x", x), ("y", y)) if f"{name}[" in text}
+        assert "gather_" in scorch.explain(text, A=S, **used).source, text
+        torch.testing.assert_close(scorch.evaluate(text, A=S, **used), expected)
+    torch.testing.assert_close(S @ x[:, None], dense @ x[:, None])
+
+
+@pytest.mark.usefixtures("machine")
+def test_lanes_beyond_a_row_count_nothing() -> None:
+    """A factor that is not finite must not meet lanes that stand for no entry."""
+    S, dense = matrix(torch.float32, torch.int32)
+    x = torch.ones(48)
+    found = scorch.evaluate("R[i] = A[i,j] * x[j] * s", A=S, x=x, s=torch.tensor(torch.inf))
+    rows = dense.sum(1) * torch.inf
+    assert torch.equal(found[1:], torch.where(rows[1:].isnan(), found[1:], rows[1:]))
+    assert found[0] == 0 or found[0].isnan()
+
+
+def test_what_is_stored_beyond_a_row_is_not_read(machine: target.Target) -> None:
+    """The last row of a matrix may end where memory does."""
+    S, dense = matrix(torch.float64, torch.int32)
+    source = scorch.explain("ij,j->i", S, torch.ones(48, dtype=torch.float64)).source
+    assert f"load_f64x{machine.gather_bytes // 8}" in source
+    torch.testing.assert_close(S @ torch.ones(48, dtype=torch.float64), dense.sum(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "lanes"), [("x86-64-v2", 0), ("x86-64-v3", 8), ("x86-64-v4", 8), ("aarch64", 0)]
+)
+def test_processors_that_gather(monkeypatch: pytest.MonkeyPatch, name: str, lanes: int) -> None:
+    monkeypatch.setenv("SCORCH_TARGET", name)
+    found = target.host_target.__wrapped__()
+    assert min(8, found.gather_bytes // 4) == lanes

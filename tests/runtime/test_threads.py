@@ -1,0 +1,102 @@
+"""Loops that threads share: on torch's while all of them run, on our own while some get no core."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import scorch
+from scorch._src.backends.cpu import jit, parallel
+from scorch._src.backends.cpu.invoke import make_caller
+
+LOOPS = """
+typedef long long i64;
+typedef void (*body_t)(i64, i64, void *);
+typedef int (*loop_t)(i64, i64, i64, body_t, void *);
+int usleep(unsigned);
+static void count(i64 begin, i64 end, void *context) {
+    for (i64 part = begin; part < end; part++) __atomic_fetch_add((i64 *)context + part, 1, 5);
+}
+static void linger(i64 begin, i64 end, void *context) {
+    count(begin, end, context);
+    if (begin) usleep(5000);
+}
+i64 count_parts(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, count, (void *)args[2]); }
+i64 wait_for_one(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, linger, (void *)args[2]); }
+"""
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    parallel.busy_until().value = 0
+    yield
+    parallel.busy_until().value = 0
+    torch.set_num_threads(before)
+
+
+def counted(name: str, parts: int = 2) -> list[int]:
+    """How often each part of a loop was run."""
+    times = torch.zeros(parts, dtype=torch.int64)
+    make_caller().call(jit.load(LOOPS).address(name), parallel.parallel_runtime(), parts, times.data_ptr())
+    return times.tolist()
+
+
+def be_busy() -> None:
+    parallel.busy_until().value = time.monotonic_ns() + 10**12
+
+
+def test_a_thread_that_is_late_makes_the_machine_busy() -> None:
+    start = time.monotonic_ns()
+    assert counted("wait_for_one") == [1, 1]
+    assert parallel.busy_until().value > start
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 300])
+def test_every_part_runs_once_on_own_threads(parts: int) -> None:
+    be_busy()
+    for _ in range(50):
+        assert counted("count_parts", parts) == [1] * parts
+
+
+def test_own_threads_that_are_late_are_asked_no_more() -> None:
+    be_busy()
+    for _ in range(4):
+        assert counted("wait_for_one", 8) == [1] * 8
+    assert counted("count_parts", 8) == [1] * 8
+
+
+def test_kernels_agree_on_a_busy_machine() -> None:
+    A = scorch.from_torch(torch.rand(400, 300).masked_fill(torch.rand(400, 300) < 0.8, 0.0), format="csr")
+    X = torch.rand(300, 40)
+    with scorch.settings(threads=2):
+        quiet = A @ X
+        be_busy()
+        assert torch.equal(A @ X, quiet)
+        assert torch.equal((A @ A.T).to_dense(), (A @ A.T).to_dense())
+
+
+def test_little_work_stays_on_one_thread_of_a_busy_machine() -> None:
+    least = 1000.0
+    enough = least * parallel.relative_cost(2)
+    assert parallel.threads_for(0.9 * enough, least) == 1
+    assert parallel.threads_for(enough, least) == 2
+    be_busy()
+    assert parallel.threads_for(enough, least) == 1
+    assert parallel.threads_for(parallel.BUSY_FACTOR * enough, least) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_own_threads_after_a_fork() -> None:
+    be_busy()
+    assert counted("count_parts", 4) == [1] * 4
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if counted("count_parts", 4) == [1] * 4 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert counted("count_parts", 4) == [1] * 4
