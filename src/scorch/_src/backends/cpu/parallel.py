@@ -23,10 +23,10 @@ from scorch.settings import applied, in_block
 _POOL = jit.read_source("pool.c")
 SOURCES = (_POOL,)
 
-USUAL_NANOSECONDS = 15_000  # of a loop that does nothing, where the least work for two threads holds as it is
+USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is
 TIMED_LOOPS = 40  # of which the shortest counts
 BUSY_FACTOR = 8  # times as much work where threads wait for cores
-CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
+CHEAPEST, DEAREST = 0.1, 8.0  # bounds of the ratio to the usual cost
 
 
 @functools.cache

@@ -20,6 +20,7 @@ void scorch_forget_threads(void) {}
 #else
 
 enum { MOST_THREADS = 256, OPAQUE = 256 };
+enum { ENOUGH = 2 }; /* loops in a row that were late: the first with more threads starts them */
 enum { LATE = 100000, FIRST_WAIT = 20000000, LAST_WAIT = 1000000000 }; /* nanoseconds */
 #ifdef __APPLE__
 enum { MONOTONIC = 6, SETMASK = 3 };
@@ -51,7 +52,7 @@ static struct {
     i64 next __attribute__((aligned(64)));
 } pool;
 
-static i64 next_wait = FIRST_WAIT, own_threads = MOST_THREADS;
+static i64 next_wait = FIRST_WAIT, own_threads = MOST_THREADS, late_loops;
 
 static i64 now(void) {
     long time[2];
@@ -155,10 +156,12 @@ int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *contex
     }
     int status = torch_loop(begin, end, grain, run_watched, &watch);
     if (watch.done && is_late(started, watch.done, now())) {
+        if (__atomic_add_fetch(&late_loops, 1, __ATOMIC_RELAXED) < ENOUGH) return status;
         i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
         __atomic_store_n(&scorch_busy_until, now() + wait, __ATOMIC_RELAXED);
         __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
     } else {
+        __atomic_store_n(&late_loops, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
         __atomic_store_n(&own_threads, MOST_THREADS, __ATOMIC_RELAXED);
     }
