@@ -101,3 +101,29 @@ def test_own_threads_after_a_fork() -> None:
         os._exit(0 if counted("count_parts", 4) == [1] * 4 else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert counted("count_parts", 4) == [1] * 4
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_add_to_copies_of_a_result(threads: int) -> None:
+    """Each chunk of rows adds to a copy of the result, and the copies are added in order."""
+    dense = torch.randn(900, 40, dtype=torch.float64) * (torch.rand(900, 40) < 0.3)
+    A, X = scorch.from_torch(dense, format="csr"), torch.randn(900, 9, dtype=torch.float64)
+    T = torch.randn(60, 9, 11, dtype=torch.float64) * (torch.rand(60, 9, 11) < 0.5)
+    with scorch.settings(threads=threads):
+        assert "copies" in scorch.explain("ij,ik->jk", A, X, format="dense").source
+        products = scorch.einsum("ij,ik->jk", A, X, format="dense")
+        factors = scorch.einsum("ijk,ir->kr", scorch.from_torch(T, format="csf"), X[:60], format="dense")
+        assert torch.equal(products, scorch.einsum("ij,ik->jk", A, X, format="dense"))
+    torch.testing.assert_close(products, dense.T @ X)
+    torch.testing.assert_close(factors, torch.einsum("ijk,ir->kr", T, X[:60]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("shape", [(900, 40), (40, 900), (1, 50), (50, 1), (0, 3)])
+def test_threads_count_and_place_entries_of_other_rows(threads: int, shape: tuple[int, int]) -> None:
+    dense = torch.randn(shape) * (torch.rand(shape) < 0.3)
+    A = scorch.from_torch(dense, format="csr")
+    with scorch.settings(threads=threads):
+        columns = A.to_format("csc")
+    assert torch.equal(columns.to_dense(), dense)
+    assert torch.equal(columns.row_indices().long(), dense.T.nonzero()[:, 1])

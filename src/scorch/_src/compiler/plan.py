@@ -209,7 +209,8 @@ class Plan:
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it; ``is_grid``: every turn of it has a thread of its own.
-    ``adds``: turns add to places of the result that they share, atomically.
+    ``adds``: turns add to places of the result that they share, atomically; ``is_private``: chunks of turns
+    add to copies of the result, one for each, which are summed at the end.
     ``sums``: in how many parts an innermost sum is added; ``gathered``: in how many lanes (``nodes.For``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
     the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
@@ -239,6 +240,7 @@ class Plan:
     parallel: bool = False
     is_grid: bool = False
     adds: bool = False
+    is_private: bool = False
     balance: tuple[str, int] | None = None
     skip_zeros: bool = False
     searched: frozenset[tuple[Access, int]] = frozenset()

@@ -34,6 +34,11 @@ class Collector:
         self.uses = plan.result_uses
         self.values = ir.Array(f"{self.name}_vals", plan.element)
 
+    @property
+    def copied(self) -> ir.Expr:
+        """How many rows, or places, of the result each chunk has an array for, if it needs one."""
+        raise NotImplementedError
+
     def helpers(self) -> tuple[ir.Function, ...]:
         return ()
 
@@ -87,6 +92,22 @@ class Values(Collector):
         super().__init__(plan)
         self.inputs = (self.values,)
         self.writes_once = _writes_once(plan)
+
+    @property
+    def copied(self) -> ir.Expr:
+        """Places that loops over stored levels lead to: the work of each is that of all along other loops."""
+        stored = {
+            loop
+            for access in self.plan.step.accesses
+            if self.plan.operand(access.tensor).is_sparse
+            for use in self.plan.uses(access)
+            for loop in use.loops
+        }
+        rows: ir.Expr = ir.Const(1)
+        for use in self.uses:
+            if not stored.isdisjoint(use.loops):
+                rows = rows * use.arrays.size
+        return rows
 
     def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         if position is None:

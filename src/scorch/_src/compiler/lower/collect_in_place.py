@@ -126,18 +126,34 @@ class Buckets(InPlace):
     """Entries that come out of order, though those of each row in order, each once: a counting sort.
 
     The loops run twice. First ``pos[r + 1]`` counts the entries of row r, then ``pos[r]`` is the next place
-    of row r, which in the end is where the row after it begins.
+    of row r, which in the end is where the row after it begins. Threads count and place the entries of a
+    chunk each: ``counts`` then says how many of a row lie in chunks before, and ``pos`` where rows begin.
     """
+
+    chunks_per_thread = 1
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.counts = True  # until the loops have been lowered once
+        self.is_shared = plan.parallel
+        self.own = ir.Array("counts", plan.index)
+
+    @property
+    def copied(self) -> ir.Expr:
+        return self.row_count
 
     def before(self) -> ir.Stmt:
         return ir.Fill(self.pos, ir.Const(0), self.row_count + 1, ir.Const(0))
 
+    def before_chunks(self, chunks: ir.Expr) -> ir.Stmt:
+        if not self.is_shared or not self.counts:
+            return ir.block()
+        return ir.Allocate(self.own, chunks * self.row_count, zero=True)
+
     def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         row = self.row(coordinates)
+        if self.is_shared:
+            return self._place_in_chunk(row, coordinates, value)
         if self.counts:
             return ir.Store(self.pos, row + 1, ir.wide(ir.Load(self.pos, row + 1)) + 1)
         at, here = ir.Var(f"{self.name}_at"), ir.Var(f"{self.name}_row")
@@ -148,8 +164,23 @@ class Buckets(InPlace):
             ir.Store(self.pos, here, at + 1),
         )
 
+    def _place_in_chunk(self, row: ir.Expr, coordinates: list[ir.Expr], value: ir.Expr) -> ir.Stmt:
+        here, before, at = (ir.Var(f"{self.name}_{name}") for name in ("row", "before", "at"))
+        mine = ir.Var("chunk") * self.row_count + here
+        place = ir.block(
+            ir.Declare(at, ir.wide(ir.Load(self.pos, here)) + before), self.write(at, coordinates, value)
+        )
+        return ir.block(
+            ir.Declare(here, row),
+            ir.Declare(before, ir.wide(ir.Load(self.own, mine))),
+            None if self.counts else place,
+            ir.Store(self.own, mine, before + 1),
+        )
+
     def counting(self, loops: ir.Stmt) -> ir.Stmt:
         """The rows of all entries of a lone operand, which lie in one array, need no loops to be counted."""
+        if self.is_shared:
+            return loops
         access = self.plan.step.accesses[0]
         is_copy = self.plan.step.body == access and len(set(access.indices)) == len(access.indices)
         form = self.plan.operand(access.tensor).format
@@ -170,9 +201,35 @@ class Buckets(InPlace):
 
     def next_pass(self) -> ir.Stmt:
         self.counts = False
-        return running_total(self.pos, self.row_count)
+        total = running_total(self.pos, self.row_count)
+        return ir.block(self._before_each_chunk(), total) if self.is_shared else total
+
+    def _before_each_chunk(self) -> ir.Stmt:
+        """Turn the counts of each chunk into those of all chunks before it, and count whole rows."""
+        part, chunk, chunks, r = (ir.Var(name) for name in ("part", "chunk", "chunks", "r"))
+        begin, end, count, rows = (
+            ir.Var(name) for name in ("begin_at", "end_at", "row_entries", "row_total")
+        )
+        mine = chunk * rows + r
+        step = ir.block(
+            ir.Declare(count, ir.wide(ir.Load(self.own, mine))),
+            ir.Store(self.own, mine, ir.wide(ir.Load(self.pos, r + 1))),
+            ir.Store(self.pos, r + 1, ir.wide(ir.Load(self.pos, r + 1)) + count),
+        )
+        share = ir.block(
+            ir.Declare(begin, rows * part // chunks),
+            ir.Declare(end, rows * (part + 1) // chunks),
+            ir.For(chunk, ir.Const(0), chunks, ir.For(r, begin, end, step)),
+        )
+        nothing = ir.block()
+        return ir.block(
+            ir.Declare(rows, self.row_count),
+            ir.Parallel(part, chunks, ir.Var("threads"), nothing, share, nothing),
+        )
 
     def after(self) -> ir.Stmt:
+        if self.is_shared:
+            return ir.block(ir.Free(self.own), self.tell_nnz())
         return ir.block(
             ir.Copy(self.pos, ir.Const(1), self.pos, ir.Const(0), self.row_count),
             ir.Store(self.pos, ir.Const(0), ir.Const(0)),

@@ -55,7 +55,9 @@ class Lowering:
         outer = self.assembly.around(0, inner, *delivery(self.levels, 0, states, frozenset()))
         if (between := self.collector.next_pass()) is not None:  # in scopes of their own
             again = self._loops(0, states, frozenset(), None)
-            outer = ir.block(ir.If(ir.TRUE, self.collector.counting(outer)), between, ir.If(ir.TRUE, again))
+            first = self.collector.counting(outer)
+            first = first if self.plan.parallel else ir.If(ir.TRUE, first)  # its chunks are those of both
+            outer = ir.block(first, between, ir.If(ir.TRUE, again))
         if self.plan.parallel and self.order:
             body: ir.Stmt = ir.block(self.collector.before(), outer, self.collector.after())
         else:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TypeVar
+
 from scorch._src.compiler.lower.assemble import Assembly
+from scorch._src.compiler.lower.collect import Collector
 from scorch._src.compiler.lower.levels import Cursor
 from scorch._src.compiler.plan import Plan
 from scorch._src.loops import nodes as ir
+from scorch._src.loops.analysis import with_children
 from scorch._src.loops.types import INT64
+
+Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
 LEAST_WORK = 4096  # rows and entries of a chunk: taking one costs as much as a few hundred
 
@@ -21,19 +28,38 @@ def in_chunks(
 ) -> ir.Stmt:
     """The outermost loop cut into chunks of equal work that threads take in turns."""
     collector = assembly.collector
+    chunk, chunks, span, threads = ir.Var("chunk"), ir.Var("chunks"), ir.Var("span"), ir.Var("threads")
+    start, stop = ir.Var("chunk_start"), ir.Var("chunk_stop")
+    limits = _limits(plan, offset, run)
+    number = span if plan.is_grid else _number(plan, collector)
+    opening = ir.block(ir.Declare(span, length), ir.Declare(chunks, number))
+    if plan.is_private:
+        alone = ir.block(ir.Declare(start, offset), ir.Declare(stop, offset + span), inner)
+        return ir.block(opening, ir.If(chunks <= 1, alone, _on_copies(plan, collector, limits, inner)))
+    return ir.block(
+        opening,
+        collector.before_chunks(chunks),
+        ir.Parallel(
+            chunk,
+            chunks,
+            threads,
+            assembly.before_worker(),
+            ir.block(limits, collector.before_chunk(chunk), inner, collector.after_chunk(chunk)),
+            assembly.after_worker(),
+        ),
+    )
+
+
+def _limits(plan: Plan, offset: ir.Expr, run: Cursor | None) -> ir.Stmt:
+    """Declare where a chunk begins and ends."""
     chunk, chunks, span = ir.Var("chunk"), ir.Var("chunks"), ir.Var("span")
     start, stop = ir.Var("chunk_start"), ir.Var("chunk_stop")
-    threads = ir.Var("threads")
-    wanted: ir.Expr = threads * collector.chunks_per_thread
     limits: list[ir.Stmt | None]
     if plan.is_grid:  # a thread for every turn
         limits = [ir.Declare(start, offset + chunk), ir.Declare(stop, start + 1)]
     elif plan.balance is not None:
-        tensor, level = plan.balance
-        pos = ir.Array(f"{tensor}{level + 1}_pos", plan.operand(tensor).index)
+        pos = _balanced_pos(plan)
         name = "balance_i32" if pos.element.bytes == 4 else "balance_i64"
-        work = (ir.wide(ir.Load(pos, span)) - ir.wide(ir.Load(pos, ir.Const(0))) + span) // LEAST_WORK
-        wanted = ir.Binary("min", wanted, ir.Binary("max", threads, work, INT64), INT64)
         limits = [
             ir.Declare(start, ir.Call(name, (pos, span, chunk, chunks))),
             ir.Declare(stop, ir.Call(name, (pos, span, chunk + 1, chunks))),
@@ -49,18 +75,75 @@ def in_chunks(
             inside = ir.both(ir.Const(0) + offset < limit, limit < offset + span)
             repeats = ir.Load(crd, limit).equals(ir.Load(crd, limit - 1))
             limits.append(ir.While(ir.both(inside, repeats), ir.Assign(limit, limit + 1)))
-    several = ir.Binary("max", ir.Const(1), ir.Binary("min", wanted, span, INT64), INT64)
-    number = ir.Select(threads <= 1, ir.Const(1), several)
+    return ir.block(*limits)
+
+
+def _balanced_pos(plan: Plan) -> ir.Array:
+    """The array that says how work is spread over the rows."""
+    assert plan.balance is not None
+    tensor, level = plan.balance
+    return ir.Array(f"{tensor}{level + 1}_pos", plan.operand(tensor).index)
+
+
+def _number(plan: Plan, collector: Collector) -> ir.Expr:
+    """How many chunks there are."""
+    span, threads = ir.Var("span"), ir.Var("threads")
+    most: ir.Expr = threads * collector.chunks_per_thread
+    if plan.balance is not None:
+        pos = _balanced_pos(plan)
+        work = ir.wide(ir.Load(pos, span)) - ir.wide(ir.Load(pos, ir.Const(0))) + span
+        if plan.is_private or plan.assembly == "buckets":  # each has an array as long as the result has rows
+            most = _less(threads, work // _more(ir.Const(1), collector.copied))
+        else:
+            most = _less(most, _more(threads, work // LEAST_WORK))
+    return ir.Select(threads <= 1, ir.Const(1), _more(ir.Const(1), _less(most, span)))
+
+
+def _less(a: ir.Expr, b: ir.Expr) -> ir.Expr:
+    return ir.Binary("min", a, b, INT64)
+
+
+def _more(a: ir.Expr, b: ir.Expr) -> ir.Expr:
+    return ir.Binary("max", a, b, INT64)
+
+
+def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt) -> ir.Stmt:
+    """Chunks that add to copies of the result, and the sum of these, in the order of the chunks."""
+    values, copies = collector.values, ir.Array("copies", plan.element)
+    chunk, chunks, threads = ir.Var("chunk"), ir.Var("chunks"), ir.Var("threads")
+    size, part, at, begin, end = (ir.Var(name) for name in ("copy_size", "part", "at", "begin_at", "end_at"))
+    product: ir.Expr = ir.Const(1)
+    for use in collector.uses:
+        product = product * use.arrays.size
+    added = ir.Binary("+", ir.Load(values, at), ir.Load(copies, chunk * size + at), plan.element)
+    summed = ir.For(chunk, ir.Const(0), chunks, ir.For(at, begin, end, ir.Store(values, at, added)))
+    share = ir.block(
+        ir.Declare(begin, size * part // chunks), ir.Declare(end, size * (part + 1) // chunks), summed
+    )
+    nothing = ir.block()
     return ir.block(
-        ir.Declare(span, length),
-        ir.Declare(chunks, span if plan.is_grid else number),
-        collector.before_chunks(chunks),
+        ir.Declare(size, product),
+        ir.Allocate(copies, chunks * size, zero=True),
         ir.Parallel(
             chunk,
             chunks,
             threads,
-            assembly.before_worker(),
-            ir.block(*limits, collector.before_chunk(chunk), inner, collector.after_chunk(chunk)),
-            assembly.after_worker(),
+            nothing,
+            ir.block(limits, redirected(inner, values, copies, chunk * size)),
+            nothing,
         ),
+        ir.Parallel(part, chunks, threads, nothing, share, nothing),
+        ir.Free(copies),
     )
+
+
+def redirected(node: Node, array: ir.Array, to: ir.Array, offset: ir.Expr) -> Node:
+    """``node`` with all that it reads and writes in ``array`` behind ``offset`` in ``to``."""
+    node = with_children(node, lambda part: redirected(part, array, to, offset))
+    match node:
+        case ir.Load(same, index) if same == array:
+            return replace(node, array=to, index=offset + index)
+        case ir.Store(same, index, _) if same == array:
+            return replace(node, array=to, index=offset + index)
+    assert not (isinstance(node, ir.Stmt) and array in vars(node).values()), f"{node!r} is not redirected"
+    return node

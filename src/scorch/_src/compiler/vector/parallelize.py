@@ -14,12 +14,14 @@ from scorch.settings import enabled
 
 def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     """Share the outermost loop if every turn of it owns its part of the result."""
-    if not plan.order or plan.assembly in ("list", "buckets"):
+    if not plan.order or plan.assembly == "list":
         return plan
-    if any(level == VALUES for _, level in plan.slots):  # nobody knows where rows begin
+    has_buckets = plan.assembly == "buckets"
+    if not has_buckets and any(level == VALUES for _, level in plan.slots):  # nobody knows where rows begin
         return plan
     x = plan.order[0]
-    if x not in plan.result_loops and not plan.adds:
+    is_private = x not in plan.result_loops and not plan.adds and not has_buckets
+    if is_private and not _can_add_copies(plan):
         return plan
     if plan.assembly == "rows" and (plan.prefix == 0 or len(plan.result) < 2):
         return plan
@@ -32,14 +34,24 @@ def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
     where = lattice.support_by(plan.step.body, first)
     if where != EVERYWHERE and not (len(where) == 1 and len(next(iter(where))) == 1):
         return plan
-    if not enabled("balance"):
-        return replace(plan, parallel=True)
     if where == EVERYWHERE:
-        return replace(plan, parallel=True, balance=_balance(plan, operands, x))
-    (walked,) = next(iter(where))
-    form = operands[walked].format
-    has_rows = len(form) > 1 and form.is_unique(0) and form.starts_run(1)
-    return replace(plan, parallel=True, balance=(operands[walked].name, 1) if has_rows else None)
+        balance = _balance(plan, operands, x)
+    else:
+        (walked,) = next(iter(where))
+        form = operands[walked].format
+        has_rows = len(form) > 1 and form.is_unique(0) and form.starts_run(1)
+        balance = (operands[walked].name, 1) if has_rows else None
+    if balance is None and (is_private or has_buckets):  # whose chunks are as many as entries pay for
+        return plan
+    if not enabled("balance") and not (is_private or has_buckets):
+        balance = None
+    return replace(plan, parallel=True, is_private=is_private, balance=balance)
+
+
+def _can_add_copies(plan: Plan) -> bool:
+    """Whether a dense result can be summed up from copies that threads have for themselves."""
+    is_sum = plan.step.reduction == "sum" and plan.element.kind in ("float", "complex", "int")
+    return plan.assembly == "dense" and is_sum and not plan.is_grid and bool(plan.result_loops)
 
 
 def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[str, int] | None:

@@ -163,7 +163,7 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     if last.loop != x or sum(x in use.needs for use in plan.result_uses) != 1:
         return None
     depth = next((place for place, loop in enumerate(order) if loop not in results), len(order))
-    if depth >= len(order) - 1 or any(loop in results for loop in order[depth:-1]):
+    if depth >= len(order) - 1 or any(loop in results for loop in order[depth:-1]) or plan.is_private:
         return None
     if not _lies_along(plan, operands, x):
         return None
