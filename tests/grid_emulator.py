@@ -12,7 +12,6 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
-from scorch._src.backends.cuda import product
 from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.backend import CudaBackend
 from scorch._src.backends.cuda.driver import blocks_for
@@ -226,12 +225,6 @@ class EmulatedProduct(EmulatedExecutable, ProductExecutable):
 
     def width_of_tile(self, device: torch.device) -> int:
         return 1024
-
-    def launch_rows(
-        self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device
-    ) -> None:
-        self.kernel.record(Launch(name, blocks, product.THREADS, shared), None)
-        run_grid(self.source, name, slots, blocks * product.THREADS, "product")
 
 
 class EmulatedBackend(CudaBackend):
