@@ -74,7 +74,7 @@ def _from_rows(
     if shape is None:
         shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *values.shape[1:])
     sizes = as_shape("size", shape)
-    _check_coordinate_arrays(name, crd, values, sizes, count)
+    _check_coordinate_shapes(name, crd, values, sizes, count)
     if not crd:
         total = values.sum(0, dtype=values.dtype) if values.dtype != torch.bool else values.any(0)
         target_format = as_format("dense" if format is None else format, len(sizes))
@@ -83,8 +83,12 @@ def _from_rows(
     form = Format("o" * len(crd) + "d" * len(dense))
     target_format = form if format is None else as_format(format, len(sizes))
     dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)))
+    routines = routines_for(crd[0])
+    coalesced = routines.coalesce(crd, sizes[: len(crd)], values, dtype)
+    if coalesced is not None:
+        return wrap(convert(_listed(form, sizes, *coalesced), target_format))
+    check_all_coordinates(name, crd, sizes)
     arrays = [own(array, dtype) for array in crd]
-    routines = routines_for(arrays[0])
     sorting = routines.sort_entries(arrays, sizes[: len(crd)])
     if isinstance(sorting, Sorted):
         summed = routines.sum_entries(sorting, values)
@@ -101,8 +105,10 @@ def _listed(
     """Return the list of entries with these coordinates, and dense levels below."""
     first, *others = columns
     count = first.numel()
-    pos = torch.zeros(2, dtype=first.dtype, device=first.device)
-    pos[1:].fill_(count)
+    if count:  # one step from 0 to the end
+        pos = torch.arange(0, count + 1, count, dtype=first.dtype, device=first.device)
+    else:
+        pos = torch.zeros(2, dtype=first.dtype, device=first.device)
     below = (None,) * (len(sizes) - len(columns))
     counts = level_counts(form, sizes, [count] * len(columns))
     pattern = Pattern(form, sizes, (pos, *(None for _ in others), *below), (*columns, *below), tuple(counts))
@@ -158,7 +164,7 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
     return list(indices), indices.shape[1]
 
 
-def _check_coordinate_arrays(
+def _check_coordinate_shapes(
     name: str, crd: Sequence[torch.Tensor], values: torch.Tensor, sizes: tuple[int, ...], count: int
 ) -> None:
     if values.dim() == 0 or values.shape[0] != count:
@@ -172,7 +178,6 @@ def _check_coordinate_arrays(
         )
     if dense != sizes[len(crd) :]:
         raise ShapeError(f"each value has shape {dense}, but size {sizes} ends with {sizes[len(crd) :]}")
-    check_all_coordinates(name, crd, sizes)
 
 
 # pointers --------------------------------------------------------------------------------------------
