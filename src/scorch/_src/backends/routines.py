@@ -138,11 +138,12 @@ class Routines:
 
     def coalesce(
         self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
-    ) -> tuple[Sequence[Tensor], Tensor] | None:
+    ) -> tuple[Sequence[Tensor], Tensor, Tensor | None] | None:
         """Sort entries with any coordinates and add up those that repeat, all at once.
 
-        Return new arrays of coordinates of dtype ``index``, and the values. None where coordinates have to be
-        checked, then sorted by ``sort_entries`` and added up by ``sum_entries``, one after the other.
+        Return new arrays of coordinates of dtype ``index``, the values, and where the list begins and ends.
+        None where coordinates have to be checked, then sorted by ``sort_entries`` and added up by
+        ``sum_entries``, one after the other.
         """
         del columns, sizes, values, index
         return None

@@ -42,6 +42,7 @@ _INDICES = (torch.int32, torch.int64)
 _SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 Dtypes = tuple[torch.dtype, ...]
+Coalesced = tuple[Sequence[Tensor], Tensor, Tensor | None]  # coordinates, values, where they begin and end
 
 
 def _print(name: str, words: dict[str, object]) -> str:
@@ -93,7 +94,7 @@ class CudaSorting(CudaEntries):
 
     def coalesce(
         self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
-    ) -> tuple[Sequence[Tensor], Tensor] | None:
+    ) -> Coalesced | None:
         device = values.device
         if not self._can_coalesce(columns, sizes) or not self.has_kernels(device):
             return None
@@ -123,13 +124,18 @@ class CudaSorting(CudaEntries):
         sizes: Sequence[int],
         values: Tensor,
         dtypes: Dtypes,
-    ) -> tuple[Sequence[Tensor], Tensor] | None:
-        device, entries, (_, key, index, T) = values.device, columns[0].numel(), dtypes
+    ) -> Coalesced | None:
+        device, number, entries, (_, key, index, T) = (
+            values.device,
+            values.device.index,
+            len(columns[0]),
+            dtypes,
+        )
         found = torch.zeros(4, dtype=torch.int64, device=device)
         keys = torch.empty(entries, dtype=key, device=device)
-        given = [*map(address_of, columns), *sizes, entries, address_of(found)]
-        nothing = [0] * (len(columns) + 8)
-        kernel.launch("scorch_number", [*given, address_of(keys), *nothing], entries, device.index)
+        given = [*map(address_of, columns), *sizes, entries, found.data_ptr(), keys.data_ptr()]
+        rest = [0] * (len(columns) + 4)  # places, which are written last
+        kernel.launch("scorch_number", [*given, 0, 0, 0, 0, 0, *rest], entries, number)
         if entries >= MIN_LOOKED_AT:
             is_outside, is_unsorted, *_ = found.tolist()
             if is_outside or not is_unsorted:
@@ -138,22 +144,22 @@ class CudaSorting(CudaEntries):
         chunk = -(-max(MIN_CHUNK, -(-entries // MAX_CHUNKS)) // driver.THREADS) * driver.THREADS
         chunks = -(-entries // chunk)
         counts = torch.empty(chunks, dtype=torch.int32, device=device)
-        given += [address_of(keys), address_of(ordered), address_of(order), chunk, chunks, address_of(counts)]
+        given += [ordered.data_ptr(), order.data_ptr(), chunk, chunks, counts.data_ptr()]
         threads = chunks * driver.THREADS
-        kernel.launch("scorch_count", [*given, *[0] * (len(columns) + 3)], threads, device.index)
+        kernel.launch("scorch_count", given + rest, threads, number)
         is_outside, is_unsorted, is_long, places = found.tolist()
         if is_outside or not is_unsorted:
             return None if is_outside else _as_given(columns, values, index)
         crd = [torch.empty(places, dtype=index, device=device) for _ in columns]
+        pos = torch.empty(2, dtype=index, device=device)
+        given += [array.data_ptr() for array in (*crd, pos)]
         if is_long or values.dtype != T or values.dim() > 1 or not values.is_contiguous():
             first = torch.empty(places, dtype=torch.int64, device=device)
-            slots = [*given, *map(address_of, crd), address_of(first), 0, 0]
-            kernel.launch("scorch_place", slots, threads, device.index)
-            return crd, self.sum_entries(Sorted(order, crd, first), values)
+            kernel.launch("scorch_place", [*given, first.data_ptr(), 0, 0], threads, number)
+            return crd, self.sum_entries(Sorted(order, crd, first), values), pos
         sums = torch.empty(places, dtype=T, device=device)
-        slots = [*given, *map(address_of, crd), 0, address_of(values), address_of(sums)]
-        kernel.launch("scorch_place", slots, threads, device.index)
-        return crd, sums
+        kernel.launch("scorch_place", [*given, 0, address_of(values), sums.data_ptr()], threads, number)
+        return crd, sums, pos
 
 
 def _key_of_column(columns: int) -> torch.dtype:
@@ -170,20 +176,17 @@ def _transpose(
     row = torch.empty_like(crd)
     keys = crd if key == crd.dtype else torch.empty(entries, dtype=key, device=device)
     shift = min(WARP, max(1, entries // rows)).bit_length() - 1
-    given = [address_of(pos), address_of(crd), rows, columns, entries, shift, address_of(row)]
-    key_slot = 0 if keys is crd else address_of(keys)
-    kernel.launch("scorch_list_entries", [*given, key_slot, 0, 0, 0, 0, 0], rows << shift, device.index)
+    given = [address_of(pos), address_of(crd), rows, columns, entries, shift, row.data_ptr()]
+    given.append(0 if keys is crd else keys.data_ptr())
+    kernel.launch("scorch_list_entries", [*given, 0, 0, 0, 0, 0], rows << shift, device.index)
     ordered, order = torch.sort(keys, stable=True)
     begins = torch.empty(columns + 1, dtype=pos.dtype, device=device)
     lines, places = torch.empty_like(crd), torch.empty_like(crd)
-    written = map(address_of, (ordered, order, begins, lines, places))
-    threads = max(entries, columns + 1)
-    kernel.launch("scorch_place_entries", [*given, key_slot, *written], threads, device.index)
+    given += [array.data_ptr() for array in (ordered, order, begins, lines, places)]
+    kernel.launch("scorch_place_entries", given, max(entries, columns + 1), device.index)
     return begins, lines, places
 
 
-def _as_given(
-    columns: Sequence[Tensor], values: Tensor, index: torch.dtype
-) -> tuple[Sequence[Tensor], Tensor]:
+def _as_given(columns: Sequence[Tensor], values: Tensor, index: torch.dtype) -> Coalesced:
     """Return entries that are sorted and differ; their coordinates are copied."""
-    return [column.to(index, copy=True) for column in columns], values
+    return [column.to(index, copy=True) for column in columns], values, None

@@ -14,7 +14,8 @@ struct slots {
   i64 chunk, chunks;
   u32 *counts;             // of the places that begin in each chunk
   INDEX *crd[DIMS];        // of each place
-  i64 *first;              // where its entries begin in the order; 0 where nobody asks
+  INDEX *pos;              // where the list of places begins and ends
+  i64 *first;              // where the entries of each place begin in the order; 0 where nobody asks
   const T *values;
   T *sums;                 // 0 where others add up
 };
@@ -93,6 +94,7 @@ static inline void list_place(const struct slots a, i64 place, i64 e) {
 KERNEL void scorch_place(const struct slots a) {
   STATIC_SHARED u32 totals[WARPS], before;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (FIRST_UNIT(1) == 0) a.pos[0] = 0, a.pos[1] = (INDEX)a.found[PLACES];
   for (i64 chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
     if (threadIdx.x == 0) before = 0;
     __syncthreads();
