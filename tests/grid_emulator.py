@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.interpreter.executable import Interpreted, InterpretedGroup
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused
-from scorch._src.loops.grid import as_grid
+from scorch._src.loops.grid import FUNCTIONS, as_grid
 
 THREADS = 128  # in a block
 
@@ -206,6 +206,12 @@ class EmulatedExecutable(CudaExecutable):
         dtype = dtype or self.dtype
         return torch.full(shape, -101 if dtype.is_signed else 101, dtype=dtype)
 
+    def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
+        return lambda: self.allocate(shape, device, self.result_dtype)
+
+    def launcher(self, slots: int, device: int) -> Callable[..., None]:
+        return lambda blocks, *slots: run_grid(self.source, FUNCTIONS[0], slots, blocks * THREADS)
+
 
 class EmulatedGroup(CudaGroup):
     """The kernel of a group for CUDA devices, run on the host."""
@@ -250,6 +256,8 @@ class EmulatedBackend(CudaBackend):
 
 class InterpretedGridExecutable(EmulatedExecutable):
     """The loops of a grid in the interpreter, which checks every access."""
+
+    takes_addresses = False
 
     def slots(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
         return [self.slot(array) for array in arrays]

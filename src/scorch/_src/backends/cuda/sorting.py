@@ -28,6 +28,7 @@ WARP = 32
 MAX_CHUNKS = 1024  # of entries; each block adds up how many places begin in those before its own
 MIN_CHUNK = 4 * driver.THREADS  # entries of one
 MAX_DIMS = 8
+EACH = 4  # entries of which a thread finds the row
 LAST_INT16 = (1 << 15) - 1
 MIN_LOOKED_AT = 1 << 18  # entries, from which on a sort takes longer than to wait whether it is needed
 
@@ -54,7 +55,8 @@ def _print(name: str, words: dict[str, object]) -> str:
 def print_transpose(index: torch.dtype, key: torch.dtype) -> str:
     """The CUDA source that makes compressed columns."""
     bias = LAST_INT16 + 1 if key == torch.int16 else 0
-    return _print("transpose.cu", {"INDEX": _NAMES[index], "KEY": _NAMES[key], "BIAS": bias})
+    words: dict[str, object] = {"INDEX": _NAMES[index], "KEY": _NAMES[key], "BIAS": bias, "EACH": EACH}
+    return _print("transpose.cu", words)
 
 
 def print_coalesce(
@@ -175,10 +177,9 @@ def _transpose(
     device, rows, entries = crd.device, pos.numel() - 1, crd.numel()
     row = torch.empty_like(crd)
     keys = crd if key == crd.dtype else torch.empty(entries, dtype=key, device=device)
-    shift = min(WARP, max(1, entries // rows)).bit_length() - 1
-    given = [address_of(pos), address_of(crd), rows, columns, entries, shift, row.data_ptr()]
+    given = [address_of(pos), address_of(crd), rows, columns, entries, row.data_ptr()]
     given.append(0 if keys is crd else keys.data_ptr())
-    kernel.launch("scorch_list_entries", [*given, 0, 0, 0, 0, 0], rows << shift, device.index)
+    kernel.launch("scorch_list_entries", [*given, 0, 0, 0, 0, 0], -(-entries // EACH), device.index)
     ordered, order = torch.sort(keys, stable=True)
     begins = torch.empty(columns + 1, dtype=pos.dtype, device=device)
     lines, places = torch.empty_like(crd), torch.empty_like(crd)

@@ -3,7 +3,6 @@
 struct slots {
   const INDEX *pos, *crd;
   i64 rows, columns, entries;
-  i64 shift;               // 1 << shift threads share a row
   INDEX *row;              // of each entry
   KEY *key;                // its column less BIAS
   const KEY *sorted;       // columns in order
@@ -12,12 +11,24 @@ struct slots {
   INDEX *places;           // the entry of each of their values
 };
 
+// The row of an entry, which is between two rows, both included.
+static inline i64 row_of(const struct slots a, i64 entry, i64 low, i64 high) {
+  while (low < high) {
+    const i64 middle = (low + high + 1) / 2;
+    if (a.pos[middle] <= entry) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// Blocks have as many entries each, however long rows are, and search among the rows of these.
 KERNEL void scorch_list_entries(const struct slots a) {
-  const i64 threads = 1 << a.shift, thread = FIRST_UNIT(1) & (threads - 1);
-  for (i64 row = FIRST_UNIT(1) >> a.shift; row < a.rows; row += UNITS(1) >> a.shift) {
-    const i64 end = a.pos[row + 1];
-    for (i64 p = a.pos[row] + thread; p < end; p += threads) {
-      a.row[p] = (INDEX)row;
+  const i64 chunk = (i64)EACH * blockDim.x;
+  for (i64 start = blockIdx.x * chunk; start < a.entries; start += gridDim.x * chunk) {
+    const i64 end = start + chunk < a.entries ? start + chunk : a.entries;
+    const i64 low = row_of(a, start, 0, a.rows - 1), high = row_of(a, end - 1, low, a.rows - 1);
+    for (i64 p = start + threadIdx.x; p < end; p += blockDim.x) {
+      a.row[p] = (INDEX)row_of(a, p, low, high);
       if (a.key) a.key[p] = (KEY)(a.crd[p] - BIAS);
     }
   }
