@@ -71,6 +71,12 @@ def test_entries_are_those_of_torch(data: st.DataObject) -> None:
     check_coalesced(places.to(index), values, (*shape, *dense))
 
 
+def test_coordinates_with_gaps_between_them_are_taken() -> None:
+    places = torch.randint(5, (40, 2)).T
+    check_coalesced(places, torch.rand(40), (5, 5))
+    check_coalesced(places, torch.rand(80)[::2], (5, 5))
+
+
 def test_entries_that_are_sorted_share_their_values() -> None:
     places, values = torch.tensor([[0, 0, 2], [1, 3, 0]]), torch.tensor([1.0, 2.0, 3.0])
     S = check_coalesced(places, values, (3, 4))

@@ -98,7 +98,7 @@ class CudaSorting(CudaEntries):
         self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
     ) -> Coalesced | None:
         device = values.device
-        if not self._can_coalesce(columns, sizes) or not self.has_kernels(device):
+        if not _are_numbered(columns, sizes, device) or not self.has_kernels(device):
             return None
         key = torch.int32 if math.prod(sizes) <= LAST_INT32 else torch.int64
         T = values.dtype if values.dtype in _SUMMED else torch.float32
@@ -111,13 +111,8 @@ class CudaSorting(CudaEntries):
             if not kernel.is_ready():
                 return None
             check_waiting(device, "the number of places of entries")
-            return self._coalesce(kernel, columns, sizes, values, dtypes)
-
-    def _can_coalesce(self, columns: Sequence[Tensor], sizes: Sequence[int]) -> bool:
-        first = columns[0]
-        is_plain = all(column.dtype == first.dtype and column.is_contiguous() for column in columns)
-        is_numbered = 0 < math.prod(sizes) <= MAX_KEYS and first.numel() > 1
-        return is_plain and is_numbered and first.dtype in _INDICES and len(columns) <= MAX_DIMS
+            plain = [column.contiguous() for column in columns]
+            return self._coalesce(kernel, plain, sizes, values, dtypes)
 
     def _coalesce(
         self,
@@ -162,6 +157,14 @@ class CudaSorting(CudaEntries):
         sums = torch.empty(places, dtype=T, device=device)
         kernel.launch("scorch_place", [*given, 0, address_of(values), sums.data_ptr()], threads, number)
         return crd, sums, pos
+
+
+def _are_numbered(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.device) -> bool:
+    """Check whether a kernel can number entries with these coordinates."""
+    first = columns[0]
+    is_plain = all(column.dtype == first.dtype and column.device == device for column in columns)
+    is_numbered = 0 < math.prod(sizes) <= MAX_KEYS and first.numel() > 1
+    return is_plain and is_numbered and first.dtype in _INDICES and len(columns) <= MAX_DIMS
 
 
 def _key_of_column(columns: int) -> torch.dtype:

@@ -129,7 +129,7 @@ def _listed(
     below = (None,) * (len(sizes) - len(columns))
     counts = level_counts(form, sizes, [count] * len(columns))
     pattern = Pattern(form, sizes, (pos, *(None for _ in others), *below), (*columns, *below), tuple(counts))
-    return Storage(pattern, values.contiguous().reshape(-1))
+    return Storage(pattern, values if values.dim() == 1 else values.reshape(-1))
 
 
 def _connected(
