@@ -44,7 +44,8 @@ class Grid:
     ``threads`` form a unit. ``column`` is the index that they share, ``each`` of its values a thread; without
     one, they share the terms of a sum. ``pos`` is the array of the rows that ``scorch_cut`` and
     ``scorch_combine`` cut where they are long, ``below`` are those of rows below them, whose entries are cut;
-    ``part_threads`` form a unit there, and share both columns and entries where they are more.
+    ``part_threads`` form a unit there, and share both columns and entries where they are more. Units that
+    combine parts have ``combined`` columns.
     ``parents``: the arrays of rows whose number is asked for at each entry, from the entries up; turns are
     the entries of the first, or of a list with coordinates ``listed``. ``adds``: threads add atomically.
     """
@@ -55,6 +56,8 @@ class Grid:
     pos: str = ""
     below: tuple[str, ...] = ()
     part_threads: int = 1
+    combined: int = 1
+    is_few: bool = False  # whether rows are too few for a device, and long
     parents: tuple[str, ...] = ()
     listed: str = ""
     adds: bool = False
@@ -221,6 +224,7 @@ class _Spread:
             head: Sequence[ir.Stmt],
             computed: Sequence[ir.Stmt],
             stored: Sequence[ir.Stmt],
+            threads: int,
         ) -> ir.Parallel:
             turn, width = self._var("turn"), threads * each
             tile: ir.Expr = ir.Const(0)
@@ -233,20 +237,24 @@ class _Spread:
 
         fixed, varying = split_by(column, head)
         computed, stored = split
-        kernels = [tiled(loops[:-1], fixed, [*varying, *computed], stored)]
+        kernels = [tiled(loops[:-1], fixed, [*varying, *computed], stored, threads)]
         row = units.find_row(inner)
         cut_head = head_of_part(parallel, fixed, [*varying, inner], row) if len(loops) == 2 else None
         if row is None or cut_head is None:
             self._align(runs)
             return [made(kernels[0])]
+        shapes = [threads, threads]
         if self.facts.are_few_and_long(row.pos.name, threads):
-            self.grid = replace(self.grid, part_threads=WARP)
-        for turn, count, begin, sum_ in self._parts(row, cut_head, column, size):
+            shapes[1] = min(threads, MIN_THREADS_OF_ROW)  # as there are few rows to put together
+            self.grid = replace(self.grid, part_threads=WARP, is_few=True)
+        self.grid = replace(self.grid, combined=shapes[1] * each)
+        parts = self._parts(row, cut_head, column, size)
+        for (turn, count, begin, sum_), lanes in zip(parts, shapes, strict=True):
             loop = sum_.loop
-            if self.grid.part_threads > threads:
-                loop = replace(loop, threads=WARP, lanes=threads, sums=1)
+            if self.grid.part_threads > lanes:
+                loop = replace(loop, threads=WARP, lanes=lanes, sums=1)
             computed = [*varying, *sum_.before, loop]
-            kernels.append(tiled([(turn, count)], begin, computed, list(sum_.after)))
+            kernels.append(tiled([(turn, count)], begin, computed, list(sum_.after), lanes))
         self._align(runs)
         return [made(*kernel) for kernel in zip(kernels, FUNCTIONS, strict=True)]
 

@@ -58,6 +58,9 @@ class CudaExecutable(base.Executable):
         tiles = -(-self.columns // (grid.threads * grid.each)) if grid.column else 1
         self.threads_of_row = tiles * grid.threads
         self.threads_of_part = tiles * grid.part_threads
+        self.threads_of_long_row = (
+            -(-self.columns // grid.combined) * grid.part_threads if grid.column else WARP
+        )
         self.padding = [0] * (grid.added_slots - len(self.parents))
 
     def is_ready(self) -> bool:
@@ -201,12 +204,11 @@ class CudaExecutable(base.Executable):
         pos = arrays[self.pos]
         if self.below:
             pos = joined_pos(pos, [arrays[place] for place in self.below])
-        return parts_of(pos, self.grid.part_threads)
+        return parts_of(pos, self.grid.part_threads, self.grid.is_few)
 
     def _threads_of_parts(self, parts: Parts) -> tuple[int, int]:
         """Return the threads that sum up parts of rows, and those that put them together."""
-        of_long_row = self.threads_of_part if self.grid.column else WARP
-        return parts.count * self.threads_of_part, parts.long * of_long_row
+        return parts.count * self.threads_of_part, parts.long * self.threads_of_long_row
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         raise KernelError(f"there is no kernel for {self.label}")
