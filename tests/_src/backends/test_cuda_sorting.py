@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
-from grid_emulator import EmulatedRoutines
+from grid_emulator import EmulatedKernel, EmulatedRoutines
 from scorch._src.backends.cuda import sorting
 from scorch._src.backends.routines import Routines
 from scorch.errors import DtypeError, IndexRangeError
@@ -113,6 +113,15 @@ def test_the_number_of_places_is_all_that_is_waited_for(monkeypatch: pytest.Monk
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (30, 30)).coalesce()
     assert waited == [4]
+
+
+def test_torch_does_it_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel: False)
+    pos, crd = compressed(20, 30, 0.2, torch.int32)
+    found, wanted = (routines.transpose_rows(pos, crd, 30) for routines in (EmulatedRoutines(), PLAIN))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+    assert EmulatedRoutines().coalesce([crd, crd], (30, 30), torch.rand(crd.numel()), torch.int32) is None
+    check_coalesced(torch.randint(9, (2, 50)), torch.rand(50), (9, 9))
 
 
 def test_dtypes_without_a_kernel_are_refused_as_before() -> None:

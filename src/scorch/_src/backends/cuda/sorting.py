@@ -25,8 +25,8 @@ from scorch._src.backends.sort_entries import MAX_KEYS, Sorted
 from scorch._src.loops.types import LAST_INT32
 
 WARP = 32
-MAX_CHUNKS = 1024  # of entries; each block adds up how many places begin in those before its own
-MIN_CHUNK = 4 * driver.THREADS  # entries of one
+MAX_CHUNKS = 2048  # of entries; each block adds up how many places begin in those before its own
+MIN_CHUNK = 2 * driver.THREADS  # entries of one
 MAX_DIMS = 8
 EACH = 4  # entries of which a thread finds the row
 LAST_INT16 = (1 << 15) - 1

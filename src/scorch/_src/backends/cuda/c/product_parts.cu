@@ -26,6 +26,8 @@ KERNEL void scorch_add_parts(const struct product x) {
   SHARED(memory);
   const int lanes = (int)x.lanes, groups = blockDim.x / lanes, group = threadIdx.x / lanes;
   const int columns = (int)x.columns, words = words_of(x);
+  // Threads that add at once do so in other banks: those of other groups, or at other columns.
+  const int column_step = lanes == 1 ? groups : 1, group_step = lanes == 1 ? 1 : columns;
   T *sums = (T *)memory;
   u32 *bits = (u32 *)(sums + columns * groups);
   for (i64 turn = blockIdx.x; turn < x.rows * x.parts; turn += gridDim.x) {
@@ -41,7 +43,7 @@ KERNEL void scorch_add_parts(const struct product x) {
         const i64 j = x.A_crd[p], stop = x.B_pos[j + 1];
         const T a = A_VALUE(x.A_vals[p]);
         for (i64 q = x.B_pos[j] + threadIdx.x % lanes; q < stop; q += lanes) {
-          const int k = (int)x.B_crd[q], place = k * groups + group;
+          const int k = (int)x.B_crd[q], place = k * column_step + group * group_step;
           const u32 bit = 1u << (k & 31);
           sums[place] = ADD(sums[place], MUL(a, B_VALUE(x.B_vals[q])));
           if (!(bits[k >> 5] & bit)) atomicOr(bits + (k >> 5), bit);
@@ -52,8 +54,8 @@ KERNEL void scorch_add_parts(const struct product x) {
     __syncthreads();
     for (int k = threadIdx.x; k < columns; k += blockDim.x) {
       T sum = ZERO;
-      for (int other = 0; other < groups; other++)  // neighbours begin with other groups, in other banks
-        sum = ADD(sum, sums[k * groups + ((other + k) & (groups - 1))]);
+      for (int other = 0; other < groups; other++)
+        sum = ADD(sum, sums[k * column_step + ((other + k) & (groups - 1)) * group_step]);
       x.sums[turn * columns + k] = sum;
     }
     for (int t = threadIdx.x; t < words; t += blockDim.x) x.part_bits[turn * words + t] = bits[t];
