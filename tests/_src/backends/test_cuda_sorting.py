@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
-from scorch._src.backends.cuda import sorting
+from scorch._src.backends.cuda import kernel, sorting
+from scorch._src.backends.cuda.kernel import Launches
 from scorch._src.backends.routines import Routines
 from scorch.errors import DtypeError, IndexRangeError
 
@@ -37,11 +38,16 @@ def test_columns_are_those_of_torch(columns: int, index: torch.dtype) -> None:
 
 
 def test_a_matrix_by_columns_takes_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PLAIN.__class__, "row_pointers", None)  # which torch's own way asks for
     dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2)
+    record = Launches()
     with scorch.settings(backend="emulated"):
         S = scorch.from_torch(dense.to_sparse_csr())
-        assert torch.equal(S.to_format("csc").to_dense(), dense)
+        monkeypatch.setattr(kernel, "LAUNCHES", [record])
+        T = S.to_format("csc")
+        monkeypatch.undo()
+        assert torch.equal(T.to_dense(), dense)
+    names = [launch.name for _, launch, _ in record.launched]
+    assert names == ["scorch_list_entries", "scorch_place_entries", "scorch_compute"]
 
 
 def check_coalesced(places: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...]) -> Any:
