@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
-from scorch._src.backends.cuda import product
 from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.backend import CudaBackend
 from scorch._src.backends.cuda.driver import blocks_for
@@ -26,7 +25,7 @@ from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.interpreter.executable import Interpreted, InterpretedGroup
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused
-from scorch._src.loops.grid import as_grid
+from scorch._src.loops.grid import FUNCTIONS, as_grid
 
 THREADS = 128  # in a block
 
@@ -207,6 +206,12 @@ class EmulatedExecutable(CudaExecutable):
         dtype = dtype or self.dtype
         return torch.full(shape, -101 if dtype.is_signed else 101, dtype=dtype)
 
+    def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
+        return lambda: self.allocate(shape, device, self.result_dtype)
+
+    def launcher(self, slots: int, device: int) -> Callable[..., None]:
+        return lambda blocks, *slots: run_grid(self.source, FUNCTIONS[0], slots, blocks * THREADS)
+
 
 class EmulatedGroup(CudaGroup):
     """The kernel of a group for CUDA devices, run on the host."""
@@ -226,12 +231,6 @@ class EmulatedProduct(EmulatedExecutable, ProductExecutable):
 
     def width_of_tile(self, device: torch.device) -> int:
         return 1024
-
-    def launch_rows(
-        self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device
-    ) -> None:
-        self.kernel.record(Launch(name, blocks, product.THREADS, shared), None)
-        run_grid(self.source, name, slots, blocks * product.THREADS, "product")
 
 
 class EmulatedBackend(CudaBackend):
@@ -257,6 +256,8 @@ class EmulatedBackend(CudaBackend):
 
 class InterpretedGridExecutable(EmulatedExecutable):
     """The loops of a grid in the interpreter, which checks every access."""
+
+    takes_addresses = False
 
     def slots(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
         return [self.slot(array) for array in arrays]

@@ -49,6 +49,21 @@ def test_the_kernel_is_taken(monkeypatch):
     torch.testing.assert_close(S.to_dense(), wanted)
 
 
+def test_a_product_on_one_pattern_asks_for_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the host waits")
+
+    A = scorch.tensor([[torch.inf, 0.0, torch.nan], [2.0, 0.0, 0.0]], format="csr")
+    B = A * 0.5
+    monkeypatch.setattr(EmulatedRoutines, "are_finite", refuse)
+    with scorch.settings(backend="emulated"):
+        products = [A * B for _ in range(2)]
+    wanted = torch.tensor([[torch.inf, 0.0, torch.nan], [2.0, 0.0, 0.0]])
+    for product in products:
+        assert product.format == A.format
+        torch.testing.assert_close(product.to_dense(), wanted, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_what_is_not_finite_is_found(dtype):
     one, other = torch.rand(300).to(dtype), torch.rand(200).to(dtype)

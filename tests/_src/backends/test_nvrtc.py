@@ -20,7 +20,7 @@ import scorch
 from _src.backends.test_cuda import CALLS, drawn
 from _src.backends.test_cuda_routines import SHAPES
 from golden_statements import NAMES, statements
-from scorch._src.backends.cuda import attention, entries, nvrtc, routines
+from scorch._src.backends.cuda import attention, entries, nvrtc, product, routines, sorting
 from scorch.errors import CompilationError
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -138,6 +138,28 @@ def test_maxima_of_neighbours(form: tuple[Any, ...], architecture: str) -> None:
 def test_sums_of_entries(architecture: str) -> None:
     check(entries.print_sum_runs(torch.float64), architecture, "grid")
     check(entries.print_finite(torch.float64), architecture, "grid")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_orders_of_entries(architecture: str) -> None:
+    check(sorting.print_transpose(torch.int32, torch.int16), architecture, "grid")
+    narrow = torch.int64, torch.int32, torch.int32, torch.float32, 2
+    wide = torch.int32, torch.int64, torch.int64, torch.float64, 4
+    for form in (narrow, wide):
+        check(sorting.print_coalesce(*form), architecture, "grid")
+
+
+def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "MIN_LONG_ROW", 1)
+    a = drawn(2, 600, torch.float64) + 1
+    forms = (torch.float32, 32), (torch.bfloat16, 128), (torch.complex128, 8)
+    for (dtype, width), architecture in zip(forms, ARCHITECTURES, strict=True):
+        A, B = (scorch.from_torch(dense.to(dtype), format="csr") for dense in (a, a.T))
+        X = torch.ones(600, width, dtype=dtype)
+        texts = printed(lambda A=A, B=B, X=X: (A @ X, A @ B))
+        assert "THREAD(32) / " in texts[0] and "scorch_add_parts" in texts[-1]
+        for source in texts:
+            check(source, architecture, "grid")
 
 
 def test_a_text_that_is_refused_is_shown() -> None:

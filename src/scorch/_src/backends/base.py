@@ -10,6 +10,7 @@ comes back on arrays. A backend is registered by name in one place:
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,7 +139,7 @@ class Executable(ABC):
         self.identity = identity_of(self.plan.step.reduction, self.plan.element)
         self.writes_everything = writes_everything(self.plan)
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """What it computes, in a line."""
         return self.plan.header.split("\n")[0]

@@ -136,6 +136,18 @@ class Routines:
         ends = torch.tensor([0, crd.numel()], dtype=pos.dtype, device=pos.device)
         return ends, rows_of(pos, crd.numel()).to(pos.dtype)
 
+    def coalesce(
+        self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
+    ) -> tuple[Sequence[Tensor], Tensor, Tensor | None] | None:
+        """Sort entries with any coordinates and add up those that repeat, all at once.
+
+        Return new arrays of coordinates of dtype ``index``, the values, and where the list begins and ends.
+        None where coordinates have to be checked, then sorted by ``sort_entries`` and added up by
+        ``sum_entries``, one after the other.
+        """
+        del columns, sizes, values, index
+        return None
+
     def sort_entries(self, columns: Sequence[Tensor], sizes: Sequence[int]) -> Sorted | bool:
         """Sort entries by their coordinates, and find those that repeat.
 

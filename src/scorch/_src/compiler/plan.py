@@ -71,7 +71,7 @@ class Step:
     def indices(self) -> tuple[str, ...]:
         return (*self.target.indices, *self.reduced)
 
-    @property
+    @functools.cached_property
     def accesses(self) -> tuple[Access, ...]:
         return accesses(self.body)
 

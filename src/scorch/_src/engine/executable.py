@@ -18,7 +18,7 @@ from scorch._src.backends.base import Backend, Direct, Executable, Schedule, bac
 from scorch._src.compiler.plan import Plan
 from scorch._src.devices import HOST
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
-from scorch._src.engine.by_torch.structure import is_elementwise
+from scorch._src.engine.by_torch.structure import is_elementwise, is_transposition
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
@@ -59,7 +59,7 @@ class Prepared:
         self.above, self.below = absent[: plan.row_levels or 0], absent[plan.row_levels or 0 :]
         self.is_cast = dtype != self.kernel.result_dtype
         converted = {conversion.name: conversion for conversion in planned.conversions}
-        names = dict.fromkeys(access.tensor for access in plan.step.accesses)
+        self.names = names = list(dict.fromkeys(access.tensor for access in plan.step.accesses))
         self.sources: list[tuple[str, Format | None]] = []
         for name in names:
             form = converted[name].format if name in converted else None
@@ -69,11 +69,11 @@ class Prepared:
         self.converts = any(form is not None for _, form in self.sources)
         self.pattern_source = -1
         if plan.pattern is not None:
-            self.pattern_source = list(names).index(plan.pattern.tensor)
+            self.pattern_source = names.index(plan.pattern.tensor)
         self.pattern_levels = plan.pattern_levels
         below = range(plan.pattern_levels, len(plan.result))
         self.pattern_tail = math.prod(plan.result.level_size(level, self.shape) for level in below)
-        self.slots = [(list(names).index(name), level) for name, level in plan.slots]
+        self.slots = [(names.index(name), level) for name, level in plan.slots]
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
@@ -90,6 +90,11 @@ class Prepared:
     def is_elementwise(self) -> bool:
         """Whether it computes a new pattern value by value, which without a kernel takes another way."""
         return is_elementwise(self)
+
+    @functools.cached_property
+    def is_transposition(self) -> bool:
+        """Whether it is elementwise, and compressed rows become compressed columns."""
+        return is_transposition(self)
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor:
         """Run the compiled kernel on tensors in the order of ``sources``.

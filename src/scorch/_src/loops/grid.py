@@ -31,6 +31,8 @@ MIN_TERMS_EACH = 16  # of a sum over a dense index
 TERMS_OF_RUN = 4
 RUN_BYTES = 16  # that a thread loads at once
 MIN_THREADS_OF_ROW = 8  # a sector of memory holds as many float32
+MANY_THREADS = 1 << 16  # which keep a device busy
+MIN_LONG = 256  # entries of a row that is long
 
 FUNCTIONS = ("scorch_compute", "scorch_cut", "scorch_combine")
 
@@ -41,7 +43,9 @@ class Grid:
 
     ``threads`` form a unit. ``column`` is the index that they share, ``each`` of its values a thread; without
     one, they share the terms of a sum. ``pos`` is the array of the rows that ``scorch_cut`` and
-    ``scorch_combine`` cut where they are long, ``below`` are those of rows below them, whose entries are cut.
+    ``scorch_combine`` cut where they are long, ``below`` are those of rows below them, whose entries are cut;
+    ``part_threads`` form a unit there, and share both columns and entries where they are more. Units that
+    combine parts have ``combined`` columns.
     ``parents``: the arrays of rows whose number is asked for at each entry, from the entries up; turns are
     the entries of the first, or of a list with coordinates ``listed``. ``adds``: threads add atomically.
     """
@@ -51,6 +55,9 @@ class Grid:
     each: int = 1
     pos: str = ""
     below: tuple[str, ...] = ()
+    part_threads: int = 1
+    combined: int = 1
+    is_few: bool = False  # whether rows are too few for a device, and long
     parents: tuple[str, ...] = ()
     listed: str = ""
     adds: bool = False
@@ -61,13 +68,17 @@ class Grid:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known when a kernel is made: loops that own parts of the result, extents, lengths of rows."""
+    """What is known when a kernel is made: loops that own parts of the result, extents, numbers of rows.
+
+    ``lengths`` and ``rows`` are those of the rows that begin at an array of positions.
+    """
 
     owned: Collection[str] = ()
     extents: Mapping[str, int] | None = None
     lengths: Mapping[str, int] | None = None
     exact: Collection[str] = ()  # loops whose extent is the very number of turns
     bytes: int = 4  # of the narrowest element of a dense operand
+    rows: Mapping[str, int] | None = None
 
     def extent(self, loop: str) -> int:
         """The most turns that a loop has."""
@@ -79,6 +90,11 @@ class Facts:
 
     def length(self, pos: str) -> int:
         return (self.lengths or {}).get(pos, USUAL_LENGTH)
+
+    def are_few_and_long(self, pos: str, threads: int) -> bool:
+        """Check whether units of ``threads`` for each row are too few for a device, and have much to do."""
+        rows = (self.rows or {}).get(pos, MANY_THREADS)
+        return rows * threads < MANY_THREADS and self.length(pos) >= MIN_LONG
 
 
 def describe_grid(plan_order: Sequence[str], grid: Grid) -> str:
@@ -201,13 +217,14 @@ class _Spread:
         threads, each = shape_of_columns(self.facts.extent(column.name), self.facts.bytes)
         is_run = each > 1 and self.facts.is_multiple(column.name, each)
         runs = Runs(column, size)
-        self.grid = replace(self.grid, threads=threads, column=column.name, each=each)
+        self.grid = replace(self.grid, threads=threads, part_threads=threads, column=column.name, each=each)
 
         def tiled(
             outer: list[tuple[ir.Var, ir.Expr]],
             head: Sequence[ir.Stmt],
             computed: Sequence[ir.Stmt],
             stored: Sequence[ir.Stmt],
+            threads: int,
         ) -> ir.Parallel:
             turn, width = self._var("turn"), threads * each
             tile: ir.Expr = ir.Const(0)
@@ -220,15 +237,24 @@ class _Spread:
 
         fixed, varying = split_by(column, head)
         computed, stored = split
-        kernels = [tiled(loops[:-1], fixed, [*varying, *computed], stored)]
+        kernels = [tiled(loops[:-1], fixed, [*varying, *computed], stored, threads)]
         row = units.find_row(inner)
         cut_head = head_of_part(parallel, fixed, [*varying, inner], row) if len(loops) == 2 else None
         if row is None or cut_head is None:
             self._align(runs)
             return [made(kernels[0])]
-        for turn, count, begin, sum_ in self._parts(row, cut_head, column, size):
-            computed = [*varying, *sum_.before, sum_.loop]
-            kernels.append(tiled([(turn, count)], begin, computed, list(sum_.after)))
+        shapes = [threads, threads]
+        if self.facts.are_few_and_long(row.pos.name, threads):
+            shapes[1] = min(threads, MIN_THREADS_OF_ROW)  # as there are few rows to put together
+            self.grid = replace(self.grid, part_threads=WARP, is_few=True)
+        self.grid = replace(self.grid, combined=shapes[1] * each)
+        parts = self._parts(row, cut_head, column, size)
+        for (turn, count, begin, sum_), lanes in zip(parts, shapes, strict=True):
+            loop = sum_.loop
+            if self.grid.part_threads > lanes:
+                loop = replace(loop, threads=WARP, lanes=lanes, sums=1)
+            computed = [*varying, *sum_.before, loop]
+            kernels.append(tiled([(turn, count)], begin, computed, list(sum_.after), lanes))
         self._align(runs)
         return [made(*kernel) for kernel in zip(kernels, FUNCTIONS, strict=True)]
 
@@ -263,7 +289,7 @@ class _Spread:
         threads = power_of_two(self.facts.length(row.pos.name) // MIN_ENTRIES_EACH)
         if threads > 1:
             whole = replace(parallel, body=ir.block(*head, *row.shared(threads)))
-        self.grid = replace(self.grid, threads=threads)
+        self.grid = replace(self.grid, threads=threads, part_threads=threads)
         cut_head = head_of_part(parallel, head, [inner], row)
         if cut_head is None:
             return [made(whole)]

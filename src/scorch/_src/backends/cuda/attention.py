@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.attention_blocks import MIN_PAIRS, ROWS, CudaBlocks, Work, make_work
 from scorch._src.backends.cuda.cost import tells
-from scorch._src.backends.cuda.entries import CudaEntries
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, refuse
+from scorch._src.backends.cuda.sorting import CudaSorting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.functions import helpers
@@ -78,7 +78,7 @@ def shared_bytes(dtype: torch.dtype, deep: int, wide: int, stages: int, is_forwa
     return own + stages * (deep_rows + wide_rows + ROWS * 16)
 
 
-class CudaAttention(CudaEntries):
+class CudaAttention(CudaSorting):
     """Attention by tiles, or pair by pair in a kernel. Without a kernel it runs in torch's operations."""
 
     attention_dtypes = tuple(KINDS)

@@ -7,7 +7,7 @@ import functools
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scorch._src.bounded import BoundedCache
@@ -73,6 +73,23 @@ def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device
     status = block.launch(function, blocks_for(threads), 1, 1, THREADS, 1, 1, 0, stream, block.pointers, None)
     if status:
         _check(status, "launch a kernel")
+
+
+def launcher(function: ctypes.c_void_p, slots: int, device: int) -> Callable[..., None]:
+    """Return what runs a kernel on a device whose context is current; it takes blocks, and as many slots."""
+    block, pack, stream_of = _arguments(), _layout(slots).pack_into, cuda_stream_of
+
+    def launch(blocks: int, *slots: int) -> None:
+        pack(block.memory, 0, *slots)
+        number = stream_of(device)
+        stream = block.streams.get(number)
+        if stream is None:
+            stream = block.streams[number] = ctypes.c_void_p(number)
+        status = block.launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, block.pointers, None)
+        if status:
+            _check(status, "launch a kernel")
+
+    return launch
 
 
 def blocks_for(threads: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.cost import describe_cost
+from scorch._src.backends.cuda.direct import ALIGNMENT, MAX_SHAPES, CudaCall
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch, kernel_of
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import Parts, joined_pos, parts_of, row_of_entry
@@ -20,12 +21,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
 from scorch.errors import KernelError
 
-ALIGNMENT = 16  # bytes
-MAX_SHAPES = 64  # of results that are remembered
 HERE = nullcontext()
-
-# Of each dense operand its number among the arrays, shape, dtype and strides, None if without gaps.
-Guard = list[tuple[int, torch.Size, torch.dtype, tuple[int, ...] | None]]
 
 
 class CudaExecutable(base.Executable):
@@ -40,6 +36,7 @@ class CudaExecutable(base.Executable):
 
     make_kernel: Callable[[str, str], CudaKernel] = staticmethod(kernel_of)
     can_combine = True
+    takes_addresses = True  # whether that is the address of an array
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
@@ -60,14 +57,27 @@ class CudaExecutable(base.Executable):
         self.columns = sizes[grid.column] if grid.column else 1
         tiles = -(-self.columns // (grid.threads * grid.each)) if grid.column else 1
         self.threads_of_row = tiles * grid.threads
+        self.threads_of_part = tiles * grid.part_threads
+        self.threads_of_long_row = (
+            -(-self.columns // grid.combined) * grid.part_threads if grid.column else WARP
+        )
         self.padding = [0] * (grid.added_slots - len(self.parents))
 
     def is_ready(self) -> bool:
         return self.kernel.is_ready()
 
     @functools.cached_property
-    def direct(self) -> CudaCall | None:
+    def direct(self) -> base.Direct | None:
         return CudaCall(self) if self.is_ready() else None
+
+    def launcher(self, slots: int, device: int) -> Callable[..., None]:
+        """Return a function that launches the kernel for whole rows; it takes blocks, and as many slots."""
+        return driver.launcher(self.kernel.function(FUNCTIONS[0], device), slots, device)
+
+    def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
+        """Return a function that allocates a result."""
+        like = torch.empty((), dtype=self.result_dtype, device=device).expand(shape)
+        return functools.partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
     def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
         return self.filled(arrays, (count,))
@@ -99,10 +109,10 @@ class CudaExecutable(base.Executable):
         slots = [*self.header, *self.slots(arrays), slot(values)]
         if self.parents:
             slots += [slot(row_of_entry(arrays[place])) for place in self.parents]
-        parts = self._parts(arrays) if self.pos >= 0 else None
+        parts = self.parts(arrays)
         if parts is None:
             slots += self.padding
-            self.kernel.launch(FUNCTIONS[0], slots, self._threads_of(count, arrays), number)
+            self.kernel.launch(FUNCTIONS[0], slots, self.threads_of(count, arrays), number)
             return
         sums = self.allocate((parts.cut * self.columns,), device)
         below = (row_of_entry(arrays[place]) for place in self.below)
@@ -171,14 +181,14 @@ class CudaExecutable(base.Executable):
         if not self.source:
             is_known = any(kernel.source for kernel in self._pointwise.values())
             return [Launch(FUNCTIONS[0], driver.blocks_for(call.count))] if is_known else []
-        parts = None if call.arrays is None else self._parts(call.arrays)
+        parts = None if call.arrays is None else self.parts(call.arrays)
         if parts is None:
-            threads = self._threads_of(call.count, call.arrays)
+            threads = self.threads_of(call.count, call.arrays)
             return [Launch(FUNCTIONS[0], driver.blocks_for(threads))]
         shares = zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True)
         return [Launch(name, driver.blocks_for(number)) for name, number in shares]
 
-    def _threads_of(self, count: int, arrays: Sequence[torch.Tensor] | None) -> int:
+    def threads_of(self, count: int, arrays: Sequence[torch.Tensor] | None) -> int:
         """Return the threads that compute as many values."""
         turns = -(-count // self.columns)
         if arrays is not None and self.parents:
@@ -187,19 +197,18 @@ class CudaExecutable(base.Executable):
             turns = arrays[self.listed].numel()
         return turns * self.threads_of_row
 
-    def _parts(self, arrays: Sequence[torch.Tensor]) -> Parts | None:
+    def parts(self, arrays: Sequence[torch.Tensor]) -> Parts | None:
         """Return the parts that long rows are cut into, if some are."""
         if self.pos < 0:
             return None
         pos = arrays[self.pos]
         if self.below:
             pos = joined_pos(pos, [arrays[place] for place in self.below])
-        return parts_of(pos, self.grid.threads)
+        return parts_of(pos, self.grid.part_threads, self.grid.is_few)
 
     def _threads_of_parts(self, parts: Parts) -> tuple[int, int]:
         """Return the threads that sum up parts of rows, and those that put them together."""
-        of_long_row = self.threads_of_row if self.grid.column else WARP
-        return parts.count * self.threads_of_row, parts.long * of_long_row
+        return parts.count * self.threads_of_part, parts.long * self.threads_of_long_row
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         raise KernelError(f"there is no kernel for {self.label}")
@@ -209,50 +218,3 @@ def in_context(device: torch.device) -> AbstractContextManager[Any]:
     """Make ``device`` the current one, which it usually is."""
     is_current = device.index is None or driver.is_current(device.index)
     return HERE if is_current else torch.cuda.device(device)
-
-
-class CudaCall:
-    """A kernel called on arrays as they are, after a look at the dense ones."""
-
-    def __init__(self, executable: CudaExecutable) -> None:
-        self.executable = executable
-
-    @functools.cached_property
-    def output(self) -> tuple[int, ...]:
-        """The shape of a dense result as it lies in memory."""
-        executable = self.executable
-        return tuple(executable.shape[dim] for dim in executable.plan.result.order)
-
-    def output_of(self, count: int, is_usual: bool = False) -> tuple[int, ...]:
-        del is_usual
-        return (count,)
-
-    def guard(self, operands: Sequence[Any]) -> Guard:
-        checks: Guard = []
-        place = 0
-        for operand in operands:
-            if isinstance(operand, int):
-                place += operand
-                continue
-            tensor, _ = operand
-            strides = None if tensor.is_contiguous() else tensor.stride()
-            checks.append((place, tensor.shape, tensor.dtype, strides))
-            place += 1
-        return checks
-
-    def bind(self, guard: Guard | None) -> Any:
-        filled = self.executable.filled
-        if not guard:
-            return lambda output, *arrays: filled(arrays, output)
-
-        def call(output: tuple[int, ...], *arrays: torch.Tensor) -> torch.Tensor | None:
-            device = arrays[0].device
-            for place, shape, dtype, strides in guard:
-                array = arrays[place]
-                if array.dtype is not dtype or array.shape != shape or array.device != device:
-                    return None
-                if not (array.is_contiguous() if strides is None else array.stride() == strides):
-                    return None
-            return filled(arrays, output)
-
-        return call

@@ -11,6 +11,7 @@ def facts_of(plan: Plan) -> Facts:
     """Return what is known of loops and rows; only magnitudes, which all that share the kernel have."""
     extents: dict[str, int] = {}
     lengths: dict[str, int] = {}
+    rows: dict[str, int] = {}
     sparse: set[str] = set()
     for access in plan.step.accesses:
         operand = plan.operand(access.tensor)
@@ -19,11 +20,13 @@ def facts_of(plan: Plan) -> Facts:
             sparse |= {*access.indices}
         above = 1
         for level, count in enumerate(operand.counts):
-            lengths[f"{operand.name}{level + 1}_pos"] = _magnitude(count) // _magnitude(above)
+            pos = f"{operand.name}{level + 1}_pos"
+            lengths[pos], rows[pos] = _magnitude(count) // _magnitude(above), _magnitude(above)
             above = count
     extents |= {index: _magnitude(size) for index, size in extents.items() if index in sparse}
     dense = [operand.element.bytes for operand in plan.operands if not operand.is_sparse]
-    return Facts(plan.result_loops, extents, lengths, extents.keys() - sparse, min(dense, default=4))
+    narrowest = min(dense, default=4)
+    return Facts(plan.result_loops, extents, lengths, extents.keys() - sparse, narrowest, rows)
 
 
 def is_narrow(plan: Plan) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from scorch._src.backends import base
+from scorch._src.backends.cuda.direct import ALIGNMENT
 from scorch._src.backends.cuda.driver import MAX_SLOTS
-from scorch._src.backends.cuda.executable import ALIGNMENT, CudaExecutable, in_context
+from scorch._src.backends.cuda.executable import CudaExecutable, in_context
 from scorch._src.backends.cuda.facts import facts_of, is_narrow
 from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.cuda.rows import longest_row

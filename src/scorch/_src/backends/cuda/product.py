@@ -1,7 +1,12 @@
-"""Products of two matrices of compressed rows whose result is one, too: ``c/product.cu``, for any dtypes."""
+"""Products of two matrices of compressed rows whose result is one, too, for any dtypes: ``c/product.cu``.
+
+Where the first factor has few rows, all of them long, as ``A @ A.T`` of a wide matrix, a row for each block
+would leave most of a device idle: then rows are cut into parts, ``c/product_parts.cu``.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,8 +14,9 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
+from scorch._src.backends.cuda.cost import describe_cost
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
-from scorch._src.backends.cuda.kernel import Launch
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
@@ -22,11 +28,17 @@ from scorch._src.notation.nodes import Access, Op
 
 ROWS = "ds"
 THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
-ROWS_OF_BLOCK = THREADS // 32
+WARP = 32
+ROWS_OF_BLOCK = THREADS // WARP
 FEW = 128  # products of a row that a warp lists
 MAX_BLOCKS = 1 << 14
 BITS_OF_TILE = 1024  # columns come in multiples of as many
 ARRAYS = 3  # of a matrix
+MAX_FEW_ROWS = 1024
+MIN_LONG_ROW = 512  # entries, on average, of rows that are cut
+MIN_PART = 128  # entries of a part of such a row
+WANTED_BLOCKS = 528  # that keep a device busy
+MAX_PARTS = 64  # of a row, which one thread adds up
 
 
 def factors_of(plan: Plan) -> tuple[Access, Access] | None:
@@ -65,7 +77,7 @@ def is_product(plan: Plan) -> bool:
     return factors_of(plan) is not None
 
 
-def print_product(plan: Plan) -> str:
+def print_product(plan: Plan, file: str = "product.cu") -> str:
     """The CUDA source of a product."""
     factors = factors_of(plan)
     assert factors is not None
@@ -86,7 +98,7 @@ def print_product(plan: Plan) -> str:
     else:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
     lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}"]
-    text = (Path(__file__).parent / "c" / "product.cu").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "c" / file).read_text(encoding="utf-8")
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), text])
 
 
@@ -130,6 +142,11 @@ class ProductExecutable(CudaExecutable):
         self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
 
     def describe(self, call: base.Call) -> base.Description:
+        if self._is_by_parts(call):
+            inner = "rows, few and long, are cut into parts; groups of threads have sums of all columns"
+            how = "a block of CUDA threads for each part; one launch adds up, one counts and one fills; "
+            said, _ = describe_cost(self.parts_kernel, self.launches(call), call)
+            return base.Description(inner, f"{how}before that the host waits for the size; {said}")
         inner = f"rows with up to {FEW} products list them; others mark columns in shared memory"
         how = "a warp for each of the former, a block of CUDA threads for each of the latter; "
         how += "two launches count and two fill; in between the host waits for the size"
@@ -139,6 +156,8 @@ class ProductExecutable(CudaExecutable):
     def launches(self, call: base.Call) -> list[Launch]:
         if not self.rows:
             return []
+        if self._is_by_parts(call):
+            return self._launches_of_parts(call)
         shared = bytes_of_tile(self.width_of_tile(call.device))
         few, many = (min(blocks, MAX_BLOCKS) for blocks in (-(-self.rows // ROWS_OF_BLOCK), self.rows))
         launches = []
@@ -155,6 +174,9 @@ class ProductExecutable(CudaExecutable):
     def _build(self, arrays: Sequence[torch.Tensor], device: torch.device) -> base.Arrays:
         arrays = [array for place in self.places for array in arrays[place : place + ARRAYS]]
         check_waiting(device, f"the size of {self.label}")
+        lanes = self.lanes_of_group(arrays[1].numel())
+        if lanes and self.parts_kernel.is_ready():
+            return self._build_by_parts(arrays, lanes, device)
         width = self.width_of_tile(device)
         tiles = max(1, -(-self.result_columns // width))
         counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
@@ -162,20 +184,25 @@ class ProductExecutable(CudaExecutable):
         left[:1] = 0
         given = [*map(self.slot, arrays), self.rows, tiles, width, self.slot(left)]
         self.run_both("count", [*given, self.slot(counts), 0, 0, 0], width, device)
-        places = torch.zeros(self.rows * tiles + 1, dtype=torch.int64, device=device)
+        places, crd, values = self._allocated(counts)
+        if crd.numel():
+            slots = [*given, 0, self.slot(places), self.slot(crd), self.slot(values)]
+            self.run_both("fill", slots, width, device)
+        return self._arrays(places[::tiles], crd, values)
+
+    def _allocated(self, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return where entries begin that are counted, and memory for their columns and values."""
+        places = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
         torch.cumsum(counts, 0, out=places[1:])
         count = int(places[-1])
         index = torch.int32 if self.plan.index.bytes == 4 else torch.int64
-        crd = torch.empty(count, dtype=index, device=device)
-        values = torch.empty(count, dtype=self.dtype, device=device)
-        if count:
-            slots = [*given, 0, self.slot(places), self.slot(crd), self.slot(values)]
-            self.run_both("fill", slots, width, device)
-        if count > LAST_INT32:
-            index = torch.int64
-        return base.Arrays(
-            (None, places[::tiles].to(index)), (None, crd.to(index)), (self.rows, count), values
-        )
+        crd = torch.empty(count, dtype=index, device=counts.device)
+        return places, crd, torch.empty(count, dtype=self.dtype, device=counts.device)
+
+    def _arrays(self, places: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> base.Arrays:
+        count = crd.numel()
+        index = torch.int64 if count > LAST_INT32 else crd.dtype
+        return base.Arrays((None, places.to(index)), (None, crd.to(index)), (self.rows, count), values)
 
     def run_both(self, what: str, slots: Sequence[int], width: int, device: torch.device) -> None:
         """Run the functions for rows with few products and for those with many."""
@@ -191,6 +218,72 @@ class ProductExecutable(CudaExecutable):
         while bytes_of_tile(width) > most:
             width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
         return width
+
+    # few rows, all of them long --------------------------------------------------------------------------
+
+    @functools.cached_property
+    def parts_kernel(self) -> CudaKernel:
+        return self.make_kernel(print_product(self.plan, "product_parts.cu"), self.label)
+
+    def lanes_of_group(self, entries: int) -> int:
+        """Return how many threads share the sums of a part; 0 where rows are not cut into parts."""
+        is_long = 0 < self.rows <= MAX_FEW_ROWS and entries >= MIN_LONG_ROW * self.rows
+        is_long = is_long and self.result_columns > 0
+        lanes = 1
+        while is_long and lanes <= WARP:
+            if self._bytes_of_part(lanes) <= driver.USUAL_SHARED_MEMORY:
+                return lanes
+            lanes *= 2
+        return 0
+
+    def _is_by_parts(self, call: base.Call) -> bool:
+        return call.arrays is not None and self.lanes_of_group(self._entries(call.arrays)) > 0
+
+    def _entries(self, arrays: Sequence[torch.Tensor]) -> int:
+        """Return the number of entries of the first factor, from the arrays of both."""
+        return arrays[self.places[0] + 1].numel()
+
+    def _parts_of_row(self, entries: int) -> int:
+        most = min(MAX_PARTS, -(-WANTED_BLOCKS // self.rows))
+        return max(1, min(most, entries // self.rows // MIN_PART))
+
+    def _launches_of_parts(self, call: base.Call) -> list[Launch]:
+        assert call.arrays is not None
+        entries = self._entries(call.arrays)
+        blocks, shared = (
+            self.rows * self._parts_of_row(entries),
+            self._bytes_of_part(self.lanes_of_group(entries)),
+        )
+        return [
+            Launch("scorch_add_parts", blocks, THREADS, shared),
+            Launch("scorch_count_parts", driver.blocks_for(self.rows * -(-self.result_columns // 32))),
+            Launch("scorch_fill_parts", driver.blocks_for(self.rows * self.result_columns)),
+        ]
+
+    def _bytes_of_part(self, lanes: int) -> int:
+        """Return the shared memory of a block: sums of each group of threads, and which columns there are."""
+        columns = self.result_columns
+        return THREADS // lanes * columns * self.dtype.itemsize + 4 * -(-columns // 32)
+
+    def _build_by_parts(
+        self, arrays: Sequence[torch.Tensor], lanes: int, device: torch.device
+    ) -> base.Arrays:
+        rows, columns, words = self.rows, self.result_columns, -(-self.result_columns // 32)
+        parts = self._parts_of_row(arrays[1].numel())
+        sums = torch.empty(rows * parts * columns, dtype=self.dtype, device=device)
+        bits = torch.empty(rows * (parts + 1) * words, dtype=torch.int32, device=device)
+        counts = torch.zeros(rows, dtype=torch.int64, device=device)
+        given = [*map(self.slot, arrays), rows, columns, parts, lanes, self.slot(sums), self.slot(bits)]
+        given += [self.slot(bits[rows * parts * words :]), self.slot(counts)]
+        kernel, number = self.parts_kernel, device.index
+        shared = self._bytes_of_part(lanes)
+        nothing = [*given, 0, 0, 0]
+        kernel.launch_blocks("scorch_add_parts", nothing, rows * parts, THREADS, shared, number)
+        kernel.launch_blocks("scorch_count_parts", nothing, -(-rows * words // THREADS), THREADS, 0, number)
+        places, crd, values = self._allocated(counts)
+        slots = [*given, *map(self.slot, (places, crd, values))]
+        kernel.launch_blocks("scorch_fill_parts", slots, -(-rows * columns // THREADS), THREADS, 0, number)
+        return self._arrays(places, crd, values)
 
     def launch_rows(
         self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device

@@ -18,7 +18,8 @@ import torch
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.cost import tells
-from scorch._src.backends.cuda.executable import ALIGNMENT, in_context
+from scorch._src.backends.cuda.direct import ALIGNMENT
+from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, refuse
 from scorch._src.backends.cuda.rows import Parts, parts_of
 from scorch._src.backends.launcher import address_of

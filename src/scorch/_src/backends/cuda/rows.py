@@ -39,7 +39,7 @@ class Parts:
 class _Facts:
     longest: int = -1
     row_of_entry: torch.Tensor | None = None
-    parts: dict[int, Parts | None] = field(default_factory=dict)
+    parts: dict[tuple[int, bool], Parts | None] = field(default_factory=dict)
     joined: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)  # by id of rows above
 
 
@@ -94,16 +94,21 @@ def longest_row(pos: torch.Tensor) -> int:
     return facts.longest
 
 
-def parts_of(pos: torch.Tensor, threads: int) -> Parts | None:
-    """Return the parts of rows that units of ``threads`` add up; None where no row is long."""
-    facts = _facts_of(pos)
-    if threads not in facts.parts:
+def parts_of(pos: torch.Tensor, threads: int, is_few: bool = False) -> Parts | None:
+    """Return the parts of rows that units of ``threads`` add up; None where no row is long.
+
+    ``is_few``: rows are so few that many parts are put together side by side.
+    """
+    facts, key = _facts_of(pos), (threads, is_few)
+    if key not in facts.parts:
         longest = longest_row(pos)
         # A part and the parts of the longest row take about as long, one after the other.
         width = max(MIN_PART, 2 * threads, math.isqrt(longest))
-        facts.parts[threads] = _cut(pos, width) if longest > MAX_UNCUT * width else None
+        if is_few:
+            width = max(MIN_PART, threads, math.isqrt(longest)) // 2
+        facts.parts[key] = _cut(pos, width) if longest > MAX_UNCUT * width else None
         settle(pos.device)
-    return facts.parts[threads]
+    return facts.parts[key]
 
 
 def _cut(pos: torch.Tensor, width: int) -> Parts:

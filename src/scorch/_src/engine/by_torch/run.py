@@ -42,9 +42,8 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
     """Run a prepared step by torch on tensors in the order of its ``sources``."""
     prepared.check_budget()
     plan = prepared.planned.plan
-    names = list(dict.fromkeys(access.tensor for access in plan.step.accesses))
     operands = _converted(prepared, sources)
-    tensors = dict(zip(names, operands, strict=True))
+    tensors = dict(zip(prepared.names, operands, strict=True))
     try:
         if prepared.is_elementwise:
             return run_elementwise(prepared, tensors)

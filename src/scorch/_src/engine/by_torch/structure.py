@@ -79,7 +79,7 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
     if structure is None or not structure.is_of(patterns):
         routines, device = prepared.backend.routines, stored[0].device
         routines.check_waiting(device, f"the places of {prepared.kernel.label}")
-        structure = _make(prepared, Statement(step, tensors, prepared.sizes), patterns)
+        structure = _make(prepared, tensors, patterns)
         _ = structure.places  # computed before the point that others wait for
         structure.wait = routines.record(device)
         patterns[0].structures[prepared] = structure
@@ -99,8 +99,12 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
     return Storage(structure.pattern, values.to(prepared.dtype))
 
 
-def _make(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern]) -> Structure:
+def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[Pattern]) -> Structure:
     step, form, shape = prepared.planned.plan.step, prepared.format, prepared.shape
+    if prepared.is_transposition:
+        transposed, entries = transpose(patterns[0], form, shape, prepared.backend.routines)
+        return Structure(transposed, {}, {step.accesses[0]: (entries, None)}, None, ())
+    statement = Statement(step, tensors, prepared.sizes)
     others = tuple(weakref.ref(pattern) for pattern in patterns[1:])
     target = step.target.indices
     if _is_on_one_pattern(statement, patterns, form):
@@ -108,9 +112,6 @@ def _make(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern])
         if statement.dense:  # which are read at coordinates
             same = next(iter(statement.stored.values())).columns
         return Structure(patterns[0], same, dict.fromkeys(statement.sparse, (None, None)), None, others)
-    if len(patterns) == 1 and not statement.dense and _is_transposed(step, patterns[0].format, form):
-        transposed, entries = transpose(patterns[0], form, shape, prepared.backend.routines)
-        return Structure(transposed, {}, {next(iter(statement.sparse)): (entries, None)}, None, others)
     points = statement.points
     columns = [points.columns[index] for index in target]
     order = _order(form, shape, columns, patterns, step)
@@ -129,8 +130,13 @@ def _make(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern])
     return Structure(packed.pattern, kept, origins, padding, others)
 
 
-def _is_transposed(step: Step, source: Format, form: Format) -> bool:
+def is_transposition(prepared: Prepared) -> bool:
     """Check whether a matrix of compressed rows becomes one of compressed columns, or the other way round."""
+    plan, form = prepared.planned.plan, prepared.format
+    step = plan.step
+    if len(step.accesses) != 1 or not plan.operands[0].is_sparse:
+        return False
+    source = plan.operands[0].format
     letters = source.letters == form.letters == "ds"
     is_plain = not source.blocks and not form.blocks and step.accesses[0].indices == step.target.indices
     return letters and is_plain and source.order != form.order

@@ -181,6 +181,8 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if not isinstance(other, SparseTensor):
         return is_functorch_wrapped_tensor(other) or math.isfinite(other.detach().sum())
+    if sparse.storage.pattern is other.storage.pattern:  # type: ignore[attr-defined]
+        return True  # implicit zeros meet each other only
     arrays = [array.detach() for array in (sparse.storage.values, other.storage.values)]  # type: ignore[attr-defined]
     known = [array for array in arrays if not is_functorch_wrapped_tensor(array)]
     return not known or routines_for(known[0]).are_finite(known)

@@ -57,10 +57,21 @@ def from_coordinates(
     without ``shape`` it is as large as the coordinates need.
     """
     checked = as_differentiable_values("values", values)
-    if is_differentiable(checked):
-        return _connected(coordinates, checked, shape, format, name)
-    crd, count = _rows(name, coordinates, checked.device)
-    return _from_rows(crd, count, checked, shape, format, name)
+    return from_checked_values(coordinates, checked, shape, format, name)
+
+
+def from_checked_values(
+    coordinates: Any,
+    values: torch.Tensor,
+    shape: Any,
+    format: str | Format | None,
+    name: str = "indices",
+) -> SparseTensor | torch.Tensor:
+    """Build a tensor as ``from_coordinates`` does, of values that are a tensor of the right dtype."""
+    if is_differentiable(values):
+        return _connected(coordinates, values, shape, format, name)
+    crd, count = _rows(name, coordinates, values.device)
+    return _from_rows(crd, count, values, shape, format, name)
 
 
 def _from_rows(
@@ -74,17 +85,21 @@ def _from_rows(
     if shape is None:
         shape = (*(max(0, int(row.max()) + 1) if row.numel() else 0 for row in crd), *values.shape[1:])
     sizes = as_shape("size", shape)
-    _check_coordinate_arrays(name, crd, values, sizes, count)
+    _check_coordinate_shapes(name, crd, values, sizes, count)
     if not crd:
         total = values.sum(0, dtype=values.dtype) if values.dtype != torch.bool else values.any(0)
         target_format = as_format("dense" if format is None else format, len(sizes))
         return wrap(convert(total.reshape(sizes), target_format))
     dense = sizes[len(crd) :]
-    form = Format("o" * len(crd) + "d" * len(dense))
+    form = as_format("o" * len(crd) + "d" * len(dense), len(sizes))
     target_format = form if format is None else as_format(format, len(sizes))
     dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)))
+    routines = routines_for(crd[0])
+    coalesced = routines.coalesce(crd, sizes[: len(crd)], values, dtype)
+    if coalesced is not None:
+        return wrap(convert(_listed(form, sizes, *coalesced), target_format))
+    check_all_coordinates(name, crd, sizes)
     arrays = [own(array, dtype) for array in crd]
-    routines = routines_for(arrays[0])
     sorting = routines.sort_entries(arrays, sizes[: len(crd)])
     if isinstance(sorting, Sorted):
         summed = routines.sum_entries(sorting, values)
@@ -96,17 +111,25 @@ def _from_rows(
 
 
 def _listed(
-    form: Format, sizes: tuple[int, ...], columns: Sequence[torch.Tensor], values: torch.Tensor
+    form: Format,
+    sizes: tuple[int, ...],
+    columns: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    pos: torch.Tensor | None = None,
 ) -> Storage:
-    """Return the list of entries with these coordinates, and dense levels below."""
+    """Return the list of entries with these coordinates, and dense levels below.
+
+    ``pos`` has where it begins and ends, if there is such an array.
+    """
     first, *others = columns
     count = first.numel()
-    pos = torch.zeros(2, dtype=first.dtype, device=first.device)
-    pos[1:].fill_(count)
+    if pos is None:
+        pos = torch.zeros(2, dtype=first.dtype, device=first.device)
+        pos[1:].fill_(count)
     below = (None,) * (len(sizes) - len(columns))
     counts = level_counts(form, sizes, [count] * len(columns))
     pattern = Pattern(form, sizes, (pos, *(None for _ in others), *below), (*columns, *below), tuple(counts))
-    return Storage(pattern, values.contiguous().reshape(-1))
+    return Storage(pattern, values if values.dim() == 1 else values.reshape(-1))
 
 
 def _connected(
@@ -155,10 +178,10 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
             f"{name} has shape {tuple(indices.shape)}; it must have one row for each dimension "
             "and one column for each entry"
         )
-    return list(indices), indices.shape[1]
+    return list(indices.unbind()), indices.shape[1]
 
 
-def _check_coordinate_arrays(
+def _check_coordinate_shapes(
     name: str, crd: Sequence[torch.Tensor], values: torch.Tensor, sizes: tuple[int, ...], count: int
 ) -> None:
     if values.dim() == 0 or values.shape[0] != count:
@@ -172,7 +195,6 @@ def _check_coordinate_arrays(
         )
     if dense != sizes[len(crd) :]:
         raise ShapeError(f"each value has shape {dense}, but size {sizes} ends with {sizes[len(crd) :]}")
-    check_all_coordinates(name, crd, sizes)
 
 
 # pointers --------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse ten
     metadata,
 )
 from scorch._src.tensor.autograd import stored
-from scorch._src.tensor.create.build import from_compressed, from_coordinates
+from scorch._src.tensor.create.build import from_checked_values, from_compressed, from_coordinates
 from scorch._src.tensor.create.check import (
     as_differentiable_values,
     as_indices,
@@ -191,7 +191,7 @@ def sparse_coo_tensor(
         )
         indices, size = torch.zeros(len(shape), 0, dtype=torch.int64, device=values.device), shape
     checked = as_differentiable_values("values", _moved(values, where), dtype, where)
-    return _leaf(from_coordinates(_moved(indices, where), checked, size, format), requires_grad)
+    return _leaf(from_checked_values(_moved(indices, where), checked, size, format), requires_grad)
 
 
 def sparse_compressed(

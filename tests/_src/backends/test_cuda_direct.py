@@ -1,0 +1,87 @@
+"""Calls that repeat go straight to a launch, and take the long way where something is unusual."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import grid_emulator
+import scorch
+from scorch._src.backends.cuda import driver
+from scorch._src.backends.cuda.kernel import LAUNCHES, Launches
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the blocks of launches that take the short way."""
+    blocks: list[int] = []
+    make = grid_emulator.EmulatedExecutable.launcher
+
+    def counted(self: Any, slots: int, device: int) -> Callable[..., None]:
+        launch = make(self, slots, device)
+
+        def run(number: int, *given: int) -> None:
+            assert len(given) == slots
+            blocks.append(number)
+            launch(number, *given)
+
+        return run
+
+    monkeypatch.setattr(grid_emulator.EmulatedExecutable, "launcher", counted)
+    return blocks
+
+
+def matrix(rows: int = 20) -> torch.Tensor:
+    return torch.randint(1, 5, (rows, 30)) * (torch.rand(rows, 30) < 0.2).float()
+
+
+def test_calls_that_repeat_take_the_short_way(quick: list[int]) -> None:
+    a, X = matrix(), torch.randint(-3, 4, (31, 32)).float()
+    with scorch.settings(backend="emulated"):
+        A = scorch.from_torch(a, format="csr")
+        quick.clear()
+        for number in range(3):
+            x = X[number % 2 : 30 + number % 2]
+            torch.testing.assert_close(A @ x, a @ x)
+            assert len(quick) == number
+
+
+def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
+    short, long = torch.eye(20, 30), matrix()
+    long[3] = 1
+    flat = torch.randint(-3, 4, (30 * 32 + 1,)).float()
+    x, elsewhere = flat[:-1].view(30, 32), flat[1:].view(30, 32)  # where runs of four cannot be loaded
+    with scorch.settings(backend="emulated"):
+        A, B = (scorch.from_torch(dense, format="csr") for dense in (short, long))
+        for _ in range(2):
+            torch.testing.assert_close(A @ x, short @ x)
+        quick.clear()
+        torch.testing.assert_close(A @ elsewhere, short @ elsewhere)
+        torch.testing.assert_close(B @ x, long @ x)
+        record = Launches()
+        LAUNCHES.append(record)
+        torch.testing.assert_close(A @ x, short @ x)
+        LAUNCHES.remove(record)
+        assert not quick and record.launched
+        torch.testing.assert_close(A @ x, short @ x)
+        assert len(quick) == 1
+
+
+def test_a_launcher_passes_slots_blocks_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ctypes.create_string_buffer(8 * driver.MAX_SLOTS)
+    calls: list[Any] = []
+    block = SimpleNamespace(memory=memory, pointers="pointers", streams={}, launch=lambda *a: calls.append(a))
+    monkeypatch.setattr(driver, "_arguments", lambda: block)
+    monkeypatch.setattr(driver, "cuda_stream_of", lambda device: 70 + device)
+    launch = driver.launcher(ctypes.c_void_p(5), 3, 1)
+    launch(9, 11, -12, 13)
+    launch(2, 1, 2, 3)
+    assert [call[1] for call in calls] == [9, 2]
+    assert calls[0][4] == driver.THREADS and calls[0][8].value == 71 and calls[0][8] is calls[1][8]
+    assert list((ctypes.c_longlong * 3).from_buffer(memory)) == [1, 2, 3]
