@@ -57,7 +57,7 @@ def einsum(
     head = (args[0], format) if args and isinstance(args[0], str) else None
     operands = args[1:] if head else args
     if is_differentiable(*operands):
-        return _differentiable(args, format, sparse_grad)
+        return differentiable_einsum(args, format, sparse_grad)
     if head is not None:
         known: SparseTensor | torch.Tensor | None = repeat_call(head, operands)
         if known is not None:
@@ -104,8 +104,8 @@ def planned_contractions(equation: str, shapes: tuple[tuple[int, ...], ...]) -> 
     return tuple(contractions(*read_indices(equation, shapes)))
 
 
-def _differentiable(
-    args: tuple[Any, ...], format: str | Format | None, sparse_grad: bool
+def differentiable_einsum(
+    args: tuple[Any, ...], format: str | Format | None, sparse_grad: bool = False
 ) -> SparseTensor | torch.Tensor:
     """Compute ``einsum`` and connect the result to the operands."""
     equation, operands = _arguments(args)

@@ -96,8 +96,7 @@ def _run_rule(
         taken_array, taken_pattern = _take(call, arrays, place, taken, incoming)
         taken_arrays.append(taken_array)
         patterns.append(taken_pattern)
-        is_operand = isinstance(taken, int) and taken >= 0
-        sources.append(call.sources[int(taken)] if is_operand and call.sources else None)
+        sources.append(call.sources[taken] if call.sources and type(taken) is int and taken >= 0 else None)
     inner = Call(rule.formula, patterns, sources)
     value, result = run(inner, taken_arrays), inner.pattern
     if gradient.repeated:

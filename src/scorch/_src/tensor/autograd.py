@@ -130,12 +130,7 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         _check_watched(ctx.other)
-        if is_legacy_batchedtensor(gradient):
-            raise UnsupportedError(
-                "gradients of a sparse tensor for a batch of directions (is_grads_batched, vectorize); "
-                "use torch.func.jacrev over its values(), or one direction after the other"
-            )
-        return sparse_of(ctx.pattern, clear_padding(gradient, ctx.pattern)), None
+        return gradient_on(ctx.pattern, gradient), None
 
 
 class _Wrap(torch.autograd.Function):
@@ -175,6 +170,16 @@ class _Use(torch.autograd.Function):
         if isinstance(gradient, SparseTensor) and gradient.storage.pattern is ctx.pattern:
             return gradient
         return sparse_of(ctx.pattern, values_at(gradient, ctx.pattern))
+
+
+def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """Return the gradient of a tensor on ``pattern`` that has these values, connected to them."""
+    if is_legacy_batchedtensor(values):
+        raise UnsupportedError(
+            "gradients of a sparse tensor for a batch of directions (is_grads_batched, vectorize); "
+            "use torch.func.jacrev over its values(), or one direction after the other"
+        )
+    return sparse_of(pattern, clear_padding(values, pattern))
 
 
 def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
