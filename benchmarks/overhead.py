@@ -334,8 +334,9 @@ def print_warm(warm: list[dict[str, object]]) -> None:
     print("\nWarm calls, 64 x 64, density 0.1, microseconds (ratio above 1: Scorch is faster than torch)\n")
     print(f"{'case':<24}{'threads':>8}{'scorch':>10}{'torch':>10}{'ratio':>8}{'scipy':>10}")
     for row in warm:
-        line = f"{row['case']:<24}{row['threads']:>8}{row['scorch']:>10.1f}{row['torch']:>10.1f}{row['ratio']:>8.2f}"
-        print(line + (f"{row['scipy']:>10.1f}" if "scipy" in row else f"{'-':>10}"))
+        times = f"{row['scorch']:>10.1f}{row['torch']:>10.1f}{row['ratio']:>8.2f}"
+        scipys = f"{row['scipy']:>10.1f}" if "scipy" in row else f"{'-':>10}"
+        print(f"{row['case']:<24}{row['threads']:>8}" + times + scipys)
 
 
 def print_layers(layers: list[dict[str, object]]) -> None:

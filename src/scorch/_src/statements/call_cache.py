@@ -74,6 +74,13 @@ def recent_run(head: tuple[Any, ...], operands: Operands) -> Run | None:
     return None if described is None else _recent.get(described[0])
 
 
+def repeat_recent(head: tuple[Any, ...], operands: Operands) -> Tensor | None:
+    """Repeat the last such call on operands of any kind; None where they differ from its own."""
+    described = describe(head, operands)
+    run = None if described is None else _recent.get(described[0])
+    return None if run is None or described is None or not may_repeat() else run(described[1])
+
+
 def _known_run(quick: Hashable, sources: Sequence[Any]) -> Run | None:
     """Look up what runs a call with these shapes, dtypes and strides; it is tried first at the next call."""
     if peek_interpreter_stack() is not None or len_torch_dispatch_stack():

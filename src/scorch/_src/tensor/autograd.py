@@ -38,7 +38,7 @@ from scorch._src.engine.execute import (
     values_from,
 )
 from scorch._src.formats import Format, dense_format
-from scorch._src.grad_state import fixed_patterns, is_differentiable, untracked
+from scorch._src.grad_state import fixed_patterns, is_differentiable, is_grad_enabled, untracked
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.storage.coordinates import clear_padding
 from scorch._src.storage.relevel import releveled, shares_entries
@@ -179,7 +179,10 @@ def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
             "gradients of a sparse tensor for a batch of directions (is_grads_batched, vectorize); "
             "use torch.func.jacrev over its values(), or one direction after the other"
         )
-    return sparse_of(pattern, clear_padding(values, pattern))
+    values = clear_padding(values, pattern)
+    if is_grad_enabled() or type(values) is not torch.Tensor:
+        return sparse_of(pattern, values)
+    return SparseTensor(Storage(pattern, plain(values)))
 
 
 def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
