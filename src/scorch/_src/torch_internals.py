@@ -99,6 +99,7 @@ make_wrapper_subclass: Callable[..., Any] = _find("torch.Tensor._make_wrapper_su
 
 len_torch_dispatch_stack: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack")
 len_torch_function_stack: Callable[[], int] = _find("torch._C._len_torch_function_stack")
+is_torch_function_enabled: Test = _find("torch._C._is_torch_function_enabled")
 get_dispatch_mode: Callable[[Any], Any] = _find("torch._C._get_dispatch_mode")
 FAKE_MODE: Any = _find("torch._C._TorchDispatchModeKey.FAKE")
 PROXY_MODE: Any = _find("torch._C._TorchDispatchModeKey.PROXY")

@@ -53,7 +53,10 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
         recent = _recent.get(quick)
     except TypeError:  # no format: planning raises the error
         return None
-    result = recent(sources) if recent is not None and may_repeat() else None
+    result, in_force = None, in_block() or applied[0]  # as ``current()``
+    is_usual = in_force is DEFAULT or _is_usual(in_force)
+    if recent is not None and is_usual and not LISTENERS and not len_torch_dispatch_stack():  # ``may_repeat``
+        result = recent(sources)
     if result is None:
         run = _known_run(quick, sources)
         result = None if run is None else run(sources)

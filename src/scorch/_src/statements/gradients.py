@@ -14,6 +14,7 @@ import torch
 
 from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.notation.indexing import Statement
+from scorch._src.statements.call_cache import repeat_recent
 from scorch._src.statements.formula import (
     CSR,
     INCOMING,
@@ -24,7 +25,6 @@ from scorch._src.statements.formula import (
     formula_of,
     read_by,
 )
-from scorch._src.statements.call_cache import repeat_recent
 from scorch._src.statements.statement import run_formula
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import placed, sparse_of
@@ -97,7 +97,9 @@ def _run_rule(
         patterns.append(taken_pattern)
     known = _repeat_rule(rule, taken_arrays, patterns) if run is forward_of else None
     if known is None:
-        sources = [call.sources[n] if call.sources and type(n) is int and n >= 0 else None for n in rule.takes]
+        sources = [
+            call.sources[n] if call.sources and type(n) is int and n >= 0 else None for n in rule.takes
+        ]
         inner = Call(rule.formula, patterns, sources)
         value, result = run(inner, taken_arrays), inner.pattern
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from scorch._src.backends.cpu.launch import are_finite
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.concat import joined
@@ -35,6 +36,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 class CpuRoutines(Routines):
     transpose = staticmethod(laid_out)
+    are_finite = _or_torch(are_finite, Routines.are_finite)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)
     sort_entries = _or_torch(sort_entries, Routines.sort_entries)
