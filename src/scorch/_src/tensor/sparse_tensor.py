@@ -137,8 +137,7 @@ class SparseTensor(torch.Tensor):
                     refuse_freed(*args, *(kwargs or {}).values())
                 result = handler(*args, **(kwargs or {}))
             else:
-                with DisableTorchFunctionSubclass():
-                    result = without_base(func(*args, **(kwargs or {})))
+                result = hooks.run_by_torch(func, args, kwargs or {})
             if type(result) is SparseTensor:
                 for value in args:  # as has_strides does, without a call
                     stored = value.storage if type(value) is SparseTensor else None

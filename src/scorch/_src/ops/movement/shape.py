@@ -264,7 +264,9 @@ def split_with_sizes(self: SparseTensor, split_sizes: Sequence[int], dim: int = 
 
 
 def _triangle(func: Any, is_kept: Any, self: SparseTensor, diagonal: int = 0) -> Any:
-    shape = infer_shape(func, self, diagonal)
+    shape = self.storage.pattern.shape
+    if len(shape) < 2:
+        infer_shape(func, self, diagonal)  # raises torch's error
     entries = entries_of(self)
     rows, columns = entries.coordinates[-2:]
     mask = is_kept(columns - rows, diagonal)

@@ -1,0 +1,91 @@
+"""Find the operator of ATen that a call of torch ends in, and call Scorch's function for it directly.
+
+torch parses the arguments, passes its dispatcher and calls ``__torch_dispatch__``; before the first such call
+of a process it imports its distributed tensors and sympy, which takes about a second. Where nothing but the
+operator itself would run, the same function is called from here. In-place operators, whose versions torch
+counts, and functions that torch composes of others take torch's way.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from scorch._src.bounded import BoundedCache
+from scorch._src.tensor.hooks import hooks
+from scorch._src.tensor.sparse_tensor import SparseTensor, without_base
+from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    DispatchKey,
+    is_any_autocast_enabled,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+    resolve_overload,
+)
+
+MAX_KINDS = 4096
+_NUMBERS = frozenset({bool, int, float, type(None)})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, SparseTensor})
+_SIMPLE_TYPES = frozenset({"Tensor", "number", "int", "float", "bool"})
+_BUILTINS = (type(torch.tril), type(torch.Tensor.tril))
+
+_operators: BoundedCache[Any, Any] = BoundedCache(MAX_KINDS)  # by function and types of arguments
+
+
+def run_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run ``func`` of sparse tensors that nothing tracks as torch does, without torch where that is short."""
+    operator = None if kwargs or len_torch_dispatch_stack() else _operator_of(func, args)
+    with DisableTorchFunctionSubclass():
+        if operator is not None:
+            return SparseTensor.__torch_dispatch__(operator, (), args, {})
+        return without_base(func(*args, **kwargs))
+
+
+def _operator_of(func: Any, args: tuple[Any, ...]) -> Any:
+    """Return the operator behind a call with tensors and numbers; None where torch does more than call it."""
+    kinds = tuple(map(type, args))
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or is_any_autocast_enabled():
+        return None
+    if not all(kind in _TENSORS or kind in _NUMBERS for kind in kinds):
+        return None
+    key = func, kinds
+    if key not in _operators:
+        _operators[key] = _find_operator(func, args)
+    return _operators.get(key)
+
+
+def _find_operator(func: Any, args: tuple[Any, ...]) -> Any:
+    packet = _packet_of(func)
+    if packet is None:
+        return None
+    try:
+        operator = getattr(packet, resolve_overload(packet._qualified_op_name, *args))
+        is_composed = operator.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
+    except RuntimeError:  # torch converts the arguments first, or refuses them, or only scripts have it
+        return None
+    is_simple = all(map(_is_simple, operator._schema.arguments[: len(args)]))
+    return None if not is_simple or is_composed or _writes(operator) else operator
+
+
+def _is_simple(argument: Any) -> bool:
+    """Whether an argument is a tensor or a number, and not what schemas show as a number."""
+    kind = str(argument.type).removeprefix("Optional[").removesuffix("]")
+    return kind in _SIMPLE_TYPES and argument.name not in ("dtype", "layout", "device", "memory_format")
+
+
+@functools.lru_cache(maxsize=MAX_KINDS)
+def _packet_of(func: Any) -> Any:
+    """Return the operators of ATen that have the name of a builtin of torch; None if there are none."""
+    name = func.__name__ if isinstance(func, _BUILTINS) else ""
+    return getattr(torch.ops.aten, name.removeprefix("__").removesuffix("__"), None) if name else None
+
+
+def _writes(operator: Any) -> bool:
+    infos = (argument.alias_info for argument in operator._schema.arguments)
+    return any(info is not None and info.is_write for info in infos)
+
+
+hooks.run_by_torch = run_by_torch
