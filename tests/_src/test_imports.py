@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import run_python
 from scorch._src import torch_internals
 from scorch._src.tensor.hooks import Hooks, hooks
-from fork_server import run_python
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "scorch"
 MOST_FILES = 24  # in a folder
@@ -53,18 +53,22 @@ def test_folders_are_small():
 
 
 COMMON_CALLS = """
-A * 2; A / 2; -A; A + A; A - A; A * A; A * d; d * A; A + d; A / d; A + 1; A @ x; A @ A; d @ A; A ** 2; A.abs(); A.T; A.t()
-A.sum(); A.sum(1); A.mean(); A.mean(1); A.max(); A.min(); A.amax(1); A.argmax(1); A.norm(); A.std(); A.var(); A.prod()
-A.any(); A.all(); A.cumsum(1); A.median(); A.count_nonzero(); A.nonzero(); A[3]; A[3, 4]; A[1:3]; A[:, 2]; A[:2, 3:]
-A[torch.tensor([1, 2])]; A.index_select(0, torch.tensor([1])); A.diagonal(); A.tril(); A.triu(); A.unbind(); torch.cat([A, A])
-torch.relu(A); torch.sin(A); A.sqrt(); A.square(); A.pow(2); A.exp(); A.log1p(); A.log(); A.cos(); A.tanh(); A.sigmoid()
-A.clamp(0, 1); A.clamp(min=0); A.round(); A.floor(); A.sign(); A.neg(); A.div(2); A.mul(2); A.add(A); torch.softmax(A, 1)
-A > 0; A == 0; A != 0; A.eq(A); A.lt(1); A.isnan(); torch.where(A > 0.5, A, A); A.masked_fill(d > 0.5, 0.0); A.lerp(A, 0.5)
-torch.maximum(A, A); torch.minimum(A, A); A.addcmul(A, A); torch.mm(A, x); torch.matmul(A, x); torch.addmm(x, A, x)
-torch.einsum("ij,jk->ik", A, x); F.linear(x.T, A); F.gelu(A); F.dropout(A, 0.5); A.clone(); A.detach(); A.to_dense(); A.tolist()
-A.shape; A.numel(); A.values(); A.grad; A.float(); A.cpu(); A.contiguous(); A.coalesce(); A.crow_indices(); A.col_indices()
-A.to_sparse_csr(); A.to_sparse_coo(); A.transpose(0, 1); A.unsqueeze(0); A.squeeze(); torch.zeros_like(A); repr(A)
-A.requires_grad_(); scorch.nn.SparseLinear(16, 4)(d); torch.autograd.grad((A @ x).sum(), A)
+A * 2; A / 2; -A; A + A; A - A; A * A; A * d; d * A; A + d; A / d; A + 1; A @ x; A @ A; d @ A; A ** 2
+A.abs(); A.T; A.t(); A.sum(); A.sum(1); A.mean(); A.mean(1); A.max(); A.min(); A.amax(1); A.argmax(1)
+A.norm(); A.std(); A.var(); A.prod(); A.any(); A.all(); A.cumsum(1); A.median(); A.count_nonzero()
+A.nonzero(); A[3]; A[3, 4]; A[1:3]; A[:, 2]; A[:2, 3:]; A[torch.tensor([1, 2])]
+A.index_select(0, torch.tensor([1])); A.diagonal(); A.tril(); A.triu(); A.unbind(); torch.cat([A, A])
+torch.relu(A); torch.sin(A); A.sqrt(); A.square(); A.pow(2); A.exp(); A.log1p(); A.log(); A.cos(); A.tanh()
+A.sigmoid(); A.clamp(0, 1); A.clamp(min=0); A.round(); A.floor(); A.sign(); A.neg(); A.div(2); A.mul(2)
+A.add(A); torch.softmax(A, 1); A > 0; A == 0; A != 0; A.eq(A); A.lt(1); A.isnan()
+torch.where(A > 0.5, A, A); A.masked_fill(d > 0.5, 0.0); A.lerp(A, 0.5); torch.maximum(A, A)
+torch.minimum(A, A); A.addcmul(A, A); torch.mm(A, x); torch.matmul(A, x); torch.addmm(x, A, x)
+torch.einsum("ij,jk->ik", A, x); F.linear(x.T, A); F.gelu(A); F.dropout(A, 0.5); A.clone(); A.detach()
+A.to_dense(); A.tolist(); A.shape; A.numel(); A.values(); A.grad; A.float(); A.cpu(); A.contiguous()
+A.coalesce(); A.crow_indices(); A.col_indices(); A.to_sparse_csr(); A.to_sparse_coo(); A.transpose(0, 1)
+A.unsqueeze(0); A.squeeze(); torch.zeros_like(A); repr(A); A.permute(1, 0); A.view(256); A.expand(2, 16, 16)
+A.to(torch.float64); A.double(); A.int(); A.bool(); A.requires_grad_()
+scorch.nn.SparseLinear(16, 4)(d); torch.autograd.grad((A @ x).sum(), A)
 """
 
 
