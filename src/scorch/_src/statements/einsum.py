@@ -26,6 +26,7 @@ from scorch._src.statements.operands import as_differentiable, as_operand, conve
 from scorch._src.statements.statement import run_statement
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch._src.torch_internals import is_any_autocast_enabled
 
 
 def einsum(
@@ -52,7 +53,7 @@ def einsum(
     record = active.recorder
     if record is not None:
         return record.record_or_run(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
-    if is_autocast():
+    if is_any_autocast_enabled() and is_autocast():
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
     operands = args[1:] if head else args

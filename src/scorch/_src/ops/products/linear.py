@@ -25,7 +25,7 @@ from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import any_requires_grad
+from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 from scorch.errors import CallError
 
 _ROWS = "ij,kj->ik"  # the rows of an input by those of a weight
@@ -53,7 +53,7 @@ def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any
 
 def linear_of_parameter(input: torch.Tensor, weight: SparseTensor, bias: Any) -> Any:
     """Return ``linear`` of a dense input, connected to ``weight.parameter``; None in unusual cases."""
-    if is_autocast() or not _fits(input, weight, bias) or not input.dim():
+    if is_any_autocast_enabled() or not _fits(input, weight, bias) or not input.dim():
         return None
     is_connected = is_grad_enabled() and any_requires_grad(input, weight.parameter)
     if is_connected and input.dim() == 2 and not prefers_transpose(input, weight):
