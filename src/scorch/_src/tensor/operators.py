@@ -44,7 +44,8 @@ def run_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         args = args[0], list(args[1:])  # ``S.permute(1, 0)``
     with DisableTorchFunctionSubclass():
         if operator is not None:
-            return SparseTensor.__torch_dispatch__(operator, (), args, {})
+            result = SparseTensor.__torch_dispatch__(operator, (), args, {})
+            return tuple(result) if type(result) is list else result
         return without_base(func(*args, **kwargs))
 
 
@@ -68,14 +69,14 @@ def _find_operator(func: Any, args: tuple[Any, ...]) -> Any:
     if isinstance(func, _METHOD) and len(args) > 1 and all(type(number) is int for number in args[1:]):
         operator = getattr(packet, "default", None)
         if operator is not None and takes_list(operator):
-            return None if _is_composed(operator) or _writes(operator) else operator
+            return None if _is_composed(operator) or _does_more(operator) else operator
     try:
         operator = getattr(packet, resolve_overload(packet._qualified_op_name, *args))
         is_composed = _is_composed(operator)
     except RuntimeError:  # torch converts the arguments first, or refuses them, or only scripts have it
         return None
     is_simple = all(map(_is_simple, operator._schema.arguments[: len(args)]))
-    return None if not is_simple or is_composed or _writes(operator) else operator
+    return None if not is_simple or is_composed or _does_more(operator) else operator
 
 
 def _is_simple(argument: Any) -> bool:
@@ -103,9 +104,11 @@ def _is_composed(operator: Any) -> bool:
     return bool(operator.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd))
 
 
-def _writes(operator: Any) -> bool:
+def _does_more(operator: Any) -> bool:
+    """Whether torch counts a write to an argument, or names the results of an operator with several."""
     infos = (argument.alias_info for argument in operator._schema.arguments)
-    return any(info is not None and info.is_write for info in infos)
+    is_written = any(info is not None and info.is_write for info in infos)
+    return is_written or len(operator._schema.returns) != 1
 
 
 _TO_COPY = torch.ops.aten._to_copy.default
