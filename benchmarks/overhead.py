@@ -8,6 +8,7 @@ Contestants are interleaved and the median over many rounds is taken; torch is a
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -18,7 +19,9 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
+import scipy.sparse
 import torch
 
 import scorch
@@ -71,8 +74,11 @@ def training_step(
     return step
 
 
-def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
-    """Warm calls on a ``size`` x ``size`` matrix, beside torch's own."""
+Calls = list[Callable[[], object]]
+
+
+def warm_cases(size: int, density: float) -> list[tuple[str, Callable[[], object], Calls, Calls]]:
+    """Calls of Scorch, the same of torch in all of its layouts, and of SciPy where it has them."""
     torch.manual_seed(0)
     dense = torch.randn(size, size) * (torch.rand(size, size) < density)
     S = scorch.from_torch(dense, format="csr")
@@ -80,53 +86,84 @@ def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
     narrow = torch.sparse_csr_tensor(
         csr.crow_indices().int(), csr.col_indices().int(), csr.values(), size=csr.shape
     )
-    x, v = torch.randn(size, size), torch.randn(size)
-    cases: list[tuple[str, Callable[[], object], list[Callable[[], object]]]] = [
-        (
-            "SpMV  csr @ vector",
-            lambda: scorch.einsum("ij,j->i", S, v),
-            [lambda: csr @ v, lambda: narrow @ v, lambda: coo @ v],
-        ),
-        (
-            "SpMM  csr @ dense",
-            lambda: scorch.einsum("ij,jk->ik", S, x),
-            [lambda: csr @ x, lambda: narrow @ x, lambda: coo @ x],
-        ),
-        (
-            "SDDMM sampled product",
-            lambda: scorch.einsum("ij,ik,kj->ij", S, x, x),
-            [lambda: torch.sparse.sampled_addmm(csr, x, x, beta=0.0)],
-        ),
-        (
-            "add   csr + csr",
-            lambda: scorch.evaluate("C[i,j] = A[i,j] + B[i,j]", A=S, B=S),
-            [lambda: csr + csr, lambda: narrow + narrow, lambda: coo + coo],
-        ),
-        (
-            "SpMSpM csr @ csr",
-            lambda: scorch.einsum("ij,jk->ik", S, S),
-            [lambda: csr @ csr, lambda: torch.sparse.mm(coo, coo)],
-        ),
+    x, v, row = torch.randn(size, size), torch.randn(size), size // 2
+    P, y, w = scipy.sparse.csr_array(dense.numpy()), x.numpy(), v.numpy()
+    products: Calls = [lambda: csr @ x, lambda: narrow @ x, lambda: coo @ x]
+    by_vector: Calls = [lambda: csr @ v, lambda: narrow @ v, lambda: coo @ v]
+    sums: Calls = [lambda: csr + csr, lambda: narrow + narrow, lambda: coo + coo]
+    by_two: Calls = [lambda: csr * 2, lambda: coo * 2]
+    by_dense: Calls = [lambda: csr * x, lambda: coo * x]
+    squares: Calls = [lambda: csr * csr, lambda: coo * coo]
+    chains: Calls = [lambda: csr @ csr, lambda: torch.sparse.mm(coo, coo)]
+    sampled: Calls = [lambda: torch.sparse.sampled_addmm(csr, x, x, beta=0.0)]
+    relus: Calls = [lambda: torch.relu(csr), lambda: torch.relu(coo)]
+    layers = [training_step(csr, x), training_step(coo, x, torch.sparse.mm)]
+    add = "C[i,j] = A[i,j] + B[i,j]"
+    return [
+        ("einsum ij,j->i", lambda: scorch.einsum("ij,j->i", S, v), by_vector, [lambda: P @ w]),
+        ("einsum ij,jk->ik", lambda: scorch.einsum("ij,jk->ik", S, x), products, [lambda: P @ y]),
+        ("einsum ij,ik,kj->ij", lambda: scorch.einsum("ij,ik,kj->ij", S, x, x), sampled, []),
+        ("einsum csr @ csr", lambda: scorch.einsum("ij,jk->ik", S, S), chains, [lambda: P @ P]),
+        ("evaluate A + B", lambda: scorch.evaluate(add, A=S, B=S), sums, [lambda: P + P]),
+        ("S @ vector", lambda: S @ v, by_vector, [lambda: P @ w]),
+        ("S @ dense", lambda: S @ x, products, [lambda: P @ y]),
+        ("S @ S", lambda: S @ S, chains, [lambda: P @ P]),
+        ("S + S", lambda: S + S, sums, [lambda: P + P]),
+        ("S * S", lambda: S * S, squares, [lambda: P * P]),
+        ("S * 2", lambda: S * 2, by_two, [lambda: P * 2]),
+        ("S * dense", lambda: S * x, by_dense, [lambda: P * y]),
+        ("relu(S)", lambda: torch.relu(S), relus, [lambda: P.maximum(0)]),
+        ("S.sum(1)", lambda: S.sum(1), [lambda: coo.sum(1).to_dense()], [lambda: P.sum(1)]),
+        ("S[i]", lambda: S[row], [lambda: csr[row], lambda: coo[row]], [lambda: P[[row]]]),
+        ("train two layers", training_step(S, x), layers, []),
     ]
-    cases += [
-        ("scale  csr * 2", lambda: S * 2, [lambda: csr * 2, lambda: coo * 2]),
-        ("scale  csr * dense", lambda: S * x, [lambda: csr * x, lambda: coo * x]),
-        ("relu   of csr", lambda: torch.relu(S), [lambda: torch.relu(csr), lambda: torch.relu(coo)]),
-        ("reduce csr.sum(1)", lambda: S.sum(1), [lambda: coo.sum(1).to_dense()]),
-        (
-            "train  two layers",
-            training_step(S, x),
-            [training_step(csr, x), training_step(coo, x, torch.sparse.mm)],
-        ),
-    ]
+
+
+def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
+    """Warm calls on a ``size`` x ``size`` matrix, beside torch's own and SciPy's."""
     rows: list[dict[str, object]] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        for name, ours, theirs in cases:
-            found = interleaved({"scorch": ours, "torch": best_of(theirs)})
+        for name, ours, theirs, scipys in warm_cases(size, density):
+            contestants = {"scorch": ours, "torch": best_of(theirs)}
+            found = interleaved(contestants | ({"scipy": scipys[0]} if scipys else {}))
             ratio = found["torch"] / found["scorch"]
             rows.append({"case": name, "threads": threads, **found, "ratio": ratio})
     return rows
+
+
+def layer_calls(size: int = 32, batch: int = 8) -> list[dict[str, object]]:
+    """A sparse layer with 10 % of its places stored beside torch's dense one, with gradients, one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    x = torch.randn(batch, size)
+    dense = torch.randn(size, size) * (torch.rand(size, size) < 0.1)
+    W, full = scorch.from_torch(dense, format="csr").requires_grad_(), dense.clone().requires_grad_()
+    X = x.T.contiguous()
+    rows = [("W @ X", interleaved({"scorch": lambda: W @ X, "dense": lambda: full @ X}))]
+    makers = {
+        "scorch": lambda: scorch.nn.SparseLinear(size, size, density=0.1),
+        "dense": lambda: torch.nn.Linear(size, size),
+    }
+    layers = {name: make() for name, make in makers.items()}
+    forward = {name: functools.partial(layer, x) for name, layer in layers.items()}
+    rows.append(("forward of a layer", interleaved(forward)))
+    for optimizer in (torch.optim.SGD, torch.optim.Adam):
+        steps = {name: layer_step(make(), x, optimizer) for name, make in makers.items()}
+        rows.append((f"step of {optimizer.__name__}", interleaved(steps)))
+    return [{"case": name, **found, "ratio": found["scorch"] / found["dense"]} for name, found in rows]
+
+
+def layer_step(layer: torch.nn.Module, x: torch.Tensor, optimizer: Any) -> Callable[[], object]:
+    """Forward, backward and one step of an optimizer."""
+    updates = optimizer(layer.parameters(), lr=1e-4)
+
+    def step() -> None:
+        updates.zero_grad()
+        layer(x).square().mean().backward()
+        updates.step()
+
+    return step
 
 
 def loaded_calls() -> list[dict[str, object]]:
@@ -267,14 +304,17 @@ def main() -> None:
     arguments = parser.parse_args()
     every = not (arguments.warm or arguments.cold or arguments.loaded)
     warm = warm_calls() if arguments.warm or every else []
+    layers = layer_calls() if arguments.warm or every else []
     cold = cold_kernels() if arguments.cold or every else []
     loaded = loaded_calls() if arguments.loaded or every else []
     if arguments.json:
-        print(json.dumps({"machine": machine(), "warm": warm, "cold": cold, "loaded": loaded}, indent=2))
+        found = {"machine": machine(), "warm": warm, "layers": layers, "cold": cold, "loaded": loaded}
+        print(json.dumps(found, indent=2))
         return
     print(machine())
     if warm:
         print_warm(warm)
+        print_layers(layers)
     if cold:
         print_cold(cold)
     if loaded:
@@ -291,12 +331,19 @@ def print_loaded(loaded: list[dict[str, object]]) -> None:
 
 
 def print_warm(warm: list[dict[str, object]]) -> None:
-    print("\nWarm calls, 64 x 64, density 0.1, microseconds (ratio above 1: Scorch is faster)\n")
-    print(f"{'case':<24}{'threads':>8}{'scorch':>10}{'torch':>10}{'ratio':>8}")
+    print("\nWarm calls, 64 x 64, density 0.1, microseconds (ratio above 1: Scorch is faster than torch)\n")
+    print(f"{'case':<24}{'threads':>8}{'scorch':>10}{'torch':>10}{'ratio':>8}{'scipy':>10}")
     for row in warm:
-        print(
-            f"{row['case']:<24}{row['threads']:>8}{row['scorch']:>10.1f}{row['torch']:>10.1f}{row['ratio']:>8.2f}"
-        )
+        times = f"{row['scorch']:>10.1f}{row['torch']:>10.1f}{row['ratio']:>8.2f}"
+        scipys = f"{row['scipy']:>10.1f}" if "scipy" in row else f"{'-':>10}"
+        print(f"{row['case']:<24}{row['threads']:>8}" + times + scipys)
+
+
+def print_layers(layers: list[dict[str, object]]) -> None:
+    print("\nA layer, 32 x 32, density 0.1, batch 8, with gradients, microseconds\n")
+    print(f"{'case':<24}{'scorch':>10}{'dense':>10}{'scorch / dense':>16}")
+    for row in layers:
+        print(f"{row['case']:<24}{row['scorch']:>10.1f}{row['dense']:>10.1f}{row['ratio']:>16.2f}")
 
 
 def print_cold(cold: list[dict[str, object]]) -> None:

@@ -380,10 +380,11 @@ def test_overhead_of_calls_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(overhead, "interleaved", functools.partial(overhead.interleaved, calls=1))
     threads = torch.get_num_threads()
     try:
-        rows = overhead.warm_calls(size=16)
+        rows, layers = overhead.warm_calls(size=16), overhead.layer_calls(size=16)
     finally:
         torch.set_num_threads(threads)
-    assert len({row["case"] for row in rows}) == 10 and all(row["scorch"] > 0 for row in rows)
+    assert len({row["case"] for row in rows}) == 16 and all(row["scorch"] > 0 for row in rows)
+    assert len(layers) == 4 and all(row["ratio"] > 0 for row in layers)
     monkeypatch.setattr(overhead, "subprocess", SimpleNamespace(run=forked))
     cold = overhead._run(overhead.COLD, str(tmp_path))
     planning = overhead._run(overhead.PLANNING, str(tmp_path / "other"))

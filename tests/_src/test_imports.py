@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import run_python
 from scorch._src import torch_internals
 from scorch._src.tensor.hooks import Hooks, hooks
 
@@ -49,3 +50,40 @@ def test_folders_are_small():
     folders = {path.parent for path in FILES}
     large = {str(folder.relative_to(SOURCE)): len([*folder.glob("*.py")]) for folder in folders}
     assert {name: count for name, count in large.items() if count > MOST_FILES} == {}
+
+
+COMMON_CALLS = """
+A * 2; A / 2; -A; A + A; A - A; A * A; A * d; d * A; A + d; A / d; A + 1; A @ x; A @ A; d @ A; A ** 2
+A.abs(); A.T; A.t(); A.sum(); A.sum(1); A.mean(); A.mean(1); A.max(); A.min(); A.amax(1); A.argmax(1)
+A.norm(); A.std(); A.var(); A.prod(); A.any(); A.all(); A.cumsum(1); A.median(); A.count_nonzero()
+A.nonzero(); A[3]; A[3, 4]; A[1:3]; A[:, 2]; A[:2, 3:]; A[torch.tensor([1, 2])]
+A.index_select(0, torch.tensor([1])); A.diagonal(); A.tril(); A.triu(); A.unbind(); torch.cat([A, A])
+torch.relu(A); torch.sin(A); A.sqrt(); A.square(); A.pow(2); A.exp(); A.log1p(); A.log(); A.cos(); A.tanh()
+A.sigmoid(); A.clamp(0, 1); A.clamp(min=0); A.round(); A.floor(); A.sign(); A.neg(); A.div(2); A.mul(2)
+A.add(A); torch.softmax(A, 1); A > 0; A == 0; A != 0; A.eq(A); A.lt(1); A.isnan()
+torch.where(A > 0.5, A, A); A.masked_fill(d > 0.5, 0.0); A.lerp(A, 0.5); torch.maximum(A, A)
+torch.minimum(A, A); A.addcmul(A, A); torch.mm(A, x); torch.matmul(A, x); torch.addmm(x, A, x)
+torch.einsum("ij,jk->ik", A, x); F.linear(x.T, A); F.gelu(A); F.dropout(A, 0.5); A.clone(); A.detach()
+A.to_dense(); A.tolist(); A.shape; A.numel(); A.values(); A.grad; A.float(); A.cpu(); A.contiguous()
+A.coalesce(); A.crow_indices(); A.col_indices(); A.to_sparse_csr(); A.to_sparse_coo(); A.transpose(0, 1)
+A.unsqueeze(0); A.squeeze(); torch.zeros_like(A); repr(A); A.permute(1, 0); A.view(256); A.expand(2, 16, 16)
+A.to(torch.float64); A.double(); A.int(); A.bool(); A.requires_grad_()
+scorch.nn.SparseLinear(16, 4)(d); torch.autograd.grad((A @ x).sum(), A)
+"""
+
+
+def test_common_calls_import_neither_sympy_nor_distributed_tensors_nor_the_compiler_of_torch():
+    program = f"""
+import sys, torch, scorch
+import torch.nn.functional as F
+torch.manual_seed(0)
+d, x = torch.rand(16, 16) * (torch.rand(16, 16) < 0.3), torch.rand(16, 16)
+A = scorch.from_torch(d, format="csr")
+slow = [name for name in ("sympy", "torch._dynamo", "torch.distributed.tensor") if name not in sys.modules]
+for call in {COMMON_CALLS!r}.replace(chr(10), ";").split(";"):
+    exec(call.strip())
+    loaded = [name for name in slow if name in sys.modules]
+    assert not loaded, (call, loaded)
+"""
+    run = run_python(["-W", "ignore", "-c", program], has="torch")
+    assert run.returncode == 0, run.stderr

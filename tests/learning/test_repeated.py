@@ -214,3 +214,49 @@ def test_a_result_that_was_known_goes_with_its_tensor() -> None:
     memory = weakref.ref(result)
     del result
     assert memory() is None  # no cycle through the graph waits for the garbage collector
+
+
+def test_a_leaf_may_be_written_to_where_its_gradient_does_not_read_it() -> None:
+    dense, _, x = drawn(8)
+    S = scorch.from_torch(dense, format="csr").requires_grad_()
+    for _ in range(3):
+        result = S @ x
+        with torch.no_grad():
+            S.mul_(2)
+        (gradient,) = torch.autograd.grad(result.sum(), [S])
+        torch.testing.assert_close(gradient.to_dense(), (dense != 0) * x.sum(1))
+
+
+def test_a_leaf_that_a_gradient_reads_may_not_be_written_to() -> None:
+    dense, _, x = drawn(9)
+    S = scorch.from_torch(dense, format="csr").requires_grad_()
+    for _ in range(3):
+        result = S @ x.clone().requires_grad_()
+        with torch.no_grad():
+            S.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+
+def test_a_batch_of_another_size_or_order_in_memory_takes_another_kernel() -> None:
+    dense, _, x = drawn(10)
+    S = scorch.from_torch(dense, format="csr").requires_grad_()
+    for other in (x, x, x[:, :2].contiguous(), x.T.contiguous().T, x):
+        result = S @ other
+        torch.testing.assert_close(result, dense @ other)
+        (gradient,) = torch.autograd.grad(result.sum(), [S])
+        torch.testing.assert_close(gradient.to_dense(), (dense != 0) * other.sum(1))
+
+
+def test_a_gradient_is_set_and_asked_for_without_a_graph() -> None:
+    dense, _, x = drawn(11)
+    S = scorch.from_torch(dense, format="csr").requires_grad_()
+    (S @ x).sum().backward()
+    gradient = S.grad
+    assert isinstance(gradient, scorch.SparseTensor) and gradient.storage.pattern is S.storage.pattern
+    S.grad = None
+    assert S.grad is None
+    S.grad = gradient
+    assert S.grad is gradient
+    with pytest.raises(RuntimeError):
+        S.grad = torch.zeros(2, 2)

@@ -413,3 +413,58 @@ def test_inference_is_seen_by_modes_of_torch() -> None:
     with torch.no_grad(), Mode():
         layer(torch.rand(3, 12))
     assert torch.nn.functional.linear in seen
+
+
+# repeated calls with gradients -----------------------------------------------------------------------
+
+
+def gradients_of(output: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """First and second derivatives, all of them nonzero."""
+    first = torch.autograd.grad(output.pow(3).sum(), tensors, create_graph=True)
+    loss = torch.stack([gradient.square().sum() for gradient in first]).sum()
+    return [*first, *torch.autograd.grad(loss, tensors)]
+
+
+@pytest.mark.parametrize("format", ["csr", "bsr(2,3)"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_repeated_call_has_the_gradients_of_the_dense_layer(format: str, bias: bool) -> None:
+    layer = layer_in(format, bias)
+    for _ in range(3):
+        x = torch.randn(5, 9, dtype=torch.float64, requires_grad=True)
+        learned = [x, *layer.parameters()]
+        expected = gradients_of(F.linear(x, layer.weight.to_dense(), layer.bias), learned)
+        torch.testing.assert_close(gradients_of(layer(x), learned), expected)
+
+
+def test_a_write_to_values_between_forward_and_backward_is_refused() -> None:
+    layer = layer_in("csr")
+    for _ in range(2):
+        x = torch.randn(5, 9, dtype=torch.float64, requires_grad=True)
+        output = layer(x)
+    with torch.no_grad():
+        layer.values.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_a_layer_in_another_dtype_forgets_what_it_cached() -> None:
+    layer, x = layer_in("csr"), torch.randn(5, 9)
+    layer(x.double()), layer(x.double())
+    layer.float()
+    assert layer(x).dtype == torch.float32
+    torch.testing.assert_close(layer(x), dense_of(layer, x))
+
+
+def test_modes_of_torch_see_the_call_of_a_layer() -> None:
+    seen: list[Any] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    layer, x = layer_in("csr"), torch.randn(5, 9, dtype=torch.float64)
+    layer(x)
+    with Mode():
+        layer(x)
+    assert F.linear in seen

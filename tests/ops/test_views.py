@@ -143,3 +143,11 @@ def test_any_order_of_views_and_changes(form, steps):
             dense[0] = float(number)
     for source, dense in views:
         assert torch.equal(source.to_dense(), dense)
+
+
+def test_results_are_of_the_kinds_that_torch_returns():
+    S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 1.0]]), format="csr")
+    assert type(S.unbind()) is tuple
+    assert type(S.topk(1)) is torch.return_types.topk and type(S.sort()) is torch.return_types.sort
+    with pytest.raises(ValueError):
+        S[::0]

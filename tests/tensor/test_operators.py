@@ -187,3 +187,28 @@ def test_reflected_methods_called_by_name_are_those_of_dense_tensors(name: str, 
     expected = getattr(dense, name)(dense + 1 if other == "sparse" else operand)
     result = getattr(scorch.from_torch(dense), name)(operand)
     torch.testing.assert_close(result.to_dense(), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("sign", [*ARITHMETIC, operator.matmul])
+def test_modes_of_torch_see_operators(sign):
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    S = scorch.from_torch(DENSE, format="csr")
+    sign(S, DENSE)
+    with Mode():
+        sign(S, DENSE)
+    assert any(sign.__name__.removeprefix("true") in name for name in seen)
+
+
+def test_operators_leave_other_kinds_of_operands_to_those():
+    class Other:
+        def __radd__(self, tensor):
+            return "other"
+
+    S = scorch.from_torch(DENSE, format="csr")
+    assert S + Other() == "other"

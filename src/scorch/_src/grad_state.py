@@ -57,6 +57,13 @@ def is_plain_inference(*tensors: Any) -> bool:
     return forward_ad._current_level < 0 or not has_tangents(tensors)
 
 
+def is_tracked_by_autograd_alone() -> bool:
+    """Whether no transform, forward mode or mode of torch sees calls: at most gradients are recorded."""
+    if is_dynamo_compiling() or peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return False
+    return not len_torch_function_stack() and not len_torch_dispatch_stack()
+
+
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tangent of a tensor in forward mode; of a sparse tensor, that of its values."""
     storage = tensor.__dict__.get("storage")

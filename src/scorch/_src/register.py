@@ -30,6 +30,7 @@ from scorch._src.tensor import (
     metadata,
     methods,
     numpy_operators,
+    operators,
     saved_versions,
     torch_methods,
     traced,

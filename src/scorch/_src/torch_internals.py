@@ -93,12 +93,14 @@ has_kernel_for_dispatch_key: Test = _find("torch._C._dispatch_has_kernel_for_dis
 all_operator_names: Callable[[], list[str]] = _find("torch._C._dispatch_get_all_op_names")
 OpOverload: Any = _find("torch._ops.OpOverload")
 OpOverloadPacket: Any = _find("torch._ops.OpOverloadPacket")
+resolve_overload: Callable[..., str] = _find("torch._C._jit_resolve_packet")
 make_wrapper_subclass: Callable[..., Any] = _find("torch.Tensor._make_wrapper_subclass")
 
 # modes of torch that are at work ---------------------------------------------------------------------
 
 len_torch_dispatch_stack: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack")
 len_torch_function_stack: Callable[[], int] = _find("torch._C._len_torch_function_stack")
+is_torch_function_enabled: Test = _find("torch._C._is_torch_function_enabled")
 get_dispatch_mode: Callable[[Any], Any] = _find("torch._C._get_dispatch_mode")
 FAKE_MODE: Any = _find("torch._C._TorchDispatchModeKey.FAKE")
 PROXY_MODE: Any = _find("torch._C._TorchDispatchModeKey.PROXY")
@@ -181,6 +183,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
     "torch.UntypedStorage": ("_cdata",),
     "torch.ops.aten.add.Tensor": ("_schema", "_overloadname", "_op_dk"),
+    "torch.ops.aten.add": ("_qualified_op_name",),
     "torch.nn.Module": (
         *("_call_impl", "_compiled_call_impl", "_load_from_state_dict", "_save_to_state_dict"),
         *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),

@@ -166,3 +166,13 @@ def test_sums_of_complex_infinities() -> None:
     sums.add_rows(out, row, values)
     for found in (out, sums.sum_rows(row, values, 1)):
         assert found.tolist() == [complex(3, float("inf"))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("odd", [float("inf"), float("-inf"), float("nan")])
+def test_one_number_that_is_not_finite_is_found(dtype: torch.dtype, odd: float) -> None:
+    routines = backend_for(torch.device("cpu")).routines
+    whole, strided = torch.full((37,), -1e30, dtype=dtype), torch.ones(74, dtype=dtype)[::2]
+    assert routines.are_finite([whole, strided, whole[:0]])
+    whole[36] = odd
+    assert not routines.are_finite([strided, whole]) and not routines.are_finite([whole.view(1, 37)])

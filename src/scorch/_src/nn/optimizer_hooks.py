@@ -83,8 +83,8 @@ def _gather_rows(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         params = group["params"]
         for position, parameter in enumerate(params):
-            gradient = parameter.grad
-            if not isinstance(gradient, SparseTensor) or isinstance(parameter, SparseTensor):
+            gradient = None if isinstance(parameter, SparseTensor) else parameter.grad
+            if not isinstance(gradient, SparseTensor):
                 continue
             is_lazy = type(optimizer).__name__ in LAZY_OPTIMIZERS
             rows = LazyRows.of(parameter, gradient) if is_lazy else None
@@ -129,7 +129,7 @@ def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, A
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or not value.dim():
             converted[name] = value
-        elif value.shape == parameter.shape:
+        elif value.shape == pattern.shape:
             converted[name] = values_at(value, pattern)
         elif tuple(value.shape) == (last_pattern.size,):
             converted[name] = placed(value, last_pattern, pattern)
@@ -144,8 +144,11 @@ def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, A
 def _copy_gradients(replacements: Replacements) -> None:
     """Set the gradients of values to the current ones of their parameters."""
     for parameter, values in replacements:
-        gradient = parameter.grad
-        values.grad = None if gradient is None else values_at(gradient, parameter.storage.pattern).detach()
+        gradient, pattern = parameter.grad, parameter.storage.pattern
+        if isinstance(gradient, SparseTensor) and gradient.storage.pattern is pattern:
+            values.grad = gradient.storage.values.detach()
+        else:
+            values.grad = None if gradient is None else values_at(gradient, pattern).detach()
 
 
 def _unguard(optimizer: Optimizer) -> None:

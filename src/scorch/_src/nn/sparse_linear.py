@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_plain_inference
+from scorch._src.grad_state import is_tracked_by_autograd_alone
 from scorch._src.nn.pattern import (
     compute_fingerprint,
     convert_weight,
@@ -31,7 +31,7 @@ from scorch._src.nn.pattern import (
     resolve_density,
     weight_format,
 )
-from scorch._src.ops.products.linear import linear
+from scorch._src.ops.products.linear import linear_of_parameter
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
@@ -184,28 +184,34 @@ class SparseLinear(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the layer to ``input``, dense or sparse, whose last dimension has the features."""
-        if not torch.compiler.is_compiling() and self.seal._version != self._seen:
+        values = self._parameters.get("values")
+        if (
+            type(values) is torch.nn.Parameter
+            and type(input) is torch.Tensor
+            and is_tracked_by_autograd_alone()
+        ):
+            self._check_seal()
+            output = linear_of_parameter(input, self._detached_weight(values), self.bias)
+            if output is not None:
+                return output  # type: ignore[no-any-return]
+        elif not torch.compiler.is_compiling():
             self._check_seal()
         if input.shape[-1:] != (self.in_features,):
             raise ShapeError(
                 f"the input has shape {tuple(input.shape)}, but the layer takes {self.in_features} features"
             )
-        if type(input) is torch.Tensor and is_plain_inference(input, self.values, self.bias):
-            return linear(input, self._inference_weight(), self.bias)  # type: ignore[no-any-return]
-        output: torch.Tensor = F.linear(input, self.weight, self.bias)
-        return output
+        return F.linear(input, self.weight, self.bias)
 
-    def _inference_weight(self) -> SparseTensor:
-        """Return the weight, cached by pattern and memory of values, where nothing is tracked."""
+    def _detached_weight(self, values: torch.Tensor) -> SparseTensor:
+        """Return the weight without its connection to ``values``, cached by pattern and memory of those."""
         cached: SparseTensor | None = self.__dict__.get("_inference_cache")
-        if cached is not None:
+        if cached is not None and cached.parameter is values:
             storage = cached.storage
-            if storage.pattern is self.pattern and storage.values.is_set_to(self.values):
+            if storage.pattern is self.pattern and storage.values.is_set_to(values):
                 return cached
-        weight = self.weight
-        detached = self.__dict__["_inference_cache"] = SparseTensor(
-            Storage(weight.storage.pattern, self.values.detach())
-        )
+        detached = SparseTensor(Storage(self.weight.storage.pattern, values.detach()))
+        detached.parameter = values
+        self.__dict__["_inference_cache"] = detached
         return detached
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,13 +219,17 @@ class SparseLinear(torch.nn.Module):
 
     def _check_seal(self) -> None:
         """Raise if another process has sent a different fingerprint."""
-        if int(self.seal) != self._sealed:
+        seal = self._buffers["seal"]
+        assert seal is not None
+        if seal._version == self._seen:
+            return
+        if int(seal) != self._sealed:
             raise CallError(
                 "this process has other places in its sparse weight than the first one, so their values do "
                 "not belong together; seed all processes alike (torch.manual_seed) before the layer is made "
                 "or rewired, or load one state_dict in all of them"
             )
-        self._seen = self.seal._version
+        self._seen = seal._version
 
     def reset_parameters(self) -> None:
         """Draw new values on the same pattern, as in a new layer."""

@@ -10,23 +10,33 @@ from __future__ import annotations
 import contextvars
 import functools
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from scorch._src.bounded import BoundedCache
-from scorch._src.grad_state import is_differentiable
+from scorch._src.grad_state import is_differentiable, is_grad_enabled
 from scorch._src.notation.indexing import Statement
 from scorch._src.statements.batches import batched, gradients_of_batch
-from scorch._src.statements.call_cache import MAX_CALLS, describe, full_key
+from scorch._src.statements.call_cache import MAX_CALLS, Run, describe, full_key, may_repeat, recent_run
 from scorch._src.statements.formula import Call, Formula, Source, formula_of
 from scorch._src.statements.gradients import change_of, forward_of, gradient_of
-from scorch._src.storage.storage import Pattern
-from scorch._src.tensor.autograd import apply, outside_pattern_error, sparse_of, values_of, watcher_of
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.autograd import (
+    apply,
+    check_gradient,
+    gradient_on,
+    outside_pattern_error,
+    sparse_of,
+    values_of,
+    watcher_of,
+)
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
+    DisableTorchFunctionSubclass,
+    any_requires_grad,
     is_legacy_batchedtensor,
     len_torch_dispatch_stack,
     peek_interpreter_stack,
@@ -37,16 +47,48 @@ Result = SparseTensor | torch.Tensor
 SKIP_RESULT = contextvars.ContextVar("SKIP_RESULT", default=False)  # only gradients are needed
 
 _known: BoundedCache[Hashable, Formula] = BoundedCache(MAX_CALLS, "differentiable calls")
+_recent: BoundedCache[Hashable, tuple[Formula, Run]] = BoundedCache(MAX_CALLS, "recent differentiable calls")
 
 
-def repeat_differentiable(head: tuple[Any, ...], operands: Sequence[Any]) -> Result | None:
-    """Repeat a cached differentiable call; None: there is none, and it must be planned."""
-    key = _key(head, operands)
+def repeat_differentiable(
+    head: tuple[Any, ...], operands: Sequence[Any], added: torch.Tensor | None = None
+) -> Result | None:
+    """Repeat a cached differentiable call; None: there is none, and it must be planned.
+
+    As ``repeat_call`` does, it tries the last call on the same sparse operands first. ``added`` is added to a
+    dense result, in place, and has its dtype and last dimensions.
+    """
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        return None
+    described = describe(head, operands)
+    if described is None:
+        return None
+    quick, sources = described
     try:
-        formula = None if key is None else _known.get(key)
+        recent = _recent.get(quick)
     except TypeError:  # no format: planning raises the error
         return None
-    return None if formula is None else _connect(formula, operands, operands)
+    if recent is not None and may_repeat() and not SKIP_RESULT.get():
+        formula, run = recent
+        result = run(sources)
+        if result is not None:
+            return _connect(formula, operands, None, result, added)
+    return _repeat_known(head, operands, quick, added)
+
+
+def _repeat_known(
+    head: tuple[Any, ...], operands: Sequence[Any], quick: Hashable, added: torch.Tensor | None
+) -> Result | None:
+    """Repeat a cached call with these shapes, dtypes and strides; it is tried first at the next call."""
+    key = _key(head, operands)
+    formula = None if key is None else _known.get(key)
+    if formula is None:
+        return None
+    result = _connect(formula, operands, operands, None, added)
+    run = recent_run(formula.head, operands)
+    if run is not None:
+        _recent[quick] = formula, run
+    return result
 
 
 def keep_differentiable_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Sequence[Any]) -> None:
@@ -92,24 +134,46 @@ def differentiable(
 
 
 def _connect(
-    formula: Formula, operands: Sequence[Any], readable: Sequence[Any] | None, known: Any = None
+    formula: Formula,
+    operands: Sequence[Any],
+    readable: Sequence[Any] | None,
+    known: Any = None,
+    added: torch.Tensor | None = None,
 ) -> Result:
     """Run a formula on the arrays of tensors, and connect the result to those."""
-    arrays: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
     patterns: list[Pattern | None] = []
     sources: list[Source] = []
+    is_by_autograd = peek_interpreter_stack() is None and forward_ad._current_level < 0 and is_grad_enabled()
     for operand in operands:
-        if isinstance(operand, SparseTensor):
-            arrays.append(values_of(operand, in_statement=True))
-            patterns.append(operand.storage.pattern)
-            sources.append(weakref.ref(operand if operand.source_values is None else operand.source_values))
-        else:
-            arrays.append(operand)
+        if not isinstance(operand, SparseTensor):
+            inputs.append(operand)
             patterns.append(None)
             sources.append(None)
+            continue
+        source = operand.parameter
+        if source is None:
+            source = operand if operand.source_values is None else operand.source_values
+            is_leaf = is_by_autograd and _is_leaf(operand)
+            inputs.append(operand if is_leaf else values_of(operand, in_statement=True))
+        else:
+            inputs.append(source)
+        patterns.append(operand.storage.pattern)
+        sources.append(weakref.ref(source))
     call = Call(formula, patterns, sources, readable, known)
-    array = compute(call, arrays)
+    if is_by_autograd and any_requires_grad(*inputs):
+        array: torch.Tensor = apply(_OfTensors, call, added, *inputs)
+    else:
+        array = compute(call, inputs) if added is None else compute(call, inputs) + added
     return array if call.pattern is None else sparse_of(call.pattern, array)
+
+
+def _is_leaf(tensor: SparseTensor) -> bool:
+    """Whether a tensor that requires a gradient is a leaf of the graph."""
+    if not any_requires_grad(tensor) or type(tensor.storage) is not Storage:
+        return False
+    with DisableTorchFunctionSubclass():
+        return tensor.is_leaf
 
 
 def compute(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -129,50 +193,102 @@ def _placeholder(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
     return arrays[0].new_zeros((), dtype=dtype).expand(shape)
 
 
+def _run(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Compute the array of the result, which is none of ``arrays`` themselves."""
+    if SKIP_RESULT.get() and call.formula.format == "dense":
+        return _placeholder(call, arrays)
+    result = forward_of(call, arrays)
+    for array in arrays:
+        if result is array:
+            return result.detach()
+    return result
+
+
+def _save(ctx: Any, call: Call, arrays: Sequence[torch.Tensor], needed: tuple[bool, ...]) -> None:
+    """Save what gradients read; arrays that none reads may be written to meanwhile."""
+    ctx.call = call
+    is_read = call.formula.read_by_gradients(needed)
+    ctx.save_for_backward(
+        *[array if read else array.data for array, read in zip(arrays, is_read, strict=True)]
+    )
+
+
+def _gradients(
+    call: Call, arrays: Sequence[torch.Tensor], needed: Sequence[bool], incoming: torch.Tensor
+) -> Iterator[torch.Tensor | None]:
+    """Compute the gradient of each array that needs one; None for others."""
+    create_graph = is_differentiable(incoming, *arrays)
+    for place, array in enumerate(arrays):
+        if not needed[place]:
+            yield None
+            continue
+        watcher = watcher_of(call.sources[place]) if call.sources else None
+        if watcher is not None:
+            if call.pattern is not None:  # the gradient is known on the pattern of the result alone
+                raise outside_pattern_error()
+            watcher(call, arrays, place, incoming.detach())
+        is_float = array.is_floating_point() or array.is_complex()
+        yield gradient_of(call, arrays, place, incoming, create_graph, compute) if is_float else None
+
+
+class _OfTensors(torch.autograd.Function):
+    """A statement as a function of arrays and of sparse leaves, whose values need no node of their own.
+
+    It is for programs that nothing but autograd tracks. ``added`` is added to the result.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, added: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
+        arrays: list[torch.Tensor] = []
+        for tensor in inputs:
+            if type(tensor) is SparseTensor:
+                check_gradient(tensor)
+                arrays.append(tensor.storage.values)
+            else:
+                arrays.append(tensor)
+        ctx.leaves = [place for place, tensor in enumerate(inputs) if type(tensor) is SparseTensor]
+        ctx.shape = None if added is None else added.shape
+        result = _run(call, arrays)
+        _save(ctx, call, arrays, ctx.needs_input_grad[2:])
+        if added is None:
+            return result
+        return result + added if SKIP_RESULT.get() else result.add_(added)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: torch.Tensor) -> Any:
+        call, arrays, (_, is_added, *needed) = ctx.call, list(ctx.saved_tensors), ctx.needs_input_grad
+        if is_grad_enabled():  # gradients of gradients are connected to the leaves
+            for place in ctx.leaves:
+                leaf = ctx.next_functions[place + (ctx.shape is not None)][0].variable
+                arrays[place] = values_of(leaf, in_statement=True)
+        gradients = list(_gradients(call, arrays, needed, incoming))
+        for place in ctx.leaves:
+            gradient = gradients[place]
+            if gradient is not None:
+                gradients[place] = gradient_on(call.patterns[place], gradient)
+        return None, incoming.sum_to_size(ctx.shape) if is_added else None, *gradients
+
+
 class _Statement(torch.autograd.Function):
     """A statement as a function of arrays."""
 
     @staticmethod
     def forward(call: Call, *arrays: torch.Tensor) -> torch.Tensor:
-        if SKIP_RESULT.get() and call.formula.format == "dense":
-            return _placeholder(call, arrays)
-        result = forward_of(call, arrays)
-        for array in arrays:
-            if result is array:
-                return result.detach()
-        return result
+        return _run(call, arrays)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         call, *arrays = inputs
-        ctx.call = call
         ctx.save_for_forward(*arrays)
-        if peek_interpreter_stack() is None:  # arrays that no gradient reads may be written to meanwhile
-            for place, is_read in enumerate(call.formula.read_by_gradients(ctx.needs_input_grad[1:])):
-                if not is_read:
-                    arrays[place] = arrays[place].data
-        ctx.save_for_backward(*arrays)
+        if peek_interpreter_stack() is None:
+            _save(ctx, call, arrays, ctx.needs_input_grad[1:])
+        else:
+            ctx.call = call
+            ctx.save_for_backward(*arrays)
 
     @staticmethod
     def backward(ctx: Any, incoming: torch.Tensor) -> Any:
-        call, arrays = ctx.call, ctx.saved_tensors
-        gradients: list[torch.Tensor | None] = [None]
-        create_graph = is_differentiable(incoming, *arrays)
-        for place, needed in enumerate(ctx.needs_input_grad[1:]):
-            if not needed:
-                gradients.append(None)
-                continue
-            watcher = watcher_of(call.sources[place]) if call.sources else None
-            if watcher is not None:
-                if call.pattern is not None:  # the gradient is known on the pattern of the result alone
-                    raise outside_pattern_error()
-                watcher(call, arrays, place, incoming.detach())
-            array = arrays[place]
-            is_float = array.is_floating_point() or array.is_complex()
-            gradients.append(
-                gradient_of(call, arrays, place, incoming, create_graph, compute) if is_float else None
-            )
-        return tuple(gradients)
+        return None, *_gradients(ctx.call, ctx.saved_tensors, ctx.needs_input_grad[1:], incoming)
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *changes: Any) -> Any:

@@ -49,26 +49,46 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
     if described is None:
         return None
     quick, sources = described
-    in_force = in_block() or applied[0]  # as ``current()``
     try:
         recent = _recent.get(quick)
     except TypeError:  # no format: planning raises the error
         return None
+    result, in_force = None, in_block() or applied[0]  # as ``current()``
     is_usual = in_force is DEFAULT or _is_usual(in_force)
-    result = None
-    if recent is not None and is_usual and not LISTENERS and not len_torch_dispatch_stack():
+    if recent is not None and is_usual and not LISTENERS and not len_torch_dispatch_stack():  # ``may_repeat``
         result = recent(sources)
     if result is None:
-        run = _known_run(quick, sources, in_force)
+        run = _known_run(quick, sources)
         result = None if run is None else run(sources)
     return SparseTensor(result) if type(result) is Storage and not as_storage else result
 
 
-def _known_run(quick: Hashable, sources: Sequence[Any], in_force: Settings) -> Run | None:
+def may_repeat() -> bool:
+    """Whether the last call may be tried first: settings are usual, and nobody listens to calls."""
+    in_force = in_block() or applied[0]  # as ``current()``
+    if LISTENERS or len_torch_dispatch_stack():
+        return False
+    return in_force is DEFAULT or _is_usual(in_force)
+
+
+def recent_run(head: tuple[Any, ...], operands: Operands) -> Run | None:
+    """Return the run that is tried first for such a call."""
+    described = describe(head, operands)
+    return None if described is None else _recent.get(described[0])
+
+
+def repeat_recent(head: tuple[Any, ...], operands: Operands) -> Tensor | None:
+    """Repeat the last such call on operands of any kind; None where they differ from its own."""
+    described = describe(head, operands)
+    run = None if described is None else _recent.get(described[0])
+    return None if run is None or described is None or not may_repeat() else run(described[1])
+
+
+def _known_run(quick: Hashable, sources: Sequence[Any]) -> Run | None:
     """Look up what runs a call with these shapes, dtypes and strides; it is tried first at the next call."""
     if peek_interpreter_stack() is not None or len_torch_dispatch_stack():
         return None
-    key = full_key(quick, sources)
+    in_force, key = current(), full_key(quick, sources)
     is_known = key is not None and not in_force.debug and _is_same_kernel(in_force)
     known = _known.get(key) if is_known else None
     if known is None:

@@ -26,6 +26,7 @@ from scorch._src.statements.operands import as_differentiable, as_operand, conve
 from scorch._src.statements.statement import run_statement
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch._src.torch_internals import is_any_autocast_enabled
 
 
 def einsum(
@@ -52,12 +53,12 @@ def einsum(
     record = active.recorder
     if record is not None:
         return record.record_or_run(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
-    if is_autocast():
+    if is_any_autocast_enabled() and is_autocast():
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
     operands = args[1:] if head else args
     if is_differentiable(*operands):
-        return _differentiable(args, format, sparse_grad)
+        return differentiable_einsum(args, format, sparse_grad)
     if head is not None:
         known: SparseTensor | torch.Tensor | None = repeat_call(head, operands)
         if known is not None:
@@ -104,8 +105,8 @@ def planned_contractions(equation: str, shapes: tuple[tuple[int, ...], ...]) -> 
     return tuple(contractions(*read_indices(equation, shapes)))
 
 
-def _differentiable(
-    args: tuple[Any, ...], format: str | Format | None, sparse_grad: bool
+def differentiable_einsum(
+    args: tuple[Any, ...], format: str | Format | None, sparse_grad: bool = False
 ) -> SparseTensor | torch.Tensor:
     """Compute ``einsum`` and connect the result to the operands."""
     equation, operands = _arguments(args)

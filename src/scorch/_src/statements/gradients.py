@@ -14,6 +14,7 @@ import torch
 
 from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.notation.indexing import Statement
+from scorch._src.statements.call_cache import repeat_recent
 from scorch._src.statements.formula import (
     CSR,
     INCOMING,
@@ -21,7 +22,6 @@ from scorch._src.statements.formula import (
     Call,
     Compute,
     GradientRule,
-    Source,
     formula_of,
     read_by,
 )
@@ -91,15 +91,19 @@ def _run_rule(
     pattern, array, gradient = call.patterns[place], arrays[place], rule.gradient
     taken_arrays: list[torch.Tensor] = []
     patterns: list[Pattern | None] = []
-    sources: list[Source] = []
     for taken in rule.takes:
         taken_array, taken_pattern = _take(call, arrays, place, taken, incoming)
         taken_arrays.append(taken_array)
         patterns.append(taken_pattern)
-        is_operand = isinstance(taken, int) and taken >= 0
-        sources.append(call.sources[int(taken)] if is_operand and call.sources else None)
-    inner = Call(rule.formula, patterns, sources)
-    value, result = run(inner, taken_arrays), inner.pattern
+    known = _repeat_rule(rule, taken_arrays, patterns) if run is forward_of else None
+    if known is None:
+        sources = [
+            call.sources[n] if call.sources and type(n) is int and n >= 0 else None for n in rule.takes
+        ]
+        inner = Call(rule.formula, patterns, sources)
+        value, result = run(inner, taken_arrays), inner.pattern
+    else:
+        value, result = known
     if gradient.repeated:
         sizes = call.sizes(arrays)
         value = value * math.prod(sizes[index] for index in gradient.repeated)
@@ -116,6 +120,24 @@ def _run_rule(
     if value.dtype is array.dtype or (value.is_complex() and not array.is_complex()):
         return value
     return value.to(array.dtype)
+
+
+def _repeat_rule(
+    rule: GradientRule, arrays: Sequence[torch.Tensor], patterns: Sequence[Pattern | None]
+) -> tuple[torch.Tensor, Pattern | None] | None:
+    """Compute a gradient as the last time, with nothing checked but memory; None where more is to be done."""
+    operands: list[Any] = []
+    for array, pattern in zip(arrays, patterns, strict=True):
+        if pattern is None:
+            operands.append(array)
+        elif array.is_neg():
+            return None
+        else:
+            operands.append(Storage(pattern, array))
+    result = repeat_recent(rule.formula.head, operands)
+    if result is None:
+        return None
+    return (result.values, result.pattern) if isinstance(result, Storage) else (result, None)
 
 
 def _take(

@@ -163,13 +163,14 @@ def _ranges(pattern: Pattern, start: int, stop: int) -> list[tuple[int, int]]:
     for level, kind in enumerate(pattern.format.levels):
         crd, pos = pattern.crd[level], pattern.pos[level]
         if level == 0 and crd is not None:
-            bounds = torch.tensor([start, stop], dtype=crd.dtype, device=crd.device)
-            begin, end = torch.searchsorted(crd, bounds).tolist()
+            places = torch.tensor([start, stop], dtype=crd.dtype, device=crd.device)
+            begin, end = torch.searchsorted(crd, places).tolist()
         elif kind.is_full and level:
             size = pattern.format.level_size(level, pattern.shape)
             begin, end = begin * size, end * size
         elif level and pos is not None:
-            begin, end = int(pos[begin]), int(pos[end])
+            bounds = pos[begin : end + 1 : max(end - begin, 1)].tolist()  # the first and the last
+            begin, end = bounds[0], bounds[-1]
         ranges.append((begin, end))
     return ranges
 

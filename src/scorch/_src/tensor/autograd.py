@@ -38,7 +38,7 @@ from scorch._src.engine.execute import (
     values_from,
 )
 from scorch._src.formats import Format, dense_format
-from scorch._src.grad_state import fixed_patterns, is_differentiable, untracked
+from scorch._src.grad_state import fixed_patterns, is_differentiable, is_grad_enabled, untracked
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.storage.coordinates import clear_padding
 from scorch._src.storage.relevel import releveled, shares_entries
@@ -130,12 +130,7 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         _check_watched(ctx.other)
-        if is_legacy_batchedtensor(gradient):
-            raise UnsupportedError(
-                "gradients of a sparse tensor for a batch of directions (is_grads_batched, vectorize); "
-                "use torch.func.jacrev over its values(), or one direction after the other"
-            )
-        return sparse_of(ctx.pattern, clear_padding(gradient, ctx.pattern)), None
+        return gradient_on(ctx.pattern, gradient), None
 
 
 class _Wrap(torch.autograd.Function):
@@ -175,6 +170,19 @@ class _Use(torch.autograd.Function):
         if isinstance(gradient, SparseTensor) and gradient.storage.pattern is ctx.pattern:
             return gradient
         return sparse_of(ctx.pattern, values_at(gradient, ctx.pattern))
+
+
+def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """Return the gradient of a tensor on ``pattern`` that has these values, connected to them."""
+    if is_legacy_batchedtensor(values):
+        raise UnsupportedError(
+            "gradients of a sparse tensor for a batch of directions (is_grads_batched, vectorize); "
+            "use torch.func.jacrev over its values(), or one direction after the other"
+        )
+    values = clear_padding(values, pattern)
+    if is_grad_enabled() or type(values) is not torch.Tensor:
+        return sparse_of(pattern, values)
+    return SparseTensor(Storage(pattern, plain(values)))
 
 
 def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:

@@ -19,6 +19,16 @@ from scorch._src.tensor.entries import Entries, Shape
 BYTES_PER_ENTRY = 64  # of an entry while it is repeated or paired, about
 
 
+def broadcast_shape(*shapes: Shape) -> Shape:
+    """Return ``torch.broadcast_shapes``, which imports torch's compiler at its first call, or its error."""
+    rank = max(map(len, shapes), default=0)
+    columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    sizes = [{size for size in column if size != 1} for column in columns]
+    if any(len(different) > 1 for different in sizes):
+        torch.broadcast_shapes(*shapes)
+    return tuple(different.pop() if different else 1 for different in sizes)
+
+
 def expanded(entries: Entries, shape: Shape) -> Entries:
     """Repeat the entries of a tensor as broadcasting to ``shape`` does."""
     if entries.shape == shape:

@@ -26,6 +26,7 @@ class Hooks:
     trace: Callable[..., Any]  # tensor.traced: a tensor inside of a graph that is traced
     check_write: Callable[..., None]  # tensor.write_checks: refuse to write where torch does
     record: Callable[..., Any]  # compile.capture.trace: add a call to the graph that is traced
+    run_by_torch: Callable[..., Any]  # tensor.operators: a function without an entry, of what nothing tracks
     run_operator: Callable[..., Any]  # ops.fallback: an operator of ATen that has no entry
     retry: Callable[..., Any]  # tensor.call_errors: arguments with which a call that failed may work
     translate_error: Callable[..., Exception]  # tensor.call_errors: translate an error of torch

@@ -213,6 +213,13 @@ def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
         _reconnect_views(self, is_written=False)
 
 
+@implements(torch.Tensor.grad.__set__, differentiable=True)  # type: ignore[union-attr]
+def set_grad(self: torch.Tensor, gradient: Any) -> None:
+    """Set the gradient of a tensor, which is no function of its values."""
+    with DisableTorchFunctionSubclass():
+        self.grad = gradient
+
+
 @implements(torch.Tensor.detach_, differentiable=True)
 def detach_(self: SparseTensor) -> SparseTensor:
     if self.view_of is not None:

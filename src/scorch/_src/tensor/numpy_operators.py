@@ -16,12 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch._src.devices import HOST
 from scorch._src.tensor.create.check import from_numpy
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import is_torch_function_enabled, len_torch_function_stack
 from scorch.errors import ArgumentError, InPlaceError, UnsupportedError
+
+PLAIN = frozenset({int, float, SparseTensor, torch.Tensor, torch.nn.Parameter})
 
 # NumPy's functions behind Python's operators, which take numbers on either side.
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -126,10 +130,19 @@ setattr(SparseTensor, "__array_ufunc__", array_ufunc)  # noqa: B010 - torch does
 
 
 def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
-    """Return the method for ``S + matrix``: SciPy is tried only where torch refuses the other operand."""
-    plain = getattr(torch.Tensor, name)
+    """Return the method for ``S + matrix``: SciPy is tried only where torch refuses the other operand.
+
+    With a number or a tensor of ours or torch's own it bypasses torch, which would call the same function.
+    """
+    plain, run = getattr(torch.Tensor, name), SparseTensor.__torch_function__
 
     def method(self: SparseTensor, other: Any) -> Any:
+        is_plain = type(other) in PLAIN and type(self) is SparseTensor and not is_dynamo_compiling()
+        if is_plain and is_torch_function_enabled() and not len_torch_function_stack():
+            try:
+                return run(plain, (), (self, other))
+            except TypeError:
+                return NotImplemented
         result = plain(self, other)
         if result is NotImplemented and is_scipy(other):
             _refuse_product(name, other)

@@ -51,7 +51,18 @@ def look_up(function: Any) -> Entry:
     return TABLE.get(function, EMPTY_ENTRY)
 
 
-for _name in ("device", "dtype", "grad_fn", "is_cpu", "is_leaf", "layout", "ndim", "requires_grad", "shape"):
+for _name in (
+    "device",
+    "dtype",
+    "grad",
+    "grad_fn",
+    "is_cpu",
+    "is_leaf",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "shape",
+):
     entry(getattr(torch.Tensor, _name).__get__).is_metadata = True
 for _name in ("dim", "is_complex", "is_floating_point", "ndimension", "numel", "size"):
     for _home in (torch, torch.Tensor):

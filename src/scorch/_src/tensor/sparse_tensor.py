@@ -78,6 +78,7 @@ class SparseTensor(torch.Tensor):
 
     storage: Storage
     source_values: torch.Tensor | None = None  # the values, tracked by autograd, that it was built from
+    parameter: torch.Tensor | None = None  # of a detached one: what statements connect their results to
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
     is_shared_in_graph: bool = False  # whether it has views, or is one, inside of a graph that is traced
@@ -136,8 +137,7 @@ class SparseTensor(torch.Tensor):
                     refuse_freed(*args, *(kwargs or {}).values())
                 result = handler(*args, **(kwargs or {}))
             else:
-                with DisableTorchFunctionSubclass():
-                    result = without_base(func(*args, **(kwargs or {})))
+                result = hooks.run_by_torch(func, args, kwargs or {})
             if type(result) is SparseTensor:
                 for value in args:  # as has_strides does, without a call
                     stored = value.storage if type(value) is SparseTensor else None

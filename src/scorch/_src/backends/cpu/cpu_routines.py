@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from scorch._src.backends.cpu.launch import are_finite
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.concat import joined

@@ -58,6 +58,7 @@ class Builtins:
     rows: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     slots: Callable[..., tuple[Any, ...]]
     pool: Callable[[int], int]
+    finite: Callable[..., bool | None]
 
 
 def builtins() -> Builtins | None:
@@ -84,7 +85,7 @@ def _builtins() -> Builtins | None:
         if version != 1:
             return None
         invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, max_pooled_bytes())
-        names = ("fill", "rows", "slots", "pool")
+        names = ("fill", "rows", "slots", "pool", "finite")
         functions = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))
     except CompilerNotFoundError:
         raise
@@ -121,6 +122,12 @@ def _nothing() -> int:
     """Return the address of a kernel that leaves its result as it is."""
     source = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
     return jit.load(source, label="nothing").address("scorch_compute")
+
+
+def are_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
+    """Check that all numbers in small arrays are finite; None for others."""
+    functions = builtins()
+    return None if functions is None else functions.finite(*arrays)
 
 
 def release_memory() -> int:

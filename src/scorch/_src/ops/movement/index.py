@@ -18,7 +18,7 @@ from scorch._src.ops.fallback import as_dense, run_densely, run_torch, store_lik
 from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys, infer_shape
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.slices import outer_dim, select_rows
-from scorch._src.tensor.broadcast import expanded
+from scorch._src.tensor.broadcast import broadcast_shape, expanded
 from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -227,7 +227,7 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
         return torch.masked_select(self, mask.to_dense())
     if mask.dtype != torch.bool:
         raise CallError(f"masked_select takes a mask of bools, not of {mask.dtype}")
-    shape = tuple(torch.broadcast_shapes(self.shape, mask.shape))
+    shape = broadcast_shape(tuple(self.shape), tuple(mask.shape))
     if not self.dim():
         return torch.masked_select(self.to_dense(), mask)
     keys = torch.nonzero(mask.expand(shape).reshape(-1)).reshape(-1)  # of a sparse mask, by its entries

@@ -120,10 +120,10 @@ def permute(self: SparseTensor, dims: Sequence[int]) -> SparseTensor:
     """Return the same arrays with permuted dimensions."""
     pattern = self.storage.pattern
     rank = len(pattern.shape)
-    order = tuple(dim % rank if -rank <= dim < rank else dim for dim in dims)
+    order = tuple([dim % rank if -rank <= dim < rank else dim for dim in dims])
     if sorted(order) != list(range(rank)):
         infer_shape(aten.permute.default, self, dims)  # raises torch's error
-    shape = tuple(pattern.shape[dim] for dim in order)
+    shape = tuple([pattern.shape[dim] for dim in order])
     permuted = pattern.carried(_permute_format(pattern.format, order), shape, len(pattern.format))
     return SparseTensor(Storage(permuted, self.storage.values))
 
@@ -264,7 +264,9 @@ def split_with_sizes(self: SparseTensor, split_sizes: Sequence[int], dim: int = 
 
 
 def _triangle(func: Any, is_kept: Any, self: SparseTensor, diagonal: int = 0) -> Any:
-    shape = infer_shape(func, self, diagonal)
+    shape = self.storage.pattern.shape
+    if len(shape) < 2:
+        infer_shape(func, self, diagonal)  # raises torch's error
     entries = entries_of(self)
     rows, columns = entries.coordinates[-2:]
     mask = is_kept(columns - rows, diagonal)

@@ -16,7 +16,7 @@ from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
-from scorch._src.ops.movement.shape import permute, select
+from scorch._src.ops.movement.shape import permute, select, slice_
 from scorch._src.ops.pointwise.elementwise import undo_expand
 from scorch._src.statements.call_cache import keep_as, repeat_call
 from scorch._src.statements.evaluate import evaluate
@@ -25,9 +25,10 @@ from scorch._src.storage.slices import element
 from scorch._src.storage.strides import has_strides
 from scorch._src.tensor.autograd import map_values
 from scorch._src.tensor.create.check import refuse_freed
+from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.saved_versions import differentiate
-from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, without_base
+from scorch._src.tensor.sparse_tensor import SparseTensor, as_view
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import DisableTorchFunctionSubclass, is_functorch_wrapped_tensor
 from scorch.errors import CallError, DensityError
@@ -43,8 +44,7 @@ def run_generally(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     """Run a function by the general rule (``ops.pointwise.elementwise``)."""
     if is_differentiable(*args, **kwargs):
         return differentiate(function, args, kwargs)
-    with DisableTorchFunctionSubclass():
-        return without_base(function(*args, **kwargs))
+    return run_by_torch(function, args, kwargs)
 
 
 def _is_number(value: Any) -> bool:
@@ -318,7 +318,35 @@ def getitem(self: Any, key: Any) -> Any:
         indices = key if isinstance(key, tuple) else (key,)
         if all(type(index_of_dim) is int for index_of_dim in indices):
             return _select_element(self, indices)
+        if len(indices) <= len(self.storage.pattern.shape) and all(map(_is_plain_index, indices)):
+            return _slice(self, indices)
     return run_generally(torch.Tensor.__getitem__, self, key)
+
+
+def _is_plain_index(item: Any) -> bool:
+    """Whether an index is a number, or a slice forwards, of numbers."""
+    if type(item) is not slice:
+        return type(item) is int
+    numbers = (item.start, item.stop, item.step)
+    is_forwards = item.step is None or (type(item.step) is int and item.step > 0)
+    return is_forwards and all(number is None or type(number) is int for number in numbers)
+
+
+def _slice(self: SparseTensor, indices: tuple[Any, ...]) -> Any:
+    """Take the view at numbers and slices of the first dimensions, as torch does, one after the other."""
+    selected, dim = self, 0
+    for item in indices:
+        if not isinstance(selected, SparseTensor):
+            return run_generally(torch.Tensor.__getitem__, self, indices)
+        if type(item) is int:
+            args: tuple[Any, ...] = selected, dim, item
+            selected = as_view(select(*args), torch.ops.aten.select.int, args)
+        else:
+            if item != slice(None):
+                args = selected, dim, item.start, item.stop, item.step or 1
+                selected = as_view(slice_(*args), torch.ops.aten.slice.Tensor, args)
+            dim += 1
+    return run_generally(torch.Tensor.__getitem__, self, indices) if selected is self else selected
 
 
 def _select_element(self: SparseTensor, positions: tuple[int, ...]) -> Any:

@@ -25,7 +25,7 @@ from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.storage.strides import restrided
-from scorch._src.tensor.broadcast import common_keys, expanded, values_at
+from scorch._src.tensor.broadcast import broadcast_shape, common_keys, expanded, values_at
 from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.entries import Entries, common, entries_of, format_for, from_entries, united
 from scorch._src.tensor.registry import implements
@@ -122,7 +122,7 @@ class _Call:
         arguments: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         self.tensors = {p: value for p, value in arguments.items() if isinstance(value, torch.Tensor)}
         self.sparse = {p: t for p, t in self.tensors.items() if isinstance(t, SparseTensor)}
-        self.shape = tuple(torch.broadcast_shapes(*(tensor.shape for tensor in self.tensors.values())))
+        self.shape = broadcast_shape(*(tuple(tensor.shape) for tensor in self.tensors.values()))
         dense = {p: t for p, t in self.tensors.items() if p not in self.sparse and t.dim() > 0}
         self.dense = {p: undo_expand(tensor) for p, tensor in dense.items()}
         self.first = next(iter(self.sparse.values()))

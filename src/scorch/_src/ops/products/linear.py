@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.grad_state import is_differentiable
+from scorch._src.grad_state import is_differentiable, is_grad_enabled
 from scorch._src.ops.fallback import (
     are_all_sparse,
     as_dense,
@@ -19,12 +19,16 @@ from scorch._src.ops.fallback import (
 )
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
 from scorch._src.statements.autocast import cast, is_autocast
-from scorch._src.statements.einsum import einsum
+from scorch._src.statements.autograd import repeat_differentiable
+from scorch._src.statements.einsum import differentiable_einsum, einsum
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 from scorch.errors import CallError
+
+_ROWS = "ij,kj->ik"  # the rows of an input by those of a weight
 
 
 @implements(F.linear, differentiable=True)
@@ -44,7 +48,26 @@ def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any
         product = matmul(weight, input)
     else:
         product = matmul(input, weight if weight.dim() == 1 else torch.transpose(weight, 0, 1))
-    return product if bias is None else (product + bias).reshape(product.shape)
+    return _add_bias(product, bias)
+
+
+def linear_of_parameter(input: torch.Tensor, weight: SparseTensor, bias: Any) -> Any:
+    """Return ``linear`` of a dense input, connected to ``weight.parameter``; None in unusual cases."""
+    if is_any_autocast_enabled() or not _fits(input, weight, bias) or not input.dim():
+        return None
+    is_connected = is_grad_enabled() and any_requires_grad(input, weight.parameter)
+    if is_connected and input.dim() == 2 and not prefers_transpose(input, weight):
+        known = repeat_differentiable((_ROWS, "dense", False), (input, weight), bias)
+        if known is not None:
+            return known
+    return _add_bias(_rows_by_weight(input, weight, is_connected), bias)
+
+
+def _add_bias(product: Any, bias: Any) -> Any:
+    if bias is None:
+        return product
+    total = product + bias
+    return total if total.shape == product.shape else total.reshape(product.shape)
 
 
 def _fits(input: Any, weight: Any, bias: Any) -> bool:
@@ -57,15 +80,21 @@ def _fits(input: Any, weight: Any, bias: Any) -> bool:
     return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
 
 
-def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:
+def _rows_by_weight(input: Any, weight: SparseTensor, is_connected: bool = False) -> Any:
     """``input @ weight.T`` for a dense input, its leading dimensions as one."""
+
+    def multiply(*args: Any) -> Any:
+        if is_connected:
+            return differentiable_einsum(args, "dense")
+        return einsum(*args, format="dense")
+
     if input.dim() == 1:
-        return einsum("j,kj->k", input, weight, format="dense")
+        return multiply("j,kj->k", input, weight)
     rows = input if input.dim() == 2 else input.flatten(0, -2)
     if prefers_transpose(rows, weight):
-        found = transpose_contiguous(einsum("kj,ji->ki", weight, transpose_contiguous(rows), format="dense"))
+        found = transpose_contiguous(multiply("kj,ji->ki", weight, transpose_contiguous(rows)))
     else:
-        found = einsum("ij,kj->ik", rows, weight, format="dense")
+        found = multiply(_ROWS, rows, weight)
     return found if input.dim() == 2 else found.unflatten(0, input.shape[:-1])
 
 
