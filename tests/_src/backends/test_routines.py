@@ -10,7 +10,7 @@ import torch
 
 from scorch._src.backends import routines as sums
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.routines import Heads, Options, Routines, Rows, Scores
+from scorch._src.backends.routines import Heads, Options, Routines, Rows, Scores, Windows
 
 DRAWS = 5
 
@@ -63,6 +63,16 @@ def largest(routines: Routines, index: torch.dtype) -> Any:
     return out, ties, routines.neighbour_max_backward((back.pos, back.crd, None), x, out, shared)
 
 
+def convolved(routines: Routines, index: torch.dtype) -> Any:
+    pos, crd, values = matrix(6, 2 * 3 * 2, index)
+    windows = Windows((3, 2), (2, 1), (1, 0, 1, 1), (1, 2), 2)
+    plan = routines.plan_convolution(pos, crd, windows, (4, 7, 9))
+    bias = torch.arange(6, dtype=values.dtype)
+    return routines.convolve(
+        (pos, crd, values), bias, torch.rand(2, 4, 7, 9, dtype=values.dtype), windows, plan
+    )
+
+
 def rows_joined(routines: Routines, index: torch.dtype) -> Any:
     parts = [matrix(3, 4, index), matrix(5, 4, index)]
     return routines.concat_rows(parts, [3, 5], sum(crd.numel() for _, crd, _ in parts))
@@ -85,6 +95,7 @@ CASES: dict[str, Callable[[Routines, torch.dtype], Any]] = {
     "concat_columns": columns_joined,
     "graph_attention": attend,
     "neighbour_max": largest,
+    "convolve": convolved,
 }
 
 

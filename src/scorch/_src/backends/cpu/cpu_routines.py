@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.concat import joined
+from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
@@ -50,6 +51,8 @@ class CpuRoutines(Routines):
     graph_attention_features_backward = _or_torch(
         features_backward, Routines.graph_attention_features_backward
     )
+    plan_convolution = staticmethod(plan_convolution)
+    convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)
     attention_backward = staticmethod(attention.backward)
 
