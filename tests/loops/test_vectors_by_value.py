@@ -22,6 +22,7 @@ from scorch._src.backends.cpu.routines import (
     convolve,
     graph_attention,
     join_matrices,
+    linear,
     neighbour_max,
     transpose,
 )
@@ -78,7 +79,7 @@ def routines(machine: Target) -> Iterator[str]:
     yield join_matrices.SOURCE
     known = "#define KNOWN_HEADS 8\n#define KNOWN_WIDTH 16\n#define TURNS 2\n"
     for number in ("f32", "f64"):
-        for text in (known + graph_attention.SOURCE, neighbour_max._SOURCE, convolve.SOURCE):
+        for text in (known + graph_attention.SOURCE, neighbour_max._SOURCE, convolve.SOURCE, linear.SOURCE):
             whole = f"{by_rows.PRELUDE}{text}INTRINSICS({number}, i32)\n"
             yield whole.replace("$VECTOR", str(machine.vector_bytes))
 

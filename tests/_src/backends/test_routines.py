@@ -73,6 +73,22 @@ def convolved(routines: Routines, index: torch.dtype) -> Any:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_product_with_a_batch(dtype: torch.dtype) -> None:
+    """Batches of less than a vector, of several tiles, and of parts of them."""
+    torch.manual_seed(0)
+    pos, crd, values = matrix(21, 9, torch.int32)
+    dense = torch.zeros(21, 9, dtype=dtype)
+    dense[torch.arange(21).repeat_interleave(pos.diff()), crd.long()] = values.to(dtype)
+    routines, bias = backend_for(torch.device("cpu")).routines, torch.randn(21, dtype=dtype)
+    for batch in ((), (1,), (2,), (5,), (2, 33), (150,)):
+        x = torch.randn(*batch, 9, dtype=dtype)
+        for own in (None, bias):
+            found = routines.multiply_batch((pos, crd, values.to(dtype)), own, x)
+            assert found is not None
+            torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own))
+
+
 def rows_joined(routines: Routines, index: torch.dtype) -> Any:
     parts = [matrix(3, 4, index), matrix(5, 4, index)]
     return routines.concat_rows(parts, [3, 5], sum(crd.numel() for _, crd, _ in parts))

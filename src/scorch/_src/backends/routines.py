@@ -299,6 +299,13 @@ class Routines:
         flow = _positive(probabilities)[place].unsqueeze(2) * grad[columns.crd.long()]
         return sum_rows(row, flow, count) * options.scale, sum_rows(row, each[place], count)
 
+    # layers ------------------------------------------------------------------------------------------
+
+    def multiply_batch(self, weight: Matrix, bias: Tensor | None, x: Tensor) -> Tensor | None:
+        """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must."""
+        del weight, bias, x
+        return None
+
     # convolutions ------------------------------------------------------------------------------------
 
     def plan_convolution(

@@ -31,7 +31,8 @@ from scorch._src.nn.pattern import (
     resolve_density,
     weight_format,
 )
-from scorch._src.ops.products.linear import linear
+from scorch._src.ops.products.linear import linear, multiply_batch
+from scorch._src.statements.autocast import is_autocast
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
@@ -191,7 +192,9 @@ class SparseLinear(torch.nn.Module):
                 f"the input has shape {tuple(input.shape)}, but the layer takes {self.in_features} features"
             )
         if type(input) is torch.Tensor and is_plain_inference(input, self.values, self.bias):
-            return linear(input, self._inference_weight(), self.bias)  # type: ignore[no-any-return]
+            weight, bias = self._inference_weight(), self.bias
+            found = None if is_autocast() else multiply_batch(input, weight, bias)
+            return linear(input, weight, bias) if found is None else found
         output: torch.Tensor = F.linear(input, self.weight, self.bias)
         return output
 

@@ -11,6 +11,7 @@ from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
+from scorch._src.backends.cpu.routines.linear import multiply_batch
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
 from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
@@ -51,6 +52,7 @@ class CpuRoutines(Routines):
     graph_attention_features_backward = _or_torch(
         features_backward, Routines.graph_attention_features_backward
     )
+    multiply_batch = staticmethod(multiply_batch)
     plan_convolution = staticmethod(plan_convolution)
     convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)

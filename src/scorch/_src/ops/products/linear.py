@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.grad_state import is_differentiable
+from scorch._src.backends.base import routines_for
+from scorch._src.formats import as_format
+from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import (
     are_all_sparse,
     as_dense,
@@ -26,6 +28,8 @@ from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError
 
+CSR = as_format("csr", 2)
+
 
 @implements(F.linear, differentiable=True)
 def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any:
@@ -37,6 +41,10 @@ def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any
         input, weight, bias = cast(input, weight, bias)
     if not _fits(input, weight, bias):
         check_call(F.linear, input, weight, bias)
+    elif type(input) is torch.Tensor and is_plain_inference(input, weight, bias):
+        found = multiply_batch(input, weight, bias)
+        if found is not None:
+            return found
     is_rows = isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim()
     if is_rows and len(weight.storage.pattern.shape) == 2:  # asking the tensor itself takes longer
         product = _rows_by_weight(input, weight)
@@ -55,6 +63,18 @@ def _fits(input: Any, weight: Any, bias: Any) -> bool:
     if len(shape) != 2 or input.dtype is not dtype or input.shape[-1:] != shape[1:]:
         return False
     return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
+
+
+def multiply_batch(input: torch.Tensor, weight: SparseTensor, bias: Any) -> torch.Tensor | None:
+    """Multiply and add the bias in one routine, where nothing is tracked and sizes fit; None: it cannot."""
+    pattern, values = weight.storage.pattern, weight.storage.values
+    if pattern.format is not CSR and pattern.format != CSR:
+        return None
+    if not input.numel() or input.dtype is not values.dtype or not values.is_contiguous():
+        return None
+    matrix: Any = (pattern.pos[1], pattern.crd[1], values)
+    own = None if bias is None else bias.detach().contiguous()
+    return routines_for(input).multiply_batch(matrix, own, input.contiguous())
 
 
 def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:

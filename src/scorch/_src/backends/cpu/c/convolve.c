@@ -2,51 +2,10 @@
    neighbouring positions are computed of each row, in lines of LINE, the first KEPT of which are stored. */
 enum { VALUES = FIRST, BIAS, IN, OUT, IMAGES, INPUT, SPAN, LINE, KEPT };
 
-#if $VECTOR == 16
-#define MOST 16 /* vectors that are summed in registers at a time */
-#else
-#define MOST 8
-#endif
-
-/* N vectors of positions; U entries at a time, so that sums do not wait for each other. */
-#define TILE(T, I, N, U) \
-static void tile_##T##_##I##_##N(const I *crd, const T *values, i64 n, const T *in, T start, T *out) { \
-    enum { LANES = sizeof(T##v) / sizeof(T) }; \
-    T##v sum[U][N]; \
-    i64 e = 0; \
-    UNROLL for (int u = 0; u < U; u++) \
-        UNROLL for (int v = 0; v < N; v++) sum[u][v] = (T##v){0} + (u ? (T)0 : start); \
-    for (; e + U <= n; e += U) { \
-        UNROLL for (int u = 0; u < U; u++) { \
-            const T *from = in + crd[e + u]; \
-            const T##v weight = (T##v){0} + values[e + u]; \
-            UNROLL for (int v = 0; v < N; v++) sum[u][v] += weight * *(const T##v_at *)(from + v * LANES); \
-        } \
-    } \
-    for (; e < n; e++) { \
-        const T *from = in + crd[e]; \
-        const T##v weight = (T##v){0} + values[e]; \
-        UNROLL for (int v = 0; v < N; v++) sum[0][v] += weight * *(const T##v_at *)(from + v * LANES); \
-    } \
-    UNROLL for (int u = 1; u < U; u++) \
-        UNROLL for (int v = 0; v < N; v++) sum[0][v] += sum[u][v]; \
-    UNROLL for (int v = 0; v < N; v++) *(T##v_at *)(out + v * LANES) = sum[0][v]; \
-}
-
-#define CASE(T, I, N) \
-    if (left >= N) { tile_##T##_##I##_##N(crd, values, n, in, start, out); return N; }
-
 typedef struct { const i64 *args; i64 tiles, parts, next; int wide; } convolution_t;
 
 #define INTRINSICS(T, I) \
-TILE(T, I, 16, 1) TILE(T, I, 12, 1) TILE(T, I, 8, 1) TILE(T, I, 6, 1) TILE(T, I, 4, 2) TILE(T, I, 3, 2) \
-TILE(T, I, 2, 4) TILE(T, I, 1, 4) \
-/* As many of LEFT vectors as fit in registers; return how many. */ \
-static i64 widest_##T##_##I(const I *crd, const T *values, i64 n, const T *in, T start, T *out, i64 left) { \
-    if (MOST > 8) { CASE(T, I, 16) CASE(T, I, 12) } \
-    CASE(T, I, 8) CASE(T, I, 6) CASE(T, I, 4) CASE(T, I, 3) CASE(T, I, 2) CASE(T, I, 1) \
-    return 0; \
-} \
+TILES(T, I) \
 /* Store those of COUNT positions from AT on that are kept. */ \
 static void keep_##T##_##I(const i64 *args, const T *sums, i64 at, i64 count, T *image) { \
     const i64 line = args[LINE], kept = args[KEPT]; \
@@ -71,7 +30,8 @@ static void part_##T##_##I(const convolution_t *job, i64 image, i64 tile, i64 be
         T *out = (T *)args[OUT] + (image * args[ROWS] + row) * size; \
         for (i64 v = first; v < last;) { \
             const i64 at = v * LANES; \
-            v += widest_##T##_##I(crd, values, pos[row + 1] - pos[row], in + at, start, sums, last - v); \
+            v += widest_##T##_##I(crd, values, pos[row + 1] - pos[row], in + at, 1, start, sums, \
+                                   last - v); \
             keep_##T##_##I(args, sums, at, CLAMP(v * LANES, span) - at, out); \
         } \
     } \

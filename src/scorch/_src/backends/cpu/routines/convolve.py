@@ -22,7 +22,7 @@ from scorch._src.backends.routines import Matrix, Tensor, Windows, rows_of
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
-SOURCE = read_source("convolve.c")
+SOURCE = read_source("tiles.c") + read_source("convolve.c")
 SLACK = 64  # elements behind an input, which the last vector of an image may read and nobody uses
 _WHAT = "the convolution with a sparse kernel"
 Pair = tuple[int, int]
