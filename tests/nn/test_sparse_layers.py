@@ -284,3 +284,24 @@ def test_shared_kernels_stay_dense() -> None:
         found = scorch.sparsify(nn.Sequential(first, second), 0.5, prefer="size")
     assert found[0].weight is found[1].weight
     assert "shares" in found.sparsification.skipped[0].reason
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("blocks", [(1, 4), (4, 4), (16, 1)])
+def test_blocks_are_offered_and_timed(blocks: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model, tried = nn.Sequential(nn.Linear(16, 32, dtype=F64), nn.LSTM(32, 16, dtype=F64)), []
+
+    def blocks_are_faster(calls: Any) -> dict[str, float]:
+        tried.append(list(calls))
+        return {name: 1.0 if name.startswith("bsr") else 2.0 for name in calls}
+
+    with mock.patch.object(timing, "measure_fastest", blocks_are_faster):
+        found = scorch.sparsify(model, 0.75, blocks=blocks)
+    stored = f"bsr({blocks[0]},{blocks[1]})"
+    assert tried == [["dense", stored, "csr"]] * 4  # twice each, for two batches
+    assert {str(table.format) for layer in found for table in tables_of(layer).values()} == {stored}
+    x = drawn(3, 2, 16)
+    dense = [layer.to_dense() for layer in found]
+    with torch.no_grad():
+        torch.testing.assert_close(found(x)[0], dense[1](dense[0](x))[0])

@@ -86,11 +86,13 @@ def sparsify(
     layers, skipped = _select_layers(model, tuple(skip), nm)
     examples = {} if example is None else _record_calls(model, layers, example)
     preference = Preference(formats, prefer, batches, examples)
+    is_compared = example is not None and prefer == "speed"  # with the model all of whose layers are dense
     tied: Tied = {}
     choices: dict[torch.nn.Module, Choice] = {}
     for layer, masks in zip(layers, pruning.masks(layers), strict=True):
-        choices[layer] = choose_storage(layer, masks, preference, tied)
-    model = _replace_layers(model, choices, example if prefer == "speed" else None)
+        choice = choose_storage(layer, masks, preference, tied)
+        choices[layer] = choice if is_compared else Choice(choice.layer, choice.layer)
+    model = _replace_layers(model, choices, example if is_compared else None)
     reached = sparsification_of(model, sparsity if nm is None else 1 - nm[0] / nm[1], skipped)
     model.sparsification = reached  # type: ignore[assignment]
     warning = reached.warning()
