@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,14 +78,15 @@ def convolved(routines: Routines, index: torch.dtype) -> Any:
 def test_product_with_a_batch(dtype: torch.dtype) -> None:
     """Batches of less than a vector, of several tiles, and of parts of them."""
     torch.manual_seed(0)
-    pos, crd, values = matrix(21, 9, torch.int32)
-    dense = torch.zeros(21, 9, dtype=dtype)
+    pos, crd, values = matrix(21, 40, torch.int32)
+    dense = torch.zeros(21, 40, dtype=dtype)
     dense[torch.arange(21).repeat_interleave(pos.diff()), crd.long()] = values.to(dtype)
     routines, bias = backend_for(torch.device("cpu")).routines, torch.randn(21, dtype=dtype)
-    for batch in ((), (1,), (2,), (5,), (2, 33), (150,)):
-        x = torch.randn(*batch, 9, dtype=dtype)
+    batches = ((), (1,), (2,), (5,), (2, 33), (150,))
+    for batch, columns in itertools.product(batches, (crd, crd.to(torch.int16))):
+        x = torch.randn(*batch, 40, dtype=dtype)
         for own in (None, bias):
-            found = routines.multiply_batch((pos, crd, values.to(dtype)), own, x)
+            found = routines.multiply_batch((pos, columns, values.to(dtype)), own, x)
             assert found is not None
             torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own))
 

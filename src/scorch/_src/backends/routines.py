@@ -302,7 +302,10 @@ class Routines:
     # layers ------------------------------------------------------------------------------------------
 
     def multiply_batch(self, weight: Matrix, bias: Tensor | None, x: Tensor) -> Tensor | None:
-        """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must."""
+        """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must.
+
+        Columns may be 16-bit integers without a sign, whose dtype is int16 all the same.
+        """
         del weight, bias, x
         return None
 

@@ -203,7 +203,8 @@ def compute_fingerprint(pattern: Pattern) -> int:
     for array in pattern.arrays:
         is_long = array.dtype == torch.int64 and array.numel() > 0 and int(array.max()) > LAST_INT32
         integers = array.to(HOST, torch.int64 if is_long else torch.int32)  # the same however they are stored
-        total = (total * 1_000_003 ^ zlib.crc32(integers.numpy())) & (2**62 - 1)
+        checksum = zlib.crc32(integers.numpy())  # type: ignore[arg-type]
+        total = (total * 1_000_003 ^ checksum) & (2**62 - 1)
     return total
 
 

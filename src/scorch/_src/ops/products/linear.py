@@ -22,6 +22,7 @@ from scorch._src.ops.fallback import (
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.einsum import einsum
+from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.registry import implements
@@ -29,6 +30,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError
 
 CSR = as_format("csr", 2)
+MAX_NARROW_COLUMNS = 1 << 16
 
 
 @implements(F.linear, differentiable=True)
@@ -72,9 +74,21 @@ def multiply_batch(input: torch.Tensor, weight: SparseTensor, bias: Any) -> torc
         return None
     if not input.numel() or input.dtype is not values.dtype or not values.is_contiguous():
         return None
-    matrix: Any = (pattern.pos[1], pattern.crd[1], values)
+    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
     own = None if bias is None else bias.detach().contiguous()
     return routines_for(input).multiply_batch(matrix, own, input.contiguous())
+
+
+def _narrow_columns(pattern: Pattern) -> torch.Tensor | None:
+    """Return the columns as 16-bit integers without a sign, if they fit: less memory is read for a weight."""
+    if pattern.shape[1] > MAX_NARROW_COLUMNS:
+        return pattern.crd[1]
+    narrow: torch.Tensor | None = pattern.structures.get("narrow columns")
+    if narrow is None:
+        columns = pattern.crd[1]
+        assert columns is not None
+        narrow = pattern.structures["narrow columns"] = columns.to(torch.int16)
+    return narrow
 
 
 def _rows_by_weight(input: Any, weight: SparseTensor) -> Any:

@@ -30,7 +30,7 @@ static void part_##T##_##I(const convolution_t *job, i64 image, i64 tile, i64 be
         T *out = (T *)args[OUT] + (image * args[ROWS] + row) * size; \
         for (i64 v = first; v < last;) { \
             const i64 at = v * LANES; \
-            v += widest_##T##_##I(crd, values, pos[row + 1] - pos[row], in + at, 1, start, sums, \
+            v += widest_##T(crd, values, pos[row + 1] - pos[row], in + at, 1, start, sums, \
                                    last - v); \
             keep_##T##_##I(args, sums, at, CLAMP(v * LANES, span) - at, out); \
         } \

@@ -1,6 +1,28 @@
 /* A batch lies in tiles of WIDTH rows of X, padded by zeros, each of which has the features one after the
    other: element b of feature j of a tile is at j * WIDTH + b. */
 enum { VALUES = FIRST, BIAS, X, PACKED, OUT, BATCH, FEATURES, WIDTH };
+#ifdef NARROW /* columns of 16 bits, which large weights are read with in less time */
+#define COLUMN(I) unsigned short
+#else
+#define COLUMN(I) I
+#endif
+/* Four columns are one number of 64 bits, which is cheaper to take apart than to load one by one. */
+#if defined(NARROW) && defined(__aarch64__) && $VECTOR == 16
+#define PICK(q) {x[q & 0xffff], x[q >> 16 & 0xffff], x[q >> 32 & 0xffff], x[q >> 48]}
+#define BY_FOURS_f32 \
+    f32v low = {0}, high = {0}; \
+    for (; e + 8 <= last; e += 8) { \
+        u64 q, r; \
+        __builtin_memcpy(&q, crd + e, 8), __builtin_memcpy(&r, crd + e + 4, 8); \
+        const f32v a = PICK(q), b = PICK(r); \
+        low += *(const f32v_at *)(values + e) * a, high += *(const f32v_at *)(values + e + 4) * b; \
+    } \
+    low += high, sum += (low[0] + low[1]) + (low[2] + low[3]);
+#else
+#define BY_FOURS_f32
+#endif
+#define BY_FOURS_f64
+#define BY_FOURS(T) BY_FOURS_##T
 enum { /* what is given: numbers, tensors, and the result at last */
     G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_POS, G_CRD, G_VALUES, G_BIAS, G_X, G_PACKED, G_OUT
 };
@@ -12,21 +34,25 @@ void free(void *);
 typedef struct { const i64 *args; i64 next; } packing_t;
 
 #define INTRINSICS(T, I) \
-TILES(T, I) \
+TILES(T, COLUMN(I)) \
 static void dots_##T##_##I(const i64 *args, i64 begin, i64 end) { \
-    const I *pos = (const I *)args[POS], *crd = (const I *)args[CRD]; \
+    const I *pos = (const I *)args[POS]; \
+    const COLUMN(I) *crd = (const COLUMN(I) *)args[CRD]; \
     const T *values = (const T *)args[VALUES], *x = (const T *)args[X], *bias = (const T *)args[BIAS]; \
     for (i64 row = begin; row < end; row++) { \
+        T sum = bias ? bias[row] : (T)0; \
+        i64 e = pos[row]; \
         const i64 last = pos[row + 1]; \
-        T sum = 0; \
+        BY_FOURS(T) \
         _Pragma("omp simd reduction(+:sum)") \
-        for (i64 e = pos[row]; e < last; e++) sum += values[e] * x[(i64)crd[e]]; \
-        ((T *)args[OUT])[row] = bias ? sum + bias[row] : sum; \
+        for (i64 rest = e; rest < last; rest++) sum += values[rest] * x[(i64)crd[rest]]; \
+        ((T *)args[OUT])[row] = sum; \
     } \
 } \
 static void linear_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
     enum { LANES = sizeof(T##v) / sizeof(T) }; \
-    const I *pos = (const I *)args[POS], *crd = (const I *)args[CRD]; \
+    const I *pos = (const I *)args[POS]; \
+    const COLUMN(I) *crd = (const COLUMN(I) *)args[CRD]; \
     const T *values = (const T *)args[VALUES], *bias = (const T *)args[BIAS]; \
     const i64 batch = args[BATCH], width = args[WIDTH], rows = args[ROWS]; \
     T sums[LINES * MOST * LANES]; \
@@ -40,7 +66,7 @@ static void linear_rows_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worke
             for (i64 line = 0; line < lines; line++) { \
                 const i64 r = row + line, from = pos[r], n = pos[r + 1] - from; \
                 for (i64 v = 0; v < vectors;) \
-                    v += widest_##T##_##I(crd + from, values + from, n, in + v * LANES, width, \
+                    v += widest_##T(crd + from, values + from, n, in + v * LANES, width, \
                                           bias ? bias[r] : (T)0, sums + line * width + v * LANES, vectors - v); \
             } \
             T *out = (T *)args[OUT] + at * rows + row; \

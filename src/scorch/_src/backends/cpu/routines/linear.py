@@ -24,6 +24,7 @@ from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits
 
 SOURCE = read_source("tiles.c") + read_source("linear.c")
+NARROW_SOURCE = f"#define NARROW\n{SOURCE}"
 TILE_BYTES = 1 << 19  # of a batch, which stay in the cache while rows of the weight pass
 MIN_POOLED = 1 << 18  # elements of a batch from which on its copy is worth memory of a pool
 _WHAT = "the product with a sparse weight"
@@ -33,10 +34,11 @@ _WHAT = "the product with a sparse weight"
 def multiply_batch(weight: Matrix, bias: Tensor | None, x: Tensor) -> Tensor | None:
     """Multiply the rows of ``x`` by the weight; None where a kernel must."""
     pos, crd, values = weight
+    source = NARROW_SOURCE if crd.dtype == torch.int16 else SOURCE
     functions, dtype, shape = builtins(), x.dtype, x.shape
     if functions is None or dtype not in (torch.float32, torch.float64):
         return None
-    at = by_rows.address(SOURCE, _WHAT, "linear", dtype, crd.dtype)
+    at = by_rows.address(source, _WHAT, "linear", dtype, pos.dtype)
     if not at:
         return None
     features, size = shape[-1], x.numel()
