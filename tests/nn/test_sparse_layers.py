@@ -305,3 +305,22 @@ def test_blocks_are_offered_and_timed(blocks: tuple[int, int]) -> None:
     dense = [layer.to_dense() for layer in found]
     with torch.no_grad():
         torch.testing.assert_close(found(x)[0], dense[1](dense[0](x))[0])
+
+
+def test_the_report_times_layers_of_all_kinds() -> None:
+    layers = [
+        nn.Conv1d(8, 8, 3),
+        nn.MultiheadAttention(8, 2),
+        nn.GRU(8, 8),
+        nn.LSTMCell(8, 8),
+        Conv1D(8, 8).float(),
+    ]
+    model = scorch.sparsify(
+        nn.ModuleList([*layers, nn.MultiheadAttention(8, 2)]), 0.9, prefer="size", skip=["5"]
+    )
+    with mock.patch.object(timing, "MIN_SECONDS_PER_CANDIDATE", 0.0):
+        found = scorch.report(model, batch=2, quiet=True)
+    kinds = ["SparseConv1d", "SparseMultiheadAttention", "SparseGRU", "SparseRecurrentCell"]
+    assert [layer.kind for layer in found.layers] == [*kinds, "SparseTransposedLinear", "MultiheadAttention"]
+    assert all(layer.measured > 0 and layer.dense_measured > 0 for layer in found.layers)
+    assert found.layers[2].bytes < found.layers[2].dense_bytes == 2 * 3 * 8 * 8 * 4
