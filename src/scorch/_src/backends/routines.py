@@ -117,6 +117,8 @@ class Routines:
 
     attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # which it takes as they are
 
+    batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
+
     # order in time -----------------------------------------------------------------------------------
 
     def check_waiting(self, device: torch.device, what: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+import torch
+
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.concat import joined
@@ -36,6 +38,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
+    batch_dtypes = (torch.float32, torch.float64)
     transpose = staticmethod(laid_out)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)

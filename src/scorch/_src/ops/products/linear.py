@@ -72,11 +72,14 @@ def multiply_batch(input: torch.Tensor, weight: SparseTensor, bias: Any) -> torc
     pattern, values = weight.storage.pattern, weight.storage.values
     if pattern.format is not CSR and pattern.format != CSR:
         return None
-    if not input.numel() or input.dtype is not values.dtype or not values.is_contiguous():
+    routines, dtype = routines_for(input), values.dtype
+    if dtype not in routines.batch_dtypes or input.dtype is not dtype:
+        return None
+    if not input.numel() or not values.is_contiguous():
         return None
     matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
     own = None if bias is None else bias.detach().contiguous()
-    return routines_for(input).multiply_batch(matrix, own, input.contiguous())
+    return routines.multiply_batch(matrix, own, input.contiguous())
 
 
 def _narrow_columns(pattern: Pattern) -> torch.Tensor | None:

@@ -36,7 +36,7 @@ def multiply_batch(weight: Matrix, bias: Tensor | None, x: Tensor) -> Tensor | N
     pos, crd, values = weight
     source = NARROW_SOURCE if crd.dtype == torch.int16 else SOURCE
     functions, dtype, shape = builtins(), x.dtype, x.shape
-    if functions is None or dtype not in (torch.float32, torch.float64):
+    if functions is None:
         return None
     at = by_rows.address(source, _WHAT, "linear", dtype, pos.dtype)
     if not at:
