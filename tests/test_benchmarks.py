@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from benchmarks import compare, frames, overhead, pruned
+from benchmarks import compare, frames, models, overhead, pruned
 from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
@@ -406,3 +406,25 @@ def test_two_source_trees_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(before > 0 and after > 0 for _, before, after, _ in rows)
     with pytest.raises(SystemExit):
         compare.main(["no-such-folder"])
+
+
+# whole networks --------------------------------------------------------------------------------------
+
+
+def test_pruned_networks_are_compared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scorch._src.nn.timing, "MIN_SECONDS_PER_CANDIDATE", 0.0)
+    monkeypatch.setattr(scorch._src.nn.timing, "MIN_ROUNDS", 1)
+    options = ["--tiny", "--sparsity", "0.9", "--batch", "2", "--threads", "1", "--seconds", "0", "--json"]
+    models.main([*options, "--blocks", "1", "--contestants", "torch.sparse,onnxruntime"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in found["rows"]] == ["BERT-base", "Llama-7B", "ViT-S", "ResNet-50", "MLP"]
+    for row, file in zip(found["rows"], found["files"], strict=True):
+        assert row["layers"] >= 3 and row["faster"] > 0 and file["bytes"]["scorch"] > 0
+        has_convolutions = row["model"] == "ResNet-50"
+        assert ("torch.sparse" in row["skipped"]) == has_convolutions
+        assert ("tokens_per_second" in row) == (row["model"] == "Llama-7B")
+    models.main([*options[:-1], "--only", "MLP", "--contestants", "", "--plot", str(tmp_path / "models.png")])
+    printed = capsys.readouterr().out
+    assert "| MLP | 90% | 2 | 1 |" in printed and ("drawn to" in printed or "matplotlib" in printed)

@@ -81,7 +81,7 @@ def test_other_layers_are_named() -> None:
     found = scorch.doctor(Model(), {"tokens": torch.arange(6)[None], "scale": 2.0}, quiet=True)
     advice = {layer.name: layer.advice for layer in found.layers}
     assert set(advice) == {"words", "attention", "conv", "sparse"}  # the other was never called
-    assert "pairs that attend" in advice["attention"] and "no sparse convolution" in advice["conv"]
+    assert "pairs that attend" in advice["attention"] and "as a sparse convolution" in advice["conv"]
     assert "sparse already" in advice["sparse"] and "rows" in advice["words"]
 
 

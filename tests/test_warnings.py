@@ -11,10 +11,10 @@ from scorch.errors import ScorchWarning, warn
 
 
 def test_warnings_name_the_line_of_the_call() -> None:
-    model = torch.nn.TransformerEncoderLayer(16, 2, 32)
+    model = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Bilinear(8, 8, 8)])
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        scorch.sparsify(model, 0.9)
+        scorch.sparsify(model, 0.9, prefer="size")
     mine = [warning for warning in seen if issubclass(warning.category, ScorchWarning)]
     assert [warning.filename for warning in mine] == [__file__]
 

@@ -19,8 +19,10 @@ import scorch
 from scorch._src.backends.cpu.routines import (
     attention_source,
     by_rows,
+    convolve,
     graph_attention,
     join_matrices,
+    linear,
     neighbour_max,
     transpose,
 )
@@ -77,7 +79,7 @@ def routines(machine: Target) -> Iterator[str]:
     yield join_matrices.SOURCE
     known = "#define KNOWN_HEADS 8\n#define KNOWN_WIDTH 16\n#define TURNS 2\n"
     for number in ("f32", "f64"):
-        for text in (known + graph_attention.SOURCE, neighbour_max._SOURCE):
+        for text in (known + graph_attention.SOURCE, neighbour_max._SOURCE, convolve.SOURCE, linear.SOURCE):
             whole = f"{by_rows.PRELUDE}{text}INTRINSICS({number}, i32)\n"
             yield whole.replace("$VECTOR", str(machine.vector_bytes))
 

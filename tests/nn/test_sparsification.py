@@ -16,19 +16,19 @@ import scorch
 from scorch._src.nn.sparsification import Sparsification
 
 DENSE = {  # layers that are left dense, and what is said of them
-    "Conv1d": (lambda n: nn.Conv1d(n, n + 1, 3), "no sparse convolution"),
-    "Conv2d": (lambda n: nn.Conv2d(n, 2, 3), "no sparse convolution"),
-    "LSTM": (lambda n: nn.LSTM(n, n, 2), "recurrent"),
-    "GRUCell": (lambda n: nn.GRUCell(n, n), "recurrent"),
-    "MultiheadAttention": (lambda n: nn.MultiheadAttention(2 * n, 2), "attention"),
-    "TransformerEncoderLayer": (lambda n: nn.TransformerEncoderLayer(2 * n, 2, 4 * n), "attention"),
-    "Bilinear": (lambda n: nn.Bilinear(n, n, 3), "only Linear and Embedding"),
+    "Conv3d": (lambda n: nn.Conv3d(n, 2, 3), "only Conv1d and Conv2d"),
+    "ConvTranspose1d": (lambda n: nn.ConvTranspose1d(n, n, 2), "only Conv1d and Conv2d"),
+    "Bilinear": (lambda n: nn.Bilinear(n, n, 3), "not stored sparse"),
     "weight_norm": (lambda n: parametrizations.weight_norm(nn.Linear(n, n)), "parametrization"),
 }
 SPARSE = {
     "Linear": lambda n: nn.Linear(3 * n, 4 * n),
     "Embedding": lambda n: nn.Embedding(5 * n, 8),
     "LayerNorm": lambda n: nn.LayerNorm(n),
+    "Conv1d": lambda n: nn.Conv1d(n, n + 1, 3),
+    "LSTM": lambda n: nn.LSTM(n, n, 2),
+    "GRUCell": lambda n: nn.GRUCell(n, n),
+    "MultiheadAttention": lambda n: nn.MultiheadAttention(2 * n, 2),
 }
 
 
@@ -83,35 +83,27 @@ def test_drawn_models(cases: int) -> None:
 
 
 def test_a_transformer() -> None:
-    """Its attention holds half of the weights: nine tenths asked for are less than a half reached."""
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     found, said = made(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 0.9)
     reached = found.sparsification
-    assert 0.44 < reached.reached < 0.46 and reached.skipped_share == pytest.approx(0.5)
-    assert "reached 45.0%" in said[0] and "layers.0.self_attn (MultiheadAttention)" in said[0]
-    assert {layer.kind for layer in reached.skipped} == {
-        "MultiheadAttention",
-        "NonDynamicallyQuantizableLinear",
-    }
-    with torch.no_grad():
-        assert found.eval()(torch.randn(2, 5, 32)).isfinite().all()
+    assert not said and not reached.skipped and reached.reached == pytest.approx(0.9, abs=0.001)
     again = copy.deepcopy(found)
     torch.save(again, io.BytesIO())
     assert again.sparsification == reached
 
 
 def test_the_report_has_it(capsys: pytest.CaptureFixture[str]) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 40))
+    model = nn.Sequential(nn.Conv3d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 40))
     found, _ = made(model, 0.75)
     report = scorch.report(found, measure=False)
     assert report.sparsification == found.sparsification
-    assert "left dense" in capsys.readouterr().out and "0 (Conv2d)" in str(report)
+    assert "left dense" in capsys.readouterr().out and "0 (Conv3d)" in str(report)
     plain = scorch.report(model, measure=False, quiet=True)
     assert plain.sparsification.asked is None and "asked" not in str(plain)
 
 
 def test_what_was_left_dense_on_purpose_is_not_warned_of() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 40))
-    assert not made(model, 0.9, skip=[nn.Conv2d])[1]
+    model = nn.Sequential(nn.Conv3d(3, 8, 3), nn.Flatten(), nn.Linear(32, 40))
+    assert not made(model, 0.9, skip=[nn.Conv3d])[1]
     assert made(model, 0.9)[1]
     assert not made(model, 0.0)[1]

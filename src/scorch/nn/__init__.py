@@ -9,6 +9,9 @@ from scorch._src.nn.loading import load_sparse
 from scorch._src.nn.moe import MoE, TopKGate
 from scorch._src.nn.multihead_attention import MultiheadAttention
 from scorch._src.nn.prune import erdos_renyi_densities
+from scorch._src.nn.pruned.sparse_attention import SparseMultiheadAttention
+from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d
+from scorch._src.nn.pruned.sparse_recurrent import SparseGRU, SparseLSTM, SparseRNN
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_inputs import Linear, SparseEmbeddingBag
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -23,9 +26,15 @@ __all__ = [
     "MultiheadAttention",
     "RigL",
     "SAGEConv",
+    "SparseConv1d",
+    "SparseConv2d",
     "SparseEmbedding",
     "SparseEmbeddingBag",
+    "SparseGRU",
+    "SparseLSTM",
     "SparseLinear",
+    "SparseMultiheadAttention",
+    "SparseRNN",
     "TopKAutoencoder",
     "TopKGate",
     "erdos_renyi_densities",

@@ -191,9 +191,15 @@ from scorch._src.nn.multihead_attention import MultiheadAttention as MultiheadAt
 from scorch._src.nn.dynamic_sparsity import RigL as RigL
 from scorch._src.nn.graph_layers import SAGEConv as SAGEConv
 from scorch._src.nn.dynamic_sparsity import SET as SET
+from scorch._src.nn.pruned.sparse_conv import SparseConv1d as SparseConv1d
+from scorch._src.nn.pruned.sparse_conv import SparseConv2d as SparseConv2d
 from scorch._src.nn.sparse_embedding import SparseEmbedding as SparseEmbedding
 from scorch._src.nn.sparse_inputs import SparseEmbeddingBag as SparseEmbeddingBag
+from scorch._src.nn.pruned.sparse_recurrent import SparseGRU as SparseGRU
+from scorch._src.nn.pruned.sparse_recurrent import SparseLSTM as SparseLSTM
 from scorch._src.nn.sparse_linear import SparseLinear as SparseLinear
+from scorch._src.nn.pruned.sparse_attention import SparseMultiheadAttention as SparseMultiheadAttention
+from scorch._src.nn.pruned.sparse_recurrent import SparseRNN as SparseRNN
 from scorch._src.nn.autoencoder import TopKAutoencoder as TopKAutoencoder
 from scorch._src.nn.moe import TopKGate as TopKGate
 from scorch._src.nn.prune import erdos_renyi_densities as erdos_renyi_densities

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from scorch._src.backends import routines as sums
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.routines import Heads, Options, Routines, Rows, Scores
+from scorch._src.backends.routines import Heads, Options, Routines, Rows, Scores, Windows
 
 DRAWS = 5
 
@@ -63,6 +64,33 @@ def largest(routines: Routines, index: torch.dtype) -> Any:
     return out, ties, routines.neighbour_max_backward((back.pos, back.crd, None), x, out, shared)
 
 
+def convolved(routines: Routines, index: torch.dtype) -> Any:
+    pos, crd, values = matrix(6, 2 * 3 * 2, index)
+    windows = Windows((3, 2), (2, 1), (1, 0, 1, 1), (1, 2), 2)
+    plan = routines.plan_convolution(pos, crd, windows, (4, 7, 9))
+    bias = torch.arange(6, dtype=values.dtype)
+    return routines.convolve(
+        (pos, crd, values), bias, torch.rand(2, 4, 7, 9, dtype=values.dtype), windows, plan
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_product_with_a_batch(dtype: torch.dtype) -> None:
+    """Batches of less than a vector, of several tiles, and of parts of them."""
+    torch.manual_seed(0)
+    pos, crd, values = matrix(21, 40, torch.int32)
+    dense = torch.zeros(21, 40, dtype=dtype)
+    dense[torch.arange(21).repeat_interleave(pos.diff()), crd.long()] = values.to(dtype)
+    routines, bias = backend_for(torch.device("cpu")).routines, torch.randn(21, dtype=dtype)
+    batches = ((), (1,), (2,), (5,), (2, 33), (150,))
+    for batch, columns in itertools.product(batches, (crd, crd.to(torch.int16))):
+        x = torch.randn(*batch, 40, dtype=dtype)
+        for own in (None, bias):
+            found = routines.multiply_batch((pos, columns, values.to(dtype)), own, x)
+            assert found is not None
+            torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own))
+
+
 def rows_joined(routines: Routines, index: torch.dtype) -> Any:
     parts = [matrix(3, 4, index), matrix(5, 4, index)]
     return routines.concat_rows(parts, [3, 5], sum(crd.numel() for _, crd, _ in parts))
@@ -99,6 +127,7 @@ CASES: dict[str, Callable[[Routines, torch.dtype], Any]] = {
     "concat_columns": columns_joined,
     "graph_attention": attend,
     "neighbour_max": largest,
+    "convolve": convolved,
 }
 
 

@@ -160,7 +160,8 @@ def test_changed_plans_are_plans_or_nothing(plans: list[Schedule]) -> None:
             refused += 1
         else:  # a number or a word in place of another: still a plan, of the very same kinds of values
             assert type(found) is Schedule, turn
-            assert repr(notes.read(notes.write(found), Schedule)) == repr(found)
+            again = notes.read(notes.write(found), Schedule)
+            assert again == found or repr(again) == repr(found)  # sets in any order, and what is no number
     assert refused > 1000
 
 

@@ -71,6 +71,26 @@ class Scores(NamedTuple):
         return total if self.edges is None else total + self.edges
 
 
+class Windows(NamedTuple):
+    """The windows of a convolution over rows and columns; zeros are padded before and after each."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]  # before and after the rows, then the columns
+    dilation: tuple[int, int]
+    groups: int
+
+    def out(self, extent: Sequence[int]) -> tuple[int, int]:
+        """Return how many windows an image of these rows and columns has, in both directions."""
+        rows, columns = (
+            (size + self.padding[2 * dim] + self.padding[2 * dim + 1] - self.dilation[dim] * (kernel - 1) - 1)
+            // self.stride[dim]
+            + 1
+            for dim, (size, kernel) in enumerate(zip(extent, self.kernel, strict=True))
+        )
+        return rows, columns
+
+
 @dataclass(frozen=True)
 class Heads:
     """The parameters that all heads of a call of attention share, and the mask of each.
@@ -96,6 +116,8 @@ class Routines:
     """The routines, in torch's own operations."""
 
     attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # which it takes as they are
+
+    batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
 
     # order in time -----------------------------------------------------------------------------------
 
@@ -290,6 +312,39 @@ class Routines:
         place = columns.places.long()
         flow = _positive(probabilities)[place].unsqueeze(2) * grad[columns.crd.long()]
         return sum_rows(row, flow, count) * options.scale, sum_rows(row, each[place], count)
+
+    # layers ------------------------------------------------------------------------------------------
+
+    def multiply_batch(self, weight: Matrix, bias: Tensor | None, x: Tensor) -> Tensor | None:
+        """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must.
+
+        Columns may be 16-bit integers without a sign, whose dtype is int16 all the same.
+        """
+        del weight, bias, x
+        return None
+
+    # convolutions ------------------------------------------------------------------------------------
+
+    def plan_convolution(
+        self, pos: Tensor, crd: Tensor, windows: Windows, image: tuple[int, int, int]
+    ) -> Any:
+        """Plan ``convolve`` for images of so many channels, rows and columns; None: it needs no plan."""
+        del pos, crd, windows, image
+
+    def convolve(
+        self, weight: Matrix, bias: Tensor | None, input: Tensor, windows: Windows, plan: Any
+    ) -> Tensor:
+        """Convolve images by kernels that are compressed rows of channels, rows and columns."""
+        del plan
+        pos, crd, values = weight
+        rows, channels = pos.numel() - 1, input.shape[1] // windows.groups
+        dense = values.new_zeros(rows, channels * math.prod(windows.kernel))
+        dense[rows_of(pos, crd.numel()), crd.long()] = values
+        top, bottom, left, right = windows.padding
+        padded = torch.nn.functional.pad(input, (left, right, top, bottom))
+        kernels = dense.view(rows, channels, *windows.kernel)
+        stride, dilation = windows.stride, windows.dilation
+        return torch.nn.functional.conv2d(padded, kernels, bias, stride, 0, dilation, windows.groups)
 
     # attention ---------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from scorch._src.backends.base import host_threads
 from scorch._src.explain.doctor_report import MIN_GAIN, Diagnosis, LayerDiagnosis
 from scorch._src.nn import timing
+from scorch._src.nn.pruned.prunable import KINDS
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -160,7 +161,7 @@ def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
         _density(x),
     )
     is_dense = isinstance(x, torch.Tensor) and not isinstance(x, SparseTensor) and x.numel() > 0
-    is_timed = is_dense and weight.numel() > 0 and type(module) in timing.PRUNABLE_LAYERS
+    is_timed = is_dense and weight.numel() > 0 and type(module) in KINDS
     if isinstance(module, torch.nn.Linear) and is_timed:
         return _diagnose_linear(diagnosis, module, x, sparsities)
     return replace(diagnosis, advice=_advise_other(module, x))
@@ -228,9 +229,9 @@ _ADVICE_BY_LAYER = {
     torch.nn.Embedding: "looking up dense rows is hard to beat; sparse rows save memory only",
     torch.nn.MultiheadAttention: "where tokens see few others, scorch.nn.MultiheadAttention takes the pairs "
     "that attend (pairs=, scorch._src.nn.masks)",
-    ConvNd: "there is no sparse convolution here: it stays dense",
+    ConvNd: "scorch.sparsify(model, example=...) times it as a sparse convolution",
     SparseLinear: "sparse already; scorch.report compares it with the dense one",
-    torch.nn.RNNBase: "there is no sparse form of recurrent layers here: it stays dense",
+    torch.nn.RNNBase: "scorch.sparsify(model, example=...) times it as a sparse recurrent layer",
 }
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from scorch._src.backends.base import host_threads
 from scorch._src.explain.render import format_seconds, format_table
 from scorch._src.nn import timing
-from scorch._src.nn.sparse_embedding import SparseEmbedding
-from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn.pruned.prunable import (
+    dense_weights,
+    example_call,
+    is_sparse_layer,
+    kind_of_layer,
+    tables_of,
+)
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
 from scorch._src.storage.budget import is_within_budget
 from scorch.errors import ArgumentError, OperandError
@@ -100,8 +104,8 @@ def report(
     for name, module in model.named_modules():
         if module in inside:
             continue
-        if isinstance(module, SparseEmbedding):
-            inside.add(module.table)
+        if is_sparse_layer(module) or kind_of_layer(module) is not None:
+            inside.update(module.modules())
         layer = _layer(name, module, batch, measure)
         if layer is not None:
             layers.append(layer)
@@ -117,22 +121,25 @@ def report(
 
 
 def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> LayerReport | None:
-    is_sparse = isinstance(module, (SparseLinear, SparseEmbedding))
-    is_timed = is_sparse or type(module) in timing.PRUNABLE_LAYERS
-    if isinstance(module, (SparseLinear, SparseEmbedding)):
-        table = module.table if isinstance(module, SparseEmbedding) else module
-        shape: tuple[int, ...] = (table.out_features, table.in_features)
-        element, nonzero, form = table.values.element_size(), table.nnz, str(table.format)
-        count = shape[0] * shape[1]
-        size, dense_size = nonzero * element + table.pattern.bytes(), count * element
+    is_sparse = is_sparse_layer(module)
+    is_timed = is_sparse or kind_of_layer(module) is not None
+    if is_sparse:
+        tables = list(tables_of(module).values())
+        shapes = [(table.out_features, table.in_features) for table in tables]
+        element, nonzero = tables[0].values.element_size(), sum(table.nnz for table in tables)
+        count, form = sum(rows * columns for rows, columns in shapes), str(tables[0].format)
+        size = nonzero * element + sum(table.pattern.bytes() for table in tables)
+        dense_size = count * element
+        shape: tuple[int, ...] = shapes[0] if len(shapes) == 1 else (count,)
     else:
-        weights: list[Any] = [module.weight] if is_timed else list(module.parameters(recurse=False))
+        weights = list(dense_weights(module) if is_timed else module.parameters(recurse=False))
         if not weights:
             return None
         count = sum(weight.numel() for weight in weights)
         size = dense_size = sum(weight.numel() * weight.element_size() for weight in weights)
         nonzero = sum(int(torch.count_nonzero(weight.detach())) for weight in weights)
-        shape, form = tuple(weights[0].shape) if is_timed else (count,), "dense"
+        is_one = is_timed and len(weights) == 1
+        shape, form = tuple(weights[0].shape) if is_one else (count,), "dense"
     decision = getattr(module, "sparsified", None) if is_timed else None
     reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
     expected = timing.estimate_seconds(module, batch) if is_timed and measure else None
@@ -143,17 +150,11 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
 
 
 def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, float]:
-    calls = {"own": timing.make_call(module, batch)}
-    if isinstance(module, (SparseLinear, SparseEmbedding)):
-        if is_within_budget(dense_bytes):
-            calls["dense"] = timing.make_call(_dense(module), batch)
-        return timing.measure_fastest(calls)
-    seconds = timing.measure_fastest(calls)
-    return {**seconds, "dense": seconds["own"]}
-
-
-def _dense(module: SparseLinear | SparseEmbedding) -> torch.nn.Module:
-    if isinstance(module, SparseLinear):
-        return module.to_dense()
-    embedding: torch.nn.Embedding = torch.nn.Embedding.from_pretrained(module.weight.detach().to_dense())
-    return embedding
+    calls = {"own": example_call(module, batch)}
+    with timing.evaluating(module):
+        if is_sparse_layer(module):
+            if is_within_budget(dense_bytes):
+                calls["dense"] = example_call(module.to_dense().eval(), batch)  # type: ignore[operator]
+            return timing.measure_fastest(calls)
+        seconds = timing.measure_fastest(calls)
+        return {**seconds, "dense": seconds["own"]}

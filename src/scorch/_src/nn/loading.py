@@ -7,54 +7,64 @@ from typing import Any
 
 import torch
 
-from scorch._src.nn.sparse_embedding import SparseEmbedding
-from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.devices import HOST
+from scorch._src.nn.pattern import pattern_from_keys, weight_format
+from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, tables_of
 from scorch._src.nn.sparsify import replace_modules
-from scorch._src.nn.timing import PRUNABLE_LAYERS
+from scorch._src.tensor.autograd import sparse_of
 from scorch.errors import FileError, OperandError
 
 
 def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.nn.Module:
     """Load the ``state_dict`` of a sparse model into a model of the same modules, dense or sparse.
 
-    Linear and Embedding layers that are sparse in ``state_dict`` become so, in the same format, and those
-    that are dense in it become dense; then it is loaded as by ``model.load_state_dict``. Returns the model,
-    which is changed.
+    Layers that are sparse in ``state_dict`` become so, in the same format, and those that are dense in it
+    become dense; then it is loaded as by ``model.load_state_dict``. Returns the model, which is changed. A
+    model that was made on the ``meta`` device, without memory, takes the tensors of ``state_dict`` as they
+    are, which saves the time to fill its weights first.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"load_sparse takes a torch.nn.Module, not a {type(model).__name__}")
     suffix = "pattern.format"
     sparse = {name[: -len(suffix)].rstrip(".") for name in state_dict if name.endswith(suffix)}
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, module in modules.items():
-        is_sparse = name in sparse or f"{name}.table".lstrip(".") in sparse
+    known: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        tables = {table: f"{name}.{table}".strip(".") for table in _table_names(module)}
+        known.update(tables.values())
+        is_sparse = any(table in sparse for table in tables.values())
         replacement = _convert_layer(module, is_sparse)
         if replacement is not None and module not in replaced:
             replaced[module] = replacement.train(module.training)
-    missing = sorted(name for name in sparse if name.removesuffix("table").rstrip(".") not in modules)
+    missing = sorted(sparse - known)
     if missing:
         raise FileError(f"the model has no layer {missing[0]!r}, which is sparse in the state_dict")
     model = replace_modules(model, replaced)
-    model.load_state_dict(state_dict)
+    is_meta = any(parameter.is_meta for parameter in model.parameters())
+    model.load_state_dict(state_dict, assign=is_meta)
     return model
+
+
+def _table_names(module: torch.nn.Module) -> list[str]:
+    """Return the names of the matrices that a layer has where it is sparse."""
+    if is_sparse_layer(module):
+        return list(tables_of(module))
+    kind = kind_of_layer(module)
+    return [] if kind is None else [part.table for part in kind.parts(module)]
 
 
 def _convert_layer(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module | None:
     """Return the layer as it is in the file, without its values; None if it is of that kind already."""
-    if is_sparse and isinstance(module, torch.nn.Linear) and type(module) in PRUNABLE_LAYERS:
-        has_bias = module.bias is not None
-        return SparseLinear(module.in_features, module.out_features, 1.0, has_bias, dtype=module.weight.dtype)
-    if is_sparse and type(module) is torch.nn.Embedding:
-        table = SparseLinear(
-            module.embedding_dim, module.num_embeddings, 1.0, False, dtype=module.weight.dtype
+    if is_sparse_layer(module):
+        return None if is_sparse else module.to_dense()  # type: ignore[operator]
+    kind = kind_of_layer(module)
+    if kind is None or not is_sparse:
+        return None
+    weights = {}
+    for part in kind.parts(module):
+        matrix = part.matrix
+        pattern = pattern_from_keys(
+            torch.zeros(0, dtype=torch.int64, device=HOST), tuple(matrix.shape), weight_format("csr")
         )
-        return SparseEmbedding(table, module.padding_idx)
-    if not is_sparse and isinstance(module, SparseLinear):
-        has_bias = module.bias is not None
-        return torch.nn.Linear(module.in_features, module.out_features, has_bias, dtype=module.values.dtype)
-    if not is_sparse and isinstance(module, SparseEmbedding):
-        return torch.nn.Embedding(
-            module.num_embeddings, module.embedding_dim, module.padding_idx, dtype=module.table.values.dtype
-        )
-    return None
+        weights[part.table] = sparse_of(pattern, torch.zeros(0, dtype=matrix.dtype, device=HOST))
+    return kind.make(module, weights)

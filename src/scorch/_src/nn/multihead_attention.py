@@ -71,7 +71,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             if key_padding_mask is not None:
                 key_padding_mask = key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
-            query, key, value = _transpose_batch(query, key, value)
+            query, key, value = transpose_batch(query, key, value)
         _check(query, key, value, self)
         q, k, v = self._project(query, key, value)
         mask = _reshape_mask(mask, (q.shape[0], self.num_heads), (q.shape[2], key.shape[1]))
@@ -163,7 +163,7 @@ def _check_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseT
     return pairs
 
 
-def _transpose_batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
+def transpose_batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
     """Put the batch first; one tensor passed twice stays one."""
     queries = query.transpose(0, 1)
     keys = queries if key is query else key.transpose(0, 1)

@@ -7,6 +7,7 @@ parameter with one element for each entry.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.io.archive import check_pattern
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.nn.prune import sum_blocks
 from scorch._src.storage.coordinates import coordinates, coordinates_of, inside, keys_of
 from scorch._src.storage.storage import Pattern, Storage
@@ -198,10 +200,11 @@ def compute_fingerprint(pattern: Pattern) -> int:
     total = math.prod(ord(letter) + position for position, letter in letters) % (2**61 - 1)
     for size in pattern.shape:
         total = (total * 1_000_003 ^ size) & (2**62 - 1)
-    for number, array in enumerate(pattern.arrays):
-        weights = torch.arange(1, array.numel() + 1, device=array.device)
-        mixed = (array.to(torch.int64) + 1 + number) * 0x9E3779B97F4A7C1 ^ (weights * 0x2545F4914F6CDD1D)
-        total = (total * 31 + int((mixed ^ (mixed >> 29)).sum())) & (2**62 - 1)
+    for array in pattern.arrays:
+        is_long = array.dtype == torch.int64 and array.numel() > 0 and int(array.max()) > LAST_INT32
+        integers = array.to(HOST, torch.int64 if is_long else torch.int32)  # the same however they are stored
+        checksum = zlib.crc32(integers.numpy())  # type: ignore[arg-type]
+        total = (total * 1_000_003 ^ checksum) & (2**62 - 1)
     return total
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from scorch._src.compile.capture.function_operators import operator
@@ -63,6 +65,15 @@ class SparseEmbedding(torch.nn.Module):
         gather = torch.ops.scorch.embedding if torch.compiler.is_compiling() else _gather_rows
         rows: torch.Tensor = gather(input, pos, columns, self.table.values, self.embedding_dim, padding)
         return rows
+
+    def to_dense(self) -> torch.nn.Embedding:
+        """Return torch's layer with the same table."""
+        values = self.table.values
+        options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
+        layer = torch.nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, **options)
+        with torch.no_grad():
+            layer.weight.copy_(self.weight.detach().to_dense())
+        return layer
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"

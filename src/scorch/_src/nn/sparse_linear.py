@@ -342,7 +342,7 @@ class SparseLinear(torch.nn.Module):
         if is_same_pattern(self.pattern, pattern):
             return
         if pattern.size != self.values.numel():
-            self.values.data = self.values.new_zeros(pattern.size)
+            self.values.data = self.values.new_empty(pattern.size)
             self.values.grad = None
         self._set_pattern(pattern)
 

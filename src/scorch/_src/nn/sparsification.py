@@ -111,17 +111,13 @@ def reason_for(module: torch.nn.Module) -> str:
             return "its weight is computed by a parametrization; remove it first"
         case torch.nn.Linear() if getattr(module, "sparse_grad", False):
             return "it learns from sparse inputs, row by row"
-        case torch.nn.modules.linear.NonDynamicallyQuantizableLinear():
-            return "attention reads the weight of its projection itself"
-        case torch.nn.MultiheadAttention():
-            return "attention projects queries, keys and values in torch's own kernel"
-        case ConvNd():
-            return "there is no sparse convolution"
-        case torch.nn.RNNBase() | torch.nn.RNNCellBase():
-            return "recurrent layers run in torch's own kernels"
-        case torch.nn.Linear() | torch.nn.Embedding():
+        case torch.nn.Linear() | torch.nn.Embedding() | torch.nn.MultiheadAttention() | torch.nn.RNNBase():
             return f"{type(module).__name__} is a subclass, which may compute otherwise"
-    return "only Linear and Embedding layers are stored sparse"
+        case torch.nn.Conv1d() | torch.nn.Conv2d():
+            return f"{type(module).__name__} is a subclass, which may compute otherwise"
+        case ConvNd():
+            return "only Conv1d and Conv2d have sparse kernels"
+    return "its weights are not stored sparse"
 
 
 def _own_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:

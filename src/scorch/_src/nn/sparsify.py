@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import copy
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
-from torch.nn.utils import prune as torch_prune
 
-from scorch._src.backends.base import is_served
 from scorch._src.formats import Format
 from scorch._src.nn import prune, timing
-from scorch._src.nn.pattern import pattern_of_mask, weight_format
-from scorch._src.nn.sparse_embedding import SparseEmbedding
-from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn.pattern import weight_format
+from scorch._src.nn.pruned.choose_storage import (
+    Choice,
+    Decision,
+    Masks,
+    Preference,
+    Tied,
+    choose_storage,
+    detached_copies,
+)
+from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
-from scorch._src.storage.storage import Storage
-from scorch._src.tensor.autograd import values_at
-from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.nn.timing import Call
 from scorch.errors import ArgumentError, OperandError, warn
-
-Layer = torch.nn.Linear | torch.nn.Embedding
-EMBEDDING_SETTINGS = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-
-
-@dataclass(frozen=True)
-class Decision:
-    """How a layer is stored, and why; ``seconds`` of the dense and the sparse one, by batch size."""
-
-    is_sparse: bool
-    reason: str
-    seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
 def sparsify(
@@ -48,10 +40,14 @@ def sparsify(
     distribution: str = "uniform",
     prefer: str = "speed",
     batch: int | Sequence[int] = (1, 32),
+    example: Any = None,
     skip: Iterable[str | type] = (),
     inplace: bool = False,
 ) -> torch.nn.Module:
-    """Prune a model, with sparse weights in its Linear and Embedding layers.
+    """Prune a model, with sparse weights in its layers.
+
+    Linear, Embedding, Conv1d, Conv2d, MultiheadAttention, LSTM, GRU, RNN and their cells become sparse, and
+    Hugging Face's Conv1D, wherever they are in the model; kernels and projections are taken as matrices.
 
     ``sparsity`` is the share that goes: of single weights, of ``blocks`` by their norms, or with
     ``nm=(2, 4)`` all but 2 of every 4. ``distribution`` says where: the same share in every layer
@@ -60,13 +56,15 @@ def sparsify(
     masked is taken as it is.
 
     Each layer is timed dense and sparse at the sizes of ``batch``, on this machine with the threads now set;
-    where sparse is slower on average the pruned weight stays dense. With ``prefer="size"`` it is sparse
+    where sparse is slower on average the pruned weight stays dense. With ``example``, an input of the model
+    or a tuple or dictionary of them, layers are timed on what they are called with, and at last the model as
+    a whole: where it is slower than dense, all of it stays dense. With ``prefer="size"`` a layer is sparse
     wherever that is smaller. ``scorch.report`` shows what was decided. ``skip`` has names or classes of
     modules to leave alone; the model itself is left alone unless ``inplace``.
 
-    Attention, convolutions, recurrent and other layers stay dense. ``sparsification`` of the result lists
-    them with the reasons, and has the sparsity reached over all weights of the model; where they hold it
-    below the one asked for, there is a warning.
+    Other layers stay dense. ``sparsification`` of the result lists them with the reasons, and has the
+    sparsity reached over all weights of the model; where they hold it below the one asked for, there is a
+    warning.
 
     >>> import torch, scorch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
@@ -82,15 +80,19 @@ def sparsify(
         raise ArgumentError(f"prefer is one of speed, size, not {prefer!r}")
     if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
         raise ArgumentError(f"batch has the sizes of inputs to measure, not {batches!r}")
-    forms = _candidate_formats(format, blocks)
+    formats = _candidate_formats(format, blocks)
     if not inplace:
-        model = copy.deepcopy(model, _detached_copies(model))
-    chosen, skipped = _select_layers(model, tuple(skip))
-    replaced: dict[torch.nn.Module, torch.nn.Module] = {}
-    tied: dict[int, tuple[torch.nn.Module, torch.Tensor]] = {}
-    for layer, mask in zip(chosen, pruning.masks(chosen), strict=True):
-        replaced[layer] = _choose_storage(layer, mask, forms, batches, prefer, tied)
-    model = replace_modules(model, replaced)
+        model = copy.deepcopy(model, detached_copies(model))
+    layers, skipped = _select_layers(model, tuple(skip), nm)
+    examples = {} if example is None else _record_calls(model, layers, example)
+    preference = Preference(formats, prefer, batches, examples)
+    is_compared = example is not None and prefer == "speed"  # with the model all of whose layers are dense
+    tied: Tied = {}
+    choices: dict[torch.nn.Module, Choice] = {}
+    for layer, masks in zip(layers, pruning.masks(layers), strict=True):
+        choice = choose_storage(layer, masks, preference, tied)
+        choices[layer] = choice if is_compared else Choice(choice.layer, choice.layer)
+    model = _replace_layers(model, choices, example if is_compared else None)
     reached = sparsification_of(model, sparsity if nm is None else 1 - nm[0] / nm[1], skipped)
     model.sparsification = reached  # type: ignore[assignment]
     warning = reached.warning()
@@ -108,6 +110,54 @@ def replace_modules(
             if child in replaced:
                 module._modules[name] = replaced[child]
     return replaced.get(model, model)
+
+
+def _replace_layers(
+    model: torch.nn.Module, choices: dict[torch.nn.Module, Choice], example: Any
+) -> torch.nn.Module:
+    """Put the chosen layers in the model; where an example takes longer with them, the dense ones."""
+    model = replace_modules(model, {layer: choice.layer for layer, choice in choices.items()})
+    to_dense = {choice.layer: choice.dense for choice in choices.values() if choice.layer is not choice.dense}
+    if example is None or not to_dense:
+        return model
+    to_sparse = {dense: layer for layer, dense in to_dense.items()}
+    switches = [lambda way=way: replace_modules(model, way) for way in (to_dense, to_sparse)]
+    with timing.evaluating(model, *to_sparse):
+        dense, sparse = timing.compare_models(switches, _bind_example(example))
+    if sparse <= dense:
+        return model
+    reason = f"the model as a whole takes {sparse / dense:.1f} x the time with sparse layers"
+    for layer in to_sparse:
+        before: Any = layer.sparsified
+        layer.sparsified = Decision(False, reason, before.seconds)  # type: ignore[assignment]
+    return replace_modules(model, to_dense)
+
+
+def _bind_example(example: Any) -> Call:
+    """Return the arguments of a call of the model."""
+    if isinstance(example, dict):
+        return (), example
+    return tuple(example) if isinstance(example, (tuple, list)) else (example,), {}
+
+
+def _record_calls(
+    model: torch.nn.Module, layers: Iterable[torch.nn.Module], example: Any
+) -> dict[torch.nn.Module, Call]:
+    """Return what each layer is called with first when the model runs on ``example``."""
+    found: dict[torch.nn.Module, Call] = {}
+
+    def record(layer: torch.nn.Module, arguments: Any, options: Any) -> None:
+        found.setdefault(layer, (tuple(arguments), dict(options)))
+
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
+    arguments, options = _bind_example(example)
+    try:
+        with timing.evaluating(model):
+            model(*arguments, **options)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 @dataclass(frozen=True)
@@ -134,12 +184,13 @@ class _Pruning:
         if self.distribution == "global" and self.method == "random":
             raise ArgumentError("distribution='global' compares magnitudes; with method='random' take 'erk'")
 
-    def masks(self, layers: Sequence[Layer]) -> list[torch.Tensor]:
-        """Return a mask for each layer; masks of torch's pruning are used as they are."""
-        existing = [getattr(layer, "weight_mask", None) for layer in layers]
-        pairs = zip(layers, existing, strict=True)
-        masks = iter(self._new_masks([layer.weight.detach() for layer, mask in pairs if mask is None]))
-        return [next(masks) if mask is None else mask != 0 for mask in existing]
+    def masks(self, layers: Sequence[torch.nn.Module]) -> list[Masks]:
+        """Return the masks of each layer's matrices; masks of torch's pruning are used as they are."""
+        parts = [_parts_of(layer) for layer in layers]
+        existing = {part: _existing_mask(part) for of_layer in parts for part in of_layer}
+        new = iter(self._new_masks([part.matrix for part, mask in existing.items() if mask is None]))
+        masks = {part: next(new) if mask is None else mask for part, mask in existing.items()}
+        return [{part.table: masks[part] for part in of_layer} for of_layer in parts]
 
     def _new_masks(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         density = 1 - self.sparsity
@@ -162,166 +213,76 @@ def _candidate_formats(format: str | Format, blocks: tuple[int, int] | None) -> 
     return formats if blocks is None else [weight_format("auto", blocks), *formats]
 
 
-def _detached_copies(model: torch.nn.Module) -> dict[int, Any]:
-    """Copy what ``deepcopy`` refuses to copy: results, such as weights computed by torch's pruning."""
-    return {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, torch.Tensor) and not value.is_leaf
-    }
+def _parts_of(layer: torch.nn.Module) -> list[Part]:
+    kind = kind_of_layer(layer)
+    assert kind is not None
+    return kind.parts(layer)
+
+
+def _existing_mask(part: Part) -> torch.Tensor | None:
+    mask = getattr(part.owner, f"{part.name}_mask", None)
+    return None if mask is None else part.as_matrix(mask) != 0
 
 
 def _select_layers(
-    model: torch.nn.Module, skip: tuple[str | type, ...]
-) -> tuple[list[Layer], dict[str, str]]:
+    model: torch.nn.Module, skip: tuple[str | type, ...], nm: tuple[int, int] | None
+) -> tuple[list[torch.nn.Module], dict[str, str]]:
     """Return the layers to prune, and the names of all others that have weights, with the reasons."""
     names = {name for name, _ in model.named_modules()}
     for skipped in skip:
         if isinstance(skipped, str) and skipped not in names:
             raise ArgumentError(f"the model has no module {skipped!r} to skip")
-    selected: list[Layer] = []
+    selected: dict[torch.nn.Module, str] = {}
     dense: dict[str, str] = {}
+    inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
-        is_named = any(
-            isinstance(module, skipped)
-            if isinstance(skipped, type)
-            else name == skipped or name.startswith(f"{skipped}.")
-            for skipped in skip
-        )
-        is_plain = type(module) in timing.PRUNABLE_LAYERS and not parametrize.is_parametrized(module)
-        if is_named or not is_plain or getattr(module, "sparse_grad", False):  # it trains on sparse inputs
-            if has_weights(module) and not isinstance(module, SparseLinear):
-                dense[name] = BY_REQUEST if is_named else reason_for(module)
+        if module in inside:
             continue
-        assert isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
-        selected.append(module)
-    return selected, dense
+        if is_sparse_layer(module) or kind_of_layer(module) is not None:
+            inside.update(module.modules())
+        reason = BY_REQUEST if _is_named(name, module, skip) else _reason_to_skip(module, nm)
+        if reason is None:
+            selected[module] = name
+        elif any(
+            map(has_weights, module.modules() if module in inside else [module])
+        ) and not is_sparse_layer(module):
+            dense[name] = reason
+    for module in _find_sharing(selected):
+        dense[selected.pop(module)] = "it shares its weights with another layer"
+    return list(selected), dense
 
 
-def _choose_storage(
-    layer: Layer,
-    mask: torch.Tensor,
-    forms: Sequence[Format],
-    batches: Sequence[int],
-    prefer: str,
-    tied: dict[int, tuple[torch.nn.Module, torch.Tensor]],
-) -> torch.nn.Module:
-    """Return the layer that replaces ``layer``."""
-    parameter = getattr(layer, "weight_orig", layer.weight)
-    tied_layer = tied.get(id(parameter))
-    if tied_layer is not None:
-        mask = tied_layer[1]
-    dense = _prune(layer, mask)
-    obstacle = _obstacle(layer)
-    if obstacle is not None:
-        return _copy_settings(dense, layer, Decision(False, obstacle))
-    if isinstance(layer, torch.nn.Embedding):
-        forms = [weight_format("csr")]
-    candidates: dict[str, torch.nn.Module] = {str(form): _convert(dense, mask, form) for form in forms}
-    if tied_layer is not None:
-        return _copy_settings(_tie_weights(tied_layer[0], dense, candidates), layer, tied_layer[0].sparsified)
-    chosen: torch.nn.Module
-    if prefer == "size":
-        best = min(candidates, key=lambda name: _count_bytes(candidates[name]))
-        is_smaller = _count_bytes(candidates[best]) < _count_bytes(dense)
-        decision = Decision(is_smaller, "smaller" if is_smaller else "sparse would take more bytes")
-        chosen = candidates[best] if is_smaller else dense
-    else:
-        chosen, decision = _time_candidates(dense, candidates, batches)
-    tied[id(parameter)] = chosen, mask
-    return _copy_settings(chosen, layer, decision)
-
-
-def _obstacle(layer: Layer) -> str | None:
-    """Return why a layer must stay dense, if it must."""
-    if not is_served(layer.weight.device):
-        return f"on {layer.weight.device}"
-    if isinstance(layer, torch.nn.Embedding) and (
-        layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
-    ):
-        return "embeddings with max_norm, scale_grad_by_freq or sparse gradients stay dense"
-    return None
-
-
-def _prune(layer: Layer, mask: torch.Tensor) -> Layer:
-    """Return a plain layer with zeros where ``mask`` has them."""
-    weight = torch.nn.Parameter((layer.weight * mask).detach())
-    if isinstance(layer, torch.nn.Embedding):
-        settings = {name: getattr(layer, name) for name in EMBEDDING_SETTINGS}
-        return torch.nn.Embedding(layer.num_embeddings, layer.embedding_dim, _weight=weight, **settings)
-    with torch.device("meta"):
-        pruned = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-    pruned.weight = weight
-    if layer.bias is not None:
-        pruned.bias = torch.nn.Parameter(layer.bias.detach().clone())
-    return pruned
-
-
-def _convert(dense: Layer, mask: torch.Tensor, form: Format) -> torch.nn.Module:
-    pattern = pattern_of_mask(mask, tuple(mask.shape), form)
-    weight = SparseTensor(Storage(pattern, values_at(dense.weight.detach(), pattern)))
-    if isinstance(dense, torch.nn.Embedding):
-        return SparseEmbedding.from_weight(weight, dense.padding_idx)
-    return SparseLinear.from_weight(weight, dense.bias)
-
-
-def _tie_weights(
-    first: torch.nn.Module, dense: Layer, candidates: Mapping[str, torch.nn.Module]
-) -> torch.nn.Module:
-    """Return a layer that shares the weight of ``first``."""
-    if isinstance(first, (torch.nn.Linear, torch.nn.Embedding)):
-        dense.weight = first.weight
-        return dense
-    source = first.table if isinstance(first, SparseEmbedding) else first
-    assert isinstance(source, SparseLinear)
-    if isinstance(dense, torch.nn.Embedding):
-        return SparseEmbedding(source, dense.padding_idx)
-    weight = SparseTensor(Storage(source.pattern, source.values.detach()))
-    layer = SparseLinear.from_weight(weight, dense.bias)
-    layer.values = source.values
-    return layer
-
-
-def _time_candidates(
-    dense: torch.nn.Module, candidates: Mapping[str, torch.nn.Module], batches: Sequence[int]
-) -> tuple[torch.nn.Module, Decision]:
-    seconds_by_batch: dict[int, dict[str, float]] = {}
-    for size in batches:
-        calls = {"dense": timing.make_call(dense, size)}
-        calls |= {name: timing.make_call(layer, size) for name, layer in candidates.items()}
-        seconds_by_batch[size] = timing.measure_fastest(calls)
-    gain = {
-        name: statistics.geometric_mean(
-            [seconds_by_batch[size]["dense"] / seconds_by_batch[size][name] for size in batches]
-        )
-        for name in candidates
-    }
-    best = max(gain, key=lambda name: gain[name])
-    seconds = {size: (seconds_by_batch[size]["dense"], seconds_by_batch[size][best]) for size in batches}
-    batch_text = " and ".join(map(str, batches))
-    if gain[best] > 1:
-        return candidates[best], Decision(True, f"{gain[best]:.1f} x as fast at batch {batch_text}", seconds)
-    return dense, Decision(
-        False, f"sparse takes {1 / gain[best]:.1f} x the time at batch {batch_text}", seconds
+def _is_named(name: str, module: torch.nn.Module, skip: tuple[str | type, ...]) -> bool:
+    """Whether a module, what it is in or a part of it is named in ``skip``."""
+    return any(
+        isinstance(module, skipped)
+        if isinstance(skipped, type)
+        else name == skipped
+        or name.startswith(f"{skipped}.")
+        or (kind_of_layer(module) is not None and skipped.startswith(f"{name}.") and bool(name))
+        for skipped in skip
     )
 
 
-def _copy_settings(new: torch.nn.Module, layer: Layer, decision: Any) -> torch.nn.Module:
-    """Copy mode, hooks and ``requires_grad`` of the old layer to the new one."""
-    new.sparsified = decision
-    for name, parameter in new.named_parameters():
-        own = "bias" if name.endswith("bias") else "weight"
-        old = getattr(layer, f"{own}_orig", getattr(layer, own, None))
-        if old is not None:
-            parameter.requires_grad_(old.requires_grad)
-    if new is not layer:
-        new._forward_hooks.update(layer._forward_hooks)
-        for key, hook in layer._forward_pre_hooks.items():
-            if not isinstance(hook, torch_prune.BasePruningMethod):
-                new._forward_pre_hooks[key] = hook
-    return new.train(layer.training)
+def _reason_to_skip(module: torch.nn.Module, nm: tuple[int, int] | None) -> str | None:
+    """Return why a module is left as it is, if it is."""
+    is_plain = kind_of_layer(module) is not None and not any(
+        parametrize.is_parametrized(child) for child in module.modules()
+    )
+    if not is_plain or getattr(module, "sparse_grad", False):  # it trains on sparse inputs
+        return reason_for(module)
+    columns = [part.matrix.shape[1] for part in _parts_of(module)]
+    if nm is not None and any(size % nm[1] for size in columns if nm[1] > 0):
+        return f"its rows of {max(columns)} weights are not made of groups of {nm[1]}"
+    return None
 
 
-def _count_bytes(layer: torch.nn.Module) -> int:
-    return sum(value.numel() * value.element_size() for value in layer.state_dict().values())
+def _find_sharing(layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return layers that share a weight, unless all that do are linear layers and embeddings."""
+    parameters = {layer: [id(part.parameter) for part in _parts_of(layer)] for layer in layers}
+    counts = Counter(key for keys in parameters.values() for key in keys)
+    may_share = (torch.nn.Linear, torch.nn.Embedding)
+    tied = {key for layer, keys in parameters.items() if not isinstance(layer, may_share) for key in keys}
+    return [
+        layer for layer, keys in parameters.items() if any(counts[key] > 1 and key in tied for key in keys)
+    ]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from scorch._src.backends.base import host_threads
 from scorch._src.devices import HOST
 from scorch._src.nn.sparse_embedding import SparseEmbedding
-from scorch._src.nn.sparse_inputs import Linear
 from scorch._src.nn.sparse_linear import SparseLinear
 
-PRUNABLE_LAYERS = (torch.nn.Linear, Linear, torch.nn.Embedding)  # may be stored sparse: no subclasses
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments
 MIN_SECONDS_PER_CANDIDATE = 0.05
 MIN_ROUNDS = 5
 
@@ -36,15 +37,32 @@ def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, floa
     return seconds
 
 
-def make_call(layer: torch.nn.Module, batch: int) -> Callable[[], object]:
-    """Return a call of a linear layer or an embedding on an input of ``batch`` rows."""
-    parameter = next(layer.parameters())
-    if isinstance(layer, (torch.nn.Embedding, SparseEmbedding)):
-        input = torch.arange(batch, device=parameter.device) * 7919 % max(layer.num_embeddings, 1)
-    else:
-        assert isinstance(layer, (torch.nn.Linear, SparseLinear))
-        input = torch.ones(batch, layer.in_features, dtype=parameter.dtype, device=parameter.device)
-    return lambda: layer(input)
+@contextlib.contextmanager
+def evaluating(*models: torch.nn.Module) -> Iterator[None]:
+    """Have models in evaluation mode, without gradients; each module returns to its own mode."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def compare_models(switches: Sequence[Callable[[], torch.nn.Module]], call: Call) -> list[float]:
+    """Return the shortest time of a model in several states; a switch puts it in one and returns it."""
+    seconds = [float("inf")] * len(switches)
+    end, rounds = time.perf_counter() + MIN_SECONDS_PER_CANDIDATE * len(switches), 0
+    while rounds < MIN_ROUNDS or time.perf_counter() < end:
+        rounds += 1
+        for number, switch in enumerate(switches):
+            model = switch()
+            start = time.perf_counter()
+            model(*call[0], **call[1])
+            seconds[number] = min(seconds[number], time.perf_counter() - start)
+    return seconds
 
 
 class MachineRates:
@@ -72,8 +90,11 @@ def _machine_rates(threads: int) -> MachineRates:
     return MachineRates()
 
 
-def estimate_seconds(layer: torch.nn.Module, batch: int) -> float:
-    """Estimate the time of reading the weight, or multiplying by it, at the speed of this machine."""
+def estimate_seconds(layer: torch.nn.Module, batch: int) -> float | None:
+    """Estimate the time of reading the weight, or multiplying by it; None unless linear or an embedding."""
+    linear_or_table = (torch.nn.Linear, torch.nn.Embedding, SparseLinear, SparseEmbedding)
+    if not isinstance(layer, linear_or_table):
+        return None
     rates = _machine_rates(host_threads())
     if isinstance(layer, SparseEmbedding):
         entry = layer.table.values.element_size() + 4

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from scorch._src.backends.cpu.launch import are_finite
+import torch
+
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.concat import joined
+from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
+from scorch._src.backends.cpu.routines.linear import multiply_batch
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
 from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
@@ -36,6 +39,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
+    batch_dtypes = (torch.float32, torch.float64)
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
@@ -53,6 +57,9 @@ class CpuRoutines(Routines):
     graph_attention_features_backward = _or_torch(
         features_backward, Routines.graph_attention_features_backward
     )
+    multiply_batch = staticmethod(multiply_batch)
+    plan_convolution = staticmethod(plan_convolution)
+    convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)
     attention_backward = staticmethod(attention.backward)
 

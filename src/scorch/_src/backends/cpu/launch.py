@@ -124,7 +124,7 @@ def _nothing() -> int:
     return jit.load(source, label="nothing").address("scorch_compute")
 
 
-def are_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
+def are_small_and_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
     """Check that all numbers in small arrays are finite; None for others."""
     functions = builtins()
     return None if functions is None else functions.finite(*arrays)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.grad_state import is_differentiable, is_grad_enabled
+from scorch._src.backends.base import routines_for
+from scorch._src.formats import as_format
+from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference
 from scorch._src.ops.fallback import (
     are_all_sparse,
     as_dense,
@@ -21,6 +23,7 @@ from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import repeat_differentiable
 from scorch._src.statements.einsum import differentiable_einsum, einsum
+from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.registry import implements
@@ -29,6 +32,8 @@ from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabl
 from scorch.errors import CallError
 
 _ROWS = "ij,kj->ik"  # the rows of an input by those of a weight
+CSR = as_format("csr", 2)
+MAX_NARROW_COLUMNS = 1 << 16
 
 
 @implements(F.linear, differentiable=True)
@@ -41,6 +46,10 @@ def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any
         input, weight, bias = cast(input, weight, bias)
     if not _fits(input, weight, bias):
         check_call(F.linear, input, weight, bias)
+    elif type(input) is torch.Tensor and is_plain_inference(input, weight, bias):
+        found = multiply_batch(input, weight, bias)
+        if found is not None:
+            return found
     is_rows = isinstance(weight, SparseTensor) and not isinstance(input, SparseTensor) and input.dim()
     if is_rows and len(weight.storage.pattern.shape) == 2:  # asking the tensor itself takes longer
         product = _rows_by_weight(input, weight)
@@ -60,7 +69,8 @@ def linear_of_parameter(input: torch.Tensor, weight: SparseTensor, bias: Any) ->
         known = repeat_differentiable((_ROWS, "dense", False), (input, weight), bias)
         if known is not None:
             return known
-    return _add_bias(_rows_by_weight(input, weight, is_connected), bias)
+    found = None if is_connected or is_differentiable(bias) else multiply_batch(input, weight, bias)
+    return found if found is not None else _add_bias(_rows_by_weight(input, weight, is_connected), bias)
 
 
 def _add_bias(product: Any, bias: Any) -> Any:
@@ -78,6 +88,33 @@ def _fits(input: Any, weight: Any, bias: Any) -> bool:
     if len(shape) != 2 or input.dtype is not dtype or input.shape[-1:] != shape[1:]:
         return False
     return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
+
+
+def multiply_batch(input: torch.Tensor, weight: SparseTensor, bias: Any) -> torch.Tensor | None:
+    """Multiply and add the bias in one routine, where nothing is tracked and sizes fit; None: it cannot."""
+    pattern, values = weight.storage.pattern, weight.storage.values
+    if pattern.format is not CSR and pattern.format != CSR:
+        return None
+    routines, dtype = routines_for(input), values.dtype
+    if dtype not in routines.batch_dtypes or input.dtype is not dtype:
+        return None
+    if not input.numel() or not values.is_contiguous():
+        return None
+    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
+    own = None if bias is None else bias.detach().contiguous()
+    return routines.multiply_batch(matrix, own, input.contiguous())
+
+
+def _narrow_columns(pattern: Pattern) -> torch.Tensor | None:
+    """Return the columns as 16-bit integers without a sign, if they fit: less memory is read for a weight."""
+    if pattern.shape[1] > MAX_NARROW_COLUMNS:
+        return pattern.crd[1]
+    narrow: torch.Tensor | None = pattern.structures.get("narrow columns")
+    if narrow is None:
+        columns = pattern.crd[1]
+        assert columns is not None
+        narrow = pattern.structures["narrow columns"] = columns.to(torch.int16)
+    return narrow
 
 
 def _rows_by_weight(input: Any, weight: SparseTensor, is_connected: bool = False) -> Any:

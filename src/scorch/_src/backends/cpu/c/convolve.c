@@ -1,0 +1,60 @@
+/* Images lie one after the other, INPUT elements of IN each, and entry e of a row reads from crd[e] on. SPAN
+   neighbouring positions are computed of each row, in lines of LINE, the first KEPT of which are stored. */
+enum { VALUES = FIRST, BIAS, IN, OUT, IMAGES, INPUT, SPAN, LINE, KEPT };
+
+typedef struct { const i64 *args; i64 tiles, parts, next; int wide; } convolution_t;
+
+#define INTRINSICS(T, I) \
+TILES(T, I) \
+/* Store those of COUNT positions from AT on that are kept. */ \
+static void keep_##T##_##I(const i64 *args, const T *sums, i64 at, i64 count, T *image) { \
+    const i64 line = args[LINE], kept = args[KEPT]; \
+    while (count > 0) { \
+        const i64 y = at / line, x = at - y * line, step = CLAMP(line - x, count); \
+        for (i64 k = 0; k < step && x + k < kept; k++) image[y * kept + x + k] = sums[k]; \
+        at += step, sums += step, count -= step; \
+    } \
+} \
+static void part_##T##_##I(const convolution_t *job, i64 image, i64 tile, i64 begin, i64 end) { \
+    enum { LANES = sizeof(T##v) / sizeof(T) }; \
+    const i64 *args = job->args; \
+    const I *pos = (const I *)args[POS]; \
+    const i64 span = args[SPAN], vectors = (span + LANES - 1) / LANES; \
+    const i64 first = vectors * tile / job->tiles, last = vectors * (tile + 1) / job->tiles; \
+    const i64 size = (span + args[LINE] - 1) / args[LINE] * args[KEPT]; \
+    const T *in = (const T *)args[IN] + image * args[INPUT], *bias = (const T *)args[BIAS]; \
+    T sums[MOST * LANES]; \
+    for (i64 row = begin; row < end; row++) { \
+        const I *crd = (const I *)args[CRD] + pos[row]; \
+        const T *values = (const T *)args[VALUES] + pos[row], start = bias ? bias[row] : (T)0; \
+        T *out = (T *)args[OUT] + (image * args[ROWS] + row) * size; \
+        for (i64 v = first; v < last;) { \
+            const i64 at = v * LANES; \
+            v += widest_##T(crd, values, pos[row + 1] - pos[row], in + at, 1, start, sums, \
+                                   last - v); \
+            keep_##T##_##I(args, sums, at, CLAMP(v * LANES, span) - at, out); \
+        } \
+    } \
+} \
+static void parts_##T##_##I(i64 worker, i64 end, void *context) { \
+    convolution_t *job = context; \
+    const job_t rows = {job->args, 0, job->wide, job->parts, 0}; \
+    const i64 units = job->args[IMAGES] * job->tiles; \
+    (void)worker, (void)end; \
+    for (;;) { \
+        const i64 next = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED); \
+        const i64 unit = next / job->parts, part = next % job->parts; \
+        if (unit >= units) return; \
+        part_##T##_##I(job, unit / job->tiles, unit % job->tiles, first_row(&rows, part), \
+                       first_row(&rows, part + 1)); \
+    } \
+} \
+i64 scorch_convolve_##T##_##I(i64 *args) { \
+    enum { LANES = sizeof(T##v) / sizeof(T) }; \
+    const i64 vectors = (args[SPAN] + LANES - 1) / LANES, tiles = (vectors + MOST - 1) / MOST; \
+    const i64 units = tiles * args[IMAGES], threads = args[THREADS], wanted = threads > 1 ? 4 * threads : 1; \
+    convolution_t job = {args, tiles, units < wanted ? (wanted + units - 1) / units : 1, 0, sizeof(I) == 8}; \
+    if (threads <= 1) parts_##T##_##I(0, 1, &job); \
+    else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, threads, 1, parts_##T##_##I, &job); \
+    return 0; \
+}

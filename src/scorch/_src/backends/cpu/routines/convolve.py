@@ -1,0 +1,126 @@
+"""Convolutions with a sparse kernel, without the copy of all windows that a matrix product would need.
+
+    out[n,o,y,x] = bias[o] + sum over entries (c,i,j) of row o of W[o,c,i,j] * X[n,c, y*s+i*d-p, x*s+j*d-p]
+
+The input is copied once, with its padding. What an entry multiplies is then that copy from an offset on, at
+all positions y, x at once: lines of the output are computed as wide as those of the copy, and what hangs over
+is dropped. With a stride of s, every s-th pixel goes to an image of its own (a phase), in which neighbours of
+the output are neighbours again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from scorch._src.backends.cpu.jit import read_source
+from scorch._src.backends.cpu.launch import empty
+from scorch._src.backends.cpu.routines import by_rows
+from scorch._src.backends.routines import Matrix, Tensor, Windows, rows_of
+from scorch._src.events import emits
+from scorch._src.loops.types import LAST_INT32
+
+SOURCE = read_source("tiles.c") + read_source("convolve.c")
+SLACK = 64  # elements behind an input, which the last vector of an image may read and nobody uses
+_WHAT = "the convolution with a sparse kernel"
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the input is copied, and where in a copy of an image each entry begins to read."""
+
+    offsets: Tensor
+    phases: tuple[Pair, ...]  # the first pixel of each
+    size: Pair  # of a phase
+    out: Pair
+    channels: int
+
+    @property
+    def input(self) -> int:
+        """The elements of the copy of an image."""
+        return self.channels * len(self.phases) * self.size[0] * self.size[1]
+
+    @property
+    def span(self) -> int:
+        """The positions from the first of the output to the last, in lines of the copy."""
+        return (self.out[0] - 1) * self.size[1] + self.out[1]
+
+
+def plan_convolution(pos: Tensor, crd: Tensor, windows: Windows, image: tuple[int, int, int]) -> Plan | None:
+    """Plan the convolution of images of so many channels, rows and columns."""
+    channels, out = image[0], windows.out(image[1:])
+    reach = [
+        tuple(k * d for k in range(size)) for size, d in zip(windows.kernel, windows.dilation, strict=True)
+    ]
+    used = [sorted({at % s for at in steps}) for steps, s in zip(reach, windows.stride, strict=True)]
+    phases = tuple(itertools.product(used[0], used[1]))
+    size = tuple(n + steps[-1] // s for n, steps, s in zip(out, reach, windows.stride, strict=True))
+    places = torch.tensor(
+        [
+            (phases.index((y % windows.stride[0], x % windows.stride[1])) * size[0] + y // windows.stride[0])
+            * size[1]
+            + x // windows.stride[1]
+            for y, x in itertools.product(*reach)
+        ]
+    )
+    if channels * len(phases) * size[0] * size[1] > LAST_INT32:
+        crd = crd.long()
+    kernel, rows = windows.kernel[0] * windows.kernel[1], pos.numel() - 1
+    per_group = channels // windows.groups
+    group = rows_of(pos, crd.numel()) // max(rows // windows.groups, 1)
+    channel = group * per_group + crd // kernel
+    offsets = channel * (len(phases) * size[0] * size[1]) + places[(crd % kernel).long()]
+    return Plan(offsets.to(crd.dtype), phases, (size[0], size[1]), out, channels)
+
+
+@emits("convolution with a sparse kernel")
+def convolve(
+    weight: Matrix, bias: Tensor | None, input: Tensor, windows: Windows, plan: Plan | None
+) -> Tensor | None:
+    """Convolve images (n, channels, rows, columns)."""
+    pos, _, values = weight
+    if plan is None or input.dtype not in (torch.float32, torch.float64):
+        return None
+    pos = pos.to(plan.offsets.dtype)
+    at = by_rows.address(SOURCE, _WHAT, "convolve", input.dtype, pos.dtype)
+    if not at:
+        return None
+    images, rows = input.shape[0], pos.numel() - 1
+    out = empty((images, rows, *plan.out), input.dtype)
+    packed = _pack(input, windows, plan)
+    bias = None if bias is None else bias.contiguous()
+    by_rows.run(
+        at,
+        values.numel() * images * plan.span,
+        rows,
+        (pos, plan.offsets, values.contiguous(), bias, packed, out),
+        [images, plan.input, plan.span, plan.size[1], plan.out[1]],
+    )
+    return out
+
+
+def _pack(input: Tensor, windows: Windows, plan: Plan) -> Tensor:
+    """Copy images with their padding, phase by phase; an input that is laid out so stays as it is."""
+    images, extent = input.shape[0], tuple(input.shape[2:])
+    is_same = plan.phases == ((0, 0),) and windows.stride == (1, 1) and extent == plan.size
+    if is_same and input.is_contiguous() and not plan.span % SLACK:
+        return input
+    buffer = empty((images * plan.input + SLACK,), input.dtype).zero_()
+    copies = buffer[: images * plan.input].view(images, plan.channels, len(plan.phases), *plan.size)
+    for number, phase in enumerate(plan.phases):
+        inner, outer = zip(
+            *map(_overlap, phase, windows.stride, windows.padding[::2], extent, plan.size), strict=True
+        )
+        copies[:, :, number, inner[0], inner[1]].copy_(input[:, :, outer[0], outer[1]])
+    return buffer
+
+
+def _overlap(first: int, stride: int, padding: int, extent: int, size: int) -> tuple[slice, slice]:
+    """Return which pixels of a phase are no padding, and which pixels of the input those are."""
+    begin = max(0, -((first - padding) // stride))
+    end = max(begin, min(size, (extent - 1 + padding - first) // stride + 1))
+    source = begin * stride + first - padding
+    return slice(begin, end), slice(source, max(source, source + (end - begin - 1) * stride + 1), stride)

@@ -1,0 +1,241 @@
+"""Multihead attention whose projections have sparse weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scorch._src.grad_state import is_plain_inference
+from scorch._src.nn.multihead_attention import MultiheadAttention, Projected, transpose_batch
+from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+SETTINGS = (
+    "embed_dim",
+    "kdim",
+    "vdim",
+    "_qkv_same_embed_dim",
+    "num_heads",
+    "dropout",
+    "batch_first",
+    "head_dim",
+    "add_zero_attn",
+)
+INPUTS = {"in_proj": "in_proj_weight"}
+SEPARATE_INPUTS = {"q_proj": "q_proj_weight", "k_proj": "k_proj_weight", "v_proj": "v_proj_weight"}
+
+
+def has_one_size(layer: torch.nn.MultiheadAttention) -> bool:
+    """Whether queries, keys and values have the same number of features, and one weight."""
+    return bool(layer.embed_dim == layer.kdim == layer.vdim)
+
+
+def input_projections(layer: torch.nn.MultiheadAttention) -> dict[str, str]:
+    """Return the names of the projections of inputs, and those of their weights in torch's layer."""
+    return INPUTS if has_one_size(layer) else SEPARATE_INPUTS
+
+
+class SparseMultiheadAttention(MultiheadAttention):
+    """``torch.nn.MultiheadAttention`` with sparse weights in ``in_proj`` and ``out_proj``.
+
+    It takes all of torch's arguments, and ``pairs``; made by ``scorch.sparsify``. Where queries, keys and
+    values have different sizes, ``q_proj``, ``k_proj`` and ``v_proj`` take the place of ``in_proj``.
+    """
+
+    in_proj: SparseLinear
+    q_proj: SparseLinear
+    k_proj: SparseLinear
+    v_proj: SparseLinear
+    out_proj: SparseLinear  # type: ignore[assignment]
+
+    def __init__(self, projections: dict[str, SparseLinear], layer: torch.nn.MultiheadAttention) -> None:
+        torch.nn.Module.__init__(self)
+        for name in SETTINGS:
+            setattr(self, name, getattr(layer, name))
+        for name, projection in projections.items():
+            self.add_module(name, projection)
+        for name in ("in_proj_bias", "bias_k", "bias_v"):
+            old = getattr(layer, name)
+            self.register_parameter(name, None if old is None else torch.nn.Parameter(old.detach().clone()))
+        self._slices: dict[tuple[int, int], Any] = {}
+
+    @classmethod
+    def from_weights(
+        cls, weights: dict[str, SparseTensor], layer: torch.nn.MultiheadAttention
+    ) -> SparseMultiheadAttention:
+        """Make a layer of the weights of its projections by name, with all other settings of ``layer``."""
+        biases = {"out_proj": layer.out_proj.bias}
+        made = {name: SparseLinear.from_weight(weight, biases.get(name)) for name, weight in weights.items()}
+        return cls(made, layer)
+
+    # what torch's layers read of the attention in them: a sparse weight keeps them off their fused kernels
+
+    @property
+    def in_proj_weight(self) -> Any:  # type: ignore[override]
+        """The weight of ``in_proj``; None where there are three."""
+        return self.in_proj.weight if has_one_size(self) else None
+
+    @property
+    def q_proj_weight(self) -> Any:  # type: ignore[override]
+        return None if has_one_size(self) else self.q_proj.weight
+
+    @property
+    def k_proj_weight(self) -> Any:  # type: ignore[override]
+        return None if has_one_size(self) else self.k_proj.weight
+
+    @property
+    def v_proj_weight(self) -> Any:  # type: ignore[override]
+        return None if has_one_size(self) else self.v_proj.weight
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool | None = None,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        pairs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend as torch does, or over ``pairs``."""
+        inputs = (query, key, value)
+        is_usual = query.dim() == 3 and not any(tensor.is_nested for tensor in inputs)
+        has_more_keys = self.bias_k is not None or self.add_zero_attn
+        if pairs is not None or not is_usual or has_more_keys or isinstance(attn_mask, SparseTensor):
+            return super().forward(
+                *inputs,
+                key_padding_mask,
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+                pairs=pairs,
+            )
+        if is_causal and attn_mask is None:
+            raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says it
+        if not self.batch_first:
+            query, key, value = transpose_batch(query, key, value)
+        q, k, v = self._project(query, key, value)
+        needs = need_weights is not False
+        is_hint_enough = is_causal and key_padding_mask is None and not needs
+        mask = None if is_hint_enough else _merge_masks(attn_mask, key_padding_mask, q, k.shape[2])
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if needs:
+            scores = q @ k.transpose(-2, -1) * self.head_dim**-0.5
+            weights = F.softmax(scores if mask is None else scores + mask, -1)
+            weights = F.dropout(weights, dropout) if dropout else weights
+            heads = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_hint_enough)
+        out = self.out_proj(heads.transpose(1, 2).flatten(2))
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Projected:
+        if not has_one_size(self):
+            layers = (self.q_proj, self.k_proj, self.v_proj)
+            biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+            triples = zip(layers, (query, key, value), biases, strict=True)
+            parts = [layer(x) if bias is None else layer(x) + bias for layer, x, bias in triples]
+        elif query is key is value:
+            parts = list(self._project_rows(query, 0, 3))
+        elif key is value:
+            parts = [*self._project_rows(query, 0, 1), *self._project_rows(key, 1, 3)]
+        else:
+            parts = [self._project_rows(x, part, part + 1)[0] for part, x in enumerate((query, key, value))]
+        q, k, v = (part.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for part in parts)
+        return q, k, v
+
+    def _project_rows(self, x: torch.Tensor, begin: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Project to queries, keys and values, or those of them from ``begin`` to ``end``."""
+        size = self.embed_dim
+        bias = None if self.in_proj_bias is None else self.in_proj_bias[begin * size : end * size]
+        weight = self._weight_rows(x, begin * size, end * size)
+        return F.linear(x, weight, bias).chunk(end - begin, -1)
+
+    def _whole_weight(self, x: torch.Tensor) -> SparseTensor:
+        layer = self.in_proj
+        is_plain = type(x) is torch.Tensor and is_plain_inference(x, layer.values)
+        return layer._detached_weight(layer.values) if is_plain else layer.weight
+
+    def _weight_rows(self, x: torch.Tensor, begin: int, end: int) -> SparseTensor:
+        """Return some rows of the weight; those for inference are kept while the values stay as they are."""
+        weight = self._whole_weight(x)
+        if end - begin == 3 * self.embed_dim:
+            return weight
+        if weight.requires_grad or torch.compiler.is_compiling():
+            return weight[begin:end]  # type: ignore[return-value]
+        key, values = (begin, end), self.in_proj.values
+        version = 0 if values.is_inference() else values._version
+        state = (weight.storage.pattern, version)
+        known: Any = self._slices.get(key)
+        if known is None or known[0] != state or not known[1].is_set_to(values):
+            known = self._slices[key] = state, values.detach(), weight[begin:end]
+        return known[2]  # type: ignore[no-any-return]
+
+    def to_dense(self) -> torch.nn.MultiheadAttention:
+        """Return torch's layer with the same weights."""
+        values, has_bias = self.out_proj.values, self.in_proj_bias is not None
+        layer = MultiheadAttention(
+            self.embed_dim,
+            self.num_heads,
+            self.dropout,
+            has_bias,
+            self.bias_k is not None,
+            self.add_zero_attn,
+            self.kdim,
+            self.vdim,
+            self.batch_first,
+            dtype=values.dtype,
+            device=values.device,
+        )
+        with torch.no_grad():
+            for table, name in input_projections(self).items():
+                getattr(layer, name).copy_(getattr(self, table).weight.detach().to_dense())
+            layer.out_proj.weight.copy_(self.out_proj.weight.detach().to_dense())
+            for name in ("in_proj_bias", "bias_k", "bias_v", "out_proj.bias"):
+                if (old := _get(self, name)) is not None:
+                    _get(layer, name).copy_(old)
+        return layer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_slices": {}}
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Take dense weights too, of which stored places are loaded."""
+        for table, name in input_projections(self).items():
+            if (weight := state_dict.pop(f"{prefix}{name}", None)) is not None:
+                state_dict[f"{prefix}{table}.weight"] = weight
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _get(layer: torch.nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        layer = getattr(layer, name)
+    return layer
+
+
+def _merge_masks(
+    mask: torch.Tensor | None, padding: torch.Tensor | None, q: torch.Tensor, keys: int
+) -> torch.Tensor | None:
+    """Return what is added to the scores (N, heads, L, S), of masks whose True is masked out."""
+    batch, heads, queries, _ = q.shape
+    if mask is not None:
+        mask = _as_numbers(mask, q.dtype)
+        mask = mask.view(batch, heads, queries, keys) if mask.dim() == 3 else mask
+    if padding is None:
+        return mask
+    padding = _as_numbers(padding, q.dtype).view(batch, 1, 1, keys)
+    return padding if mask is None else mask + padding
+
+
+def _as_numbers(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, float("-inf"))

@@ -1,0 +1,56 @@
+"""Linear layers whose dense weight is stored (in, out), as ``transformers.pytorch_utils.Conv1D`` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
+
+def is_transposed_linear(module: torch.nn.Module) -> bool:
+    """Whether a module is Hugging Face's ``Conv1D``, or computes and is named as it."""
+    weight = getattr(module, "weight", None)
+    if type(module).__name__ != "Conv1D" or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        return False
+    return weight.shape[1] == getattr(module, "nf", None)
+
+
+class SparseTransposedLinear(SparseLinear):
+    """A ``SparseLinear`` in the place of Hugging Face's ``Conv1D``, which loads its weights (in, out).
+
+    ``weight`` is (out, in), as that of any ``SparseLinear``.
+    """
+
+    dense_class: Any  # what it is in the place of
+
+    @classmethod
+    def from_layer(cls, weight: SparseTensor, layer: torch.nn.Module) -> SparseTransposedLinear:
+        """Make a layer with this weight (out, in), and the bias of ``layer``."""
+        made = cls.from_weight(weight, layer.bias)  # type: ignore[arg-type]
+        assert isinstance(made, SparseTransposedLinear)
+        made.dense_class = type(layer)
+        return made
+
+    @property
+    def nf(self) -> int:
+        """The number of outputs."""
+        return self.out_features
+
+    @property
+    def nx(self) -> int:
+        """The number of inputs."""
+        return self.in_features
+
+    def to_dense(self) -> Any:
+        """Return a layer of the original class with the same weight."""
+        layer = self.dense_class(self.out_features, self.in_features).to(self.values.dtype)
+        with torch.no_grad():
+            layer.weight.copy_(self.weight.detach().to_dense().t())
+            layer.bias.copy_(self.bias)
+        return layer
+
+    def _values_from_weight(self, weight: torch.Tensor, prefix: str, error_msgs: list[str]) -> torch.Tensor:
+        return super()._values_from_weight(weight.t(), prefix, error_msgs)
