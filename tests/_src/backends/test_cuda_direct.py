@@ -63,6 +63,7 @@ def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.M
             torch.testing.assert_close(A @ x, short @ x)
         quick.clear()
         torch.testing.assert_close(A @ elsewhere, short @ elsewhere)
+        assert torch.equal(A @ torch._efficientzerotensor(30, 32), torch.zeros(20, 32))
         torch.testing.assert_close(B @ x, long @ x)
         record = Launches()
         LAUNCHES.append(record)

@@ -114,9 +114,23 @@ def finite(routines: Routines, index: torch.dtype) -> Any:
     return torch.tensor(answers)
 
 
+def sorted_rows(routines: Routines, index: torch.dtype) -> Any:
+    pos, crd, _ = matrix(7, 9, index)
+    answers = [routines.has_sorted_rows(pos, crd, 9), routines.has_sorted_rows(pos, crd, 8)]
+    answers.append(routines.has_sorted_rows(torch.zeros(4, dtype=index), crd[:0], 5))
+    for array in (pos, crd):
+        for wrong in (-1, int(array[2]) + 1, 100, 2**31 - 1, int(array[0])):
+            kept = array.clone()
+            array[torch.randint(array.numel(), ())] = wrong
+            answers.append(routines.has_sorted_rows(pos, crd, 9))
+            array.copy_(kept)
+    return torch.tensor(answers)
+
+
 CASES: dict[str, Callable[[Routines, torch.dtype], Any]] = {
     "transpose": lambda r, index: r.transpose(torch.rand(130, 90).to(index), (1, 0)),
     "are_finite": finite,
+    "has_sorted_rows": sorted_rows,
     "row_pointers": same_rows,
     "row_numbers": lambda r, index: r.row_numbers(*matrix(7, 9, index)[:2]),
     "sort_entries": lambda r, index: r.sort_entries(*entries(index)),

@@ -70,7 +70,7 @@ for _mode in ("sum", "mean", "max"):
     )
 LAYERS["bags of rows"] = (
     lambda: scorch.nn.SparseEmbeddingBag(20, 3, dtype=torch.float64),
-    lambda layer, x: layer(x, torch.tensor([0, 2, 5])),
+    lambda layer, x: layer(x, torch.tensor([0, 2, 5], device=x.device)),
     torch.randint(0, 20, (8,)),
 )
 

@@ -149,6 +149,19 @@ class Routines:
 
     # index arrays ------------------------------------------------------------------------------------
 
+    def has_sorted_rows(self, pos: Tensor, crd: Tensor, size: int) -> bool:
+        """Check that pointers rise from 0 to the number of entries, and that the coordinates below each are
+        sorted, differ and lie in ``size``; a device is asked once.
+        """
+        entries = crd.numel()
+        is_right = (pos[0] == 0) & (pos[-1] == entries) & (pos[1:] >= pos[:-1]).all()
+        if entries:
+            rises = torch.ones(entries + 1, dtype=torch.bool, device=crd.device)
+            torch.gt(crd[1:], crd[:-1], out=rises[1:-1])
+            rises.index_fill_(0, pos.long().clamp(0, entries), True)  # the first follows nothing
+            is_right = is_right & rises.all() & (crd >= 0).all() & (crd < size).all()
+        return bool(is_right)
+
     def row_pointers(self, rows: Tensor, count: int) -> Tensor:
         """Compute where each of ``count`` rows begins among entries of the sorted ``rows``, and the end."""
         return row_pointers_of(rows, count, out_int32=rows.dtype == torch.int32)

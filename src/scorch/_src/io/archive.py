@@ -27,7 +27,7 @@ from scorch._src.tensor.create.check import (
     as_shape,
     check_coordinates,
     check_pointers,
-    is_sorted_below,
+    has_sorted_rows,
     own,
 )
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -191,6 +191,8 @@ def _check_level(
     """Check the arrays of a level, and return its positions below ``parents``."""
     if crd is None:
         return parents * size
+    if pos is not None and has_contents and has_sorted_rows(pos, crd, parents, size):
+        return crd.numel()
     if pos is not None and not has_contents:
         if pos.numel() != parents + 1:
             raise FileError(
@@ -214,7 +216,7 @@ def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Te
         last = form.run_from(level)
         first = crd[level]
         if last == level + 1 and first is not None:
-            is_fine = is_sorted_below(begins, first)
+            is_fine = has_sorted_rows(begins, first, begins.numel() - 1, 2**63 - 1)
         else:
             is_fine = _is_run_sorted(begins, [array for array in crd[level:last] if array is not None])
         if not is_fine:

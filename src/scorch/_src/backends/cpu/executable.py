@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
 from typing import Any
 
 import torch
+from torch import get_num_threads
 
 from scorch._src.backends.base import GroupExecutable, Schedule
 from scorch._src.backends.cpu import invoke, jit, launch, parallel, toolchain
@@ -21,7 +24,7 @@ from scorch._src.compiler.plan import VALUES
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.loops.nodes import Kernel
 from scorch.errors import CompilationError, KernelError, warn
-from scorch.settings import DEFAULT, current
+from scorch.settings import DEFAULT, applied, current, in_block
 
 SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
 MERGE_WORK_FACTOR = 4  # times as many where entries only move: memory is the limit, and parts move once more
@@ -122,7 +125,7 @@ class CpuExecutable(Compiled, Launcher):
         if self.plan.slots:
             least_work *= MERGE_WORK_FACTOR
         Compiled.__init__(self, schedule.functions, work, least_work, self.plan.parallel)
-        self._headers: dict[int, bytes] = {}  # by the number of threads
+        self.headers: dict[int, tuple[bytes, bytes]] = {}  # by the number of threads that are allowed
 
     def loops(self) -> Kernel:
         return self.schedule.planned.kernel()
@@ -130,12 +133,12 @@ class CpuExecutable(Compiled, Launcher):
     def header(self) -> list[Any]:
         return [self.parallel_for, self.workers(), *self.sizes]
 
-    def packed_header(self) -> bytes:
-        threads = 1 if self.is_serial else parallel.threads_for(self.work, self.least_work)
-        header = self._headers.get(threads)
-        if header is None:
-            header = self._headers[threads] = launch.pack([self.parallel_for, threads, *self.sizes])
-        return header
+    def packed_headers(self, allowed: int) -> tuple[bytes, bytes]:
+        """Pack what kernels take before the arrays, for a quiet machine and for a busy one."""
+        numbers = (1, 1) if self.is_serial else parallel.threads_by_load(allowed, self.work, self.least_work)
+        quiet, busy = (launch.pack([self.parallel_for, threads, *self.sizes]) for threads in numbers)
+        self.headers[allowed] = quiet, busy
+        return quiet, busy
 
     @functools.cached_property
     def direct(self) -> DirectCall | None:
@@ -216,10 +219,15 @@ class DirectCall:
 
     def bind(self, guard: bytes | None) -> Callable[..., Any]:
         builtin, address, executable = self.builtin, self.address, self.executable
-        serial = executable.packed_header() if executable.is_serial else None
+        serial = executable.packed_headers(1)[0] if executable.is_serial else None
+        headers, busy = executable.headers, ctypes.c_longlong(0) if serial else parallel.busy_until()
 
         def call(output: bytes, *arrays: torch.Tensor) -> Any:
-            header = executable.packed_header() if serial is None else serial
+            header = serial
+            if header is None:  # as ``threads_for`` decides
+                allowed = (in_block() or applied[0]).threads or get_num_threads()
+                either = headers.get(allowed) or executable.packed_headers(allowed)
+                header = either[monotonic_ns() < busy.value]
             try:
                 return builtin(address, header, output, guard, *arrays)
             except MemoryError as error:

@@ -26,7 +26,7 @@ SOURCES = (_POOL,)
 USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is
 TIMED_LOOPS = 40  # of which the shortest counts
 BUSY_FACTOR = 8  # times as much work where threads wait for cores
-CHEAPEST, DEAREST = 0.1, 8.0  # bounds of the ratio to the usual cost
+CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def _torch_loop() -> int:
         return 0
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4)
 def _pool(loop: int) -> jit.Library | None:
     """Load the functions that run loops by the one at ``loop`` while all its threads find cores."""
     if not loop:
@@ -73,7 +73,7 @@ def busy_until() -> ctypes.c_longlong:
     return ctypes.c_longlong(0) if at is None else ctypes.c_longlong.from_address(at)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def relative_cost(threads: int) -> float:
     """Return what a loop on ``threads`` costs beside its work, in terms of the usual cost; measured once."""
     pool = _pool(_torch_loop())
@@ -85,15 +85,17 @@ def relative_cost(threads: int) -> float:
 
 
 def threads_for(work: float, least: float) -> int:
-    """Return how many threads share ``work``: all from ``least`` on, if loops cost what they usually do."""
+    """Return how many threads share ``work`` now: all from ``least`` on, if loops cost what is usual."""
     threads = (in_block() or applied[0]).threads or torch.get_num_threads()
+    return threads_by_load(threads, work, least)[time.monotonic_ns() < busy_until().value]
+
+
+def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
+    """Return how many of ``threads`` share ``work`` on a quiet machine, and on a busy one."""
     if threads < 2 or not least:
-        return threads
+        return threads, threads
     least *= relative_cost(threads)
-    if work < least:
-        return 1
-    is_large = work >= BUSY_FACTOR * least
-    return threads if is_large or time.monotonic_ns() >= busy_until().value else 1
+    return (threads if work >= least else 1), (threads if work >= BUSY_FACTOR * least else 1)
 
 
 def shared_by(work: int, each: int) -> tuple[int, int]:

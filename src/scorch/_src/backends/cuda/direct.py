@@ -64,6 +64,8 @@ class CudaCall:
                 array = arrays[place]
                 if array.dtype is not dtype or array.shape != shape or array.device != device:
                     return None
+                if array._is_zerotensor():  # it has no memory
+                    return None
                 if not (array.is_contiguous() if strides is None else array.stride() == strides):
                     return None
             return filled(arrays, output)

@@ -30,6 +30,7 @@ from scorch._src.tensor.create.check import (
     check_all_coordinates,
     check_coordinates,
     check_pointers,
+    has_sorted_rows,
     is_sorted_below,
     own,
 )
@@ -247,8 +248,11 @@ def _compressed_pattern(
     entries = crd.shape[-1]
     lines = form.level_size(batch, sizes)
     unit = f"blocks of {what}" if inner else what
-    check_pointers(pointer_name, pos, lines, entries, unit)
-    check_coordinates(plain_name, crd, across, sizes[across], form.block(across))
+    block = form.block(across)
+    in_order = has_sorted_rows(pos, crd, lines, -(-sizes[across] // (block or 1)))
+    if not in_order:
+        check_pointers(pointer_name, pos, lines, entries, unit)
+        check_coordinates(plain_name, crd, across, sizes[across], block)
     counts = level_counts(form, sizes, [crd.numel()])
     dtype = index_dtype(sizes, counts)
     arrays = (own(_joined_pointers(pos, entries), dtype), own(crd.reshape(-1), dtype))
@@ -256,7 +260,7 @@ def _compressed_pattern(
     before: tuple[None, ...] = (None,) * place
     after: tuple[None, ...] = (None,) * (len(form) - place - 1)
     pattern = Pattern(form, sizes, (*before, arrays[0], *after), (*before, arrays[1], *after), tuple(counts))
-    return pattern, is_sorted_below(*arrays)
+    return pattern, in_order or is_sorted_below(*arrays)
 
 
 def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.backends.base import is_served, served_devices, served_in_words
+from scorch._src.backends.base import is_served, routines_for, served_devices, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_differentiable
 from scorch.errors import (
@@ -247,6 +247,15 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
         mistake = f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
     where = f"{name} of batch {number}" if pointers.dim() > 1 else name
     raise IndexRangeError(f"{where} {mistake}")
+
+
+def has_sorted_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int) -> bool:
+    """Whether these are the arrays of ``rows`` rows, with coordinates that are sorted and lie in ``size``.
+
+    Where they are not, the checks of each array find out why.
+    """
+    is_one = pos.dim() == crd.dim() == 1 and pos.shape[0] == rows + 1
+    return is_one and routines_for(crd).has_sorted_rows(pos, crd, size)
 
 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:

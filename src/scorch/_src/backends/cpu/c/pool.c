@@ -20,8 +20,9 @@ void scorch_forget_threads(void) {}
 #else
 
 enum { MOST_THREADS = 256, OPAQUE = 256 };
-enum { ENOUGH = 2 }; /* loops in a row that were late: the first with more threads starts them */
-enum { LATE = 100000, FIRST_WAIT = 20000000, LAST_WAIT = 1000000000 }; /* nanoseconds */
+enum { ENOUGH = 6, PER_LATE = 3, MOST_LATE = 12 }; /* late loops count, others take back: one alone is an accident */
+enum { TRIES = 16 }; /* loops of one thread before two are tried again */
+enum { LATE = 200000, FIRST_WAIT = 20000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
 #ifdef __APPLE__
 enum { MONOTONIC = 6, SETMASK = 3 };
 #else
@@ -52,7 +53,7 @@ static struct {
     i64 next __attribute__((aligned(64)));
 } pool;
 
-static i64 next_wait = FIRST_WAIT, own_threads = MOST_THREADS, late_loops;
+static i64 next_wait = FIRST_WAIT, own_threads = MOST_THREADS, late_loops, tries;
 
 static i64 now(void) {
     long time[2];
@@ -110,12 +111,13 @@ static void run_here(i64 begin, i64 end, body_t body, void *context) {
 }
 
 static int is_late(i64 started, i64 done, i64 ended) {
-    return ended - done > LATE && 2 * (ended - done) > done - started;
+    return ended - done > LATE && ended - done > done - started;
 }
 
 static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
     i64 started = now(), done, threads = __atomic_load_n(&own_threads, __ATOMIC_RELAXED);
     if (threads > end - begin) threads = end - begin;
+    if (threads < 2 && ++tries % TRIES == 0) __atomic_store_n(&own_threads, 2, __ATOMIC_RELAXED);
     if (threads < 2 || pthread_mutex_trylock(&pool.used)) {
         run_here(begin, end, body, context);
         return;
@@ -136,7 +138,16 @@ static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
     while (pool.inside) pthread_cond_wait(&pool.left, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.used);
-    if (is_late(started, done, now())) __atomic_store_n(&own_threads, threads / 2, __ATOMIC_RELAXED);
+    threads = is_late(started, done, now()) ? threads / 2 : 2 * threads;
+    tries = 0;
+    __atomic_store_n(&own_threads, threads < MOST_THREADS ? threads : MOST_THREADS, __ATOMIC_RELAXED);
+}
+
+static i64 count_late(i64 more) {
+    i64 count = __atomic_load_n(&late_loops, __ATOMIC_RELAXED) + more;
+    count = count < 0 ? 0 : count > MOST_LATE ? MOST_LATE : count;
+    __atomic_store_n(&late_loops, count, __ATOMIC_RELAXED);
+    return count;
 }
 
 typedef struct { body_t body; void *context; i64 first, done; } watched;
@@ -156,14 +167,12 @@ int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *contex
     }
     int status = torch_loop(begin, end, grain, run_watched, &watch);
     if (watch.done && is_late(started, watch.done, now())) {
-        if (__atomic_add_fetch(&late_loops, 1, __ATOMIC_RELAXED) < ENOUGH) return status;
+        if (count_late(PER_LATE) < ENOUGH) return status;
         i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
         __atomic_store_n(&scorch_busy_until, now() + wait, __ATOMIC_RELAXED);
         __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
     } else {
-        __atomic_store_n(&late_loops, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
-        __atomic_store_n(&own_threads, MOST_THREADS, __ATOMIC_RELAXED);
+        if (!count_late(-1)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
     }
     return status;
 }
