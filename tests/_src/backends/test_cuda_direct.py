@@ -51,6 +51,15 @@ def test_calls_that_repeat_take_the_short_way(quick: list[int]) -> None:
             assert len(quick) == number
 
 
+def test_tensors_of_zeros_without_memory() -> None:
+    a, x = matrix(), torch.ones(30, 32)
+    with scorch.settings(backend="emulated"):
+        A = scorch.from_torch(a, format="csr")
+        for _ in range(3):
+            torch.testing.assert_close(A @ x, a @ x)
+            assert torch.equal(A @ torch._efficientzerotensor(30, 32), torch.zeros(20, 32))
+
+
 def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
     short, long = torch.eye(20, 30), matrix()
@@ -63,7 +72,6 @@ def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.M
             torch.testing.assert_close(A @ x, short @ x)
         quick.clear()
         torch.testing.assert_close(A @ elsewhere, short @ elsewhere)
-        assert torch.equal(A @ torch._efficientzerotensor(30, 32), torch.zeros(20, 32))
         torch.testing.assert_close(B @ x, long @ x)
         record = Launches()
         LAUNCHES.append(record)
