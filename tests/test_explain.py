@@ -199,6 +199,7 @@ def test_errors_are_those_of_the_call() -> None:
 def test_explanation_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Target("", 16, 32, 2, 1 << 20, 32 << 20)
     monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
+    monkeypatch.setattr("scorch._src.backends.cpu.parallel.relative_cost", lambda threads: 1.0)
     statement, operands, named = statements()[name]
     with scorch.settings(threads=4):
         text = explain(statement, *operands, **named).report(source=name.startswith("sp")) + "\n"

@@ -12,6 +12,7 @@ from scorch._src.formats.format import Format
 from scorch.errors import DensityError
 
 
+@pytest.mark.sampled(2)
 class TestBitmap(LevelSuite):
     level = Bitmap()
 

@@ -55,6 +55,7 @@ class Ragged(Level):
 register_level(Ragged())
 
 
+@pytest.mark.sampled(2)
 class TestRagged(LevelSuite):
     level = Ragged()
 

@@ -40,6 +40,9 @@ def assert_equals(result: torch.Tensor, truth: torch.Tensor, form: str | None = 
 # products --------------------------------------------------------------------------------------------
 
 
+pytestmark = pytest.mark.sampled(2)
+
+
 @pytest.mark.parametrize("form", MATRICES)
 @pytest.mark.parametrize("vector", ["dense", "s"])
 def test_spmv(form: str, vector: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -214,9 +215,8 @@ def test_a_store_beside_an_atomic_addition_is_a_race() -> None:
 def test_nvrtc_compiles_atomic_additions_without_spills(architecture: str, texts: list[str]) -> None:
     if not nvrtc.is_there():
         pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc")
-    for form, name, dtype in [
-        (f, n, t) for f, n in sorted(ADDS) for t in (torch.float32, torch.float64, torch.int32)
-    ]:
+    dtypes = itertools.cycle((torch.float32, torch.float64, torch.int32))
+    for (form, name), dtype in zip(sorted(ADDS), dtypes, strict=False):
         a = drawn(30, 20, dtype=dtype)
         X, Y = (torch.ones(size, 64, dtype=dtype) for size in a.shape)
         with scorch.settings(deterministic=False):
