@@ -24,6 +24,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore")  # what PyG warns of, where it is installed
 @pytest.mark.parametrize(
     "name", ["gcn", "beyond", *(pytest.param(n, marks=LONG) for n in ("autoencoder", "bigbird"))]

@@ -119,6 +119,7 @@ def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):
         assert opens() == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", [1, 5, 512])
 def test_stretches_outermost_are_right(machine, columns):
     machine(Target("", 16, 32, 2, 1 << 19, 1 << 12))

@@ -129,7 +129,7 @@ class LevelSuite:
             "X": drawn(SIZE, 8, density=1.0, seed=1),
         }
 
-    @pytest.mark.sampled(2)
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("place", PLACES)
     @given(dense=matrices())
     @few(2)

@@ -44,7 +44,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_first_and_second_order(name, form):

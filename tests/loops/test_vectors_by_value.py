@@ -116,6 +116,7 @@ def test_routines_pass_only_plain_vectors(machine: Target) -> None:
         assert unaligned_by_value(text) == [], text
 
 
+@pytest.mark.sampled(3)
 def test_scalar_form_has_no_vectors(machine: Target) -> None:
     for kernel in kernels(machine.vector_bytes):
         text = print_scalar(kernel)

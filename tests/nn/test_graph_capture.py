@@ -109,6 +109,7 @@ def test_other_graphs_are_compiled_once_more_at_most(kind: str, form: str) -> No
     assert counter.frame_count <= 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["csr", "coo", "edge_index"])
 def test_a_compiled_network_reads_a_graph_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = torch.nn.ModuleList([Network("GCN"), Network("GAT")])
@@ -221,6 +222,7 @@ def exports_tensors_of_other_kinds() -> bool:
     return "SubclassSymbolicContext" in inspect.getsource(non_strict_utils)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("way", ["argument", "buffer", "edge_index"])
 @pytest.mark.parametrize("kind", ["GCN", "SAGE mean", "SAGE max", "GIN", "GAT"])

@@ -255,7 +255,7 @@ def test_row_sums_are_joined() -> None:
     check(lambda A, d: (A * d).sum(0) + (A * d).sum(), sparse(12, 10), dense(10), one_kernel=False)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 1), (3, 1), (1, 4)])
 @pytest.mark.parametrize("format", ["csr", "coo"])
 def test_empty_and_tiny_matrices(shape: tuple[int, int], format: str) -> None:

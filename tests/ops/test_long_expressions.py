@@ -82,6 +82,7 @@ def test_long_sums_accumulate_and_reduce():
     assert torch.equal(plain(found), torch.stack(dense).sum(0) @ vector + 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [MAX_OPERANDS, MAX_OPERANDS + 1, 30, 51])
 def test_einsum_of_chains(count):
     draw = random.Random(count)

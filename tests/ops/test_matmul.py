@@ -82,6 +82,7 @@ def test_products_of_sparse_batches_are_sparse(first: str, second: str) -> None:
         torch.testing.assert_close(found.to_dense(), wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", SPARSE_FORMATS)
 def test_kronecker_products_are_sparse(dense: torch.Tensor, form: str) -> None:
     S = scorch.from_torch(dense, format=form)

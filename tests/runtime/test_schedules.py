@@ -145,6 +145,7 @@ class Hostile:
         return os.system, ("touch hostile",)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("note", [b"", b"rubbish", pickle.dumps(Hostile()), pickle.dumps(3)])
 def test_damaged_or_foreign_note_is_ignored(
     note: bytes, kernels: Path, planned: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

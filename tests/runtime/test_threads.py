@@ -118,6 +118,7 @@ def test_threads_add_to_copies_of_a_result(threads: int) -> None:
     torch.testing.assert_close(factors, torch.einsum("ijk,ir->kr", T, X[:60]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("shape", [(900, 40), (40, 900), (1, 50), (50, 1), (0, 3)])
 def test_threads_count_and_place_entries_of_other_rows(threads: int, shape: tuple[int, int]) -> None:

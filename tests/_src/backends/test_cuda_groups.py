@@ -110,7 +110,7 @@ def test_threads_of_a_unit_share_what_a_row_has(
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("function", GROUPS)
 def test_long_rows_are_left_to_kernels_that_cut_them(
     function: Callable[..., Any], emulated: list[str], monkeypatch: pytest.MonkeyPatch

@@ -50,7 +50,7 @@ def as_dense(result: Any) -> torch.Tensor:
     return result.to_dense() if isinstance(result, scorch.SparseTensor) else result
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("is_skewed", [False, True])
 @pytest.mark.parametrize("form", ["csf", "coo", "dss"])
