@@ -37,7 +37,7 @@ for devices in (torch.cuda, torch.xpu, torch.mtia):
     if not devices.is_available():
         devices.manual_seed_all = lambda seed: None
 
-CI_CASES = 10
+CI_CASES = 8
 LONG_CASES = 20_000
 
 

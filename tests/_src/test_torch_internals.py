@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import random
 import re
@@ -197,14 +198,16 @@ def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def own() -> set[str]:
-    return names_of_our_own([ast.parse(path.read_text(encoding="utf-8")) for path in FILES])
+    return names_of_our_own([tree_of(path) for path in FILES])
+
+
+@functools.lru_cache(maxsize=1024)
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def test_no_other_module_uses_a_private_name(own: set[str]) -> None:
-    found = {
-        str(path.relative_to(SOURCE)): list(private_uses(ast.parse(path.read_text(encoding="utf-8")), own))
-        for path in FILES
-    }
+    found = {str(path.relative_to(SOURCE)): list(private_uses(tree_of(path), own)) for path in FILES}
     assert {path: uses for path, uses in found.items() if uses} == {}
 
 

@@ -201,7 +201,7 @@ def test_the_interpreter_runs_grids(name: str, form: str, monkeypatch: pytest.Mo
 PRODUCTS = [(8, 9, 7, 0.3), (30, 40, 2500, 0.1), (5, 3000, 20, 0.01), (1, 1, 1, 1.0), (0, 4, 5, 0.5)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int8]
 )

@@ -210,6 +210,7 @@ def test_a_store_beside_an_atomic_addition_is_a_race() -> None:
         interpret.run(kernel, "f", [0, 2, np.zeros(1, np.float32)])
 
 
+@pytest.mark.long
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_nvrtc_compiles_atomic_additions_without_spills(architecture: str, texts: list[str]) -> None:

@@ -85,7 +85,7 @@ def check(mask: Tensor, inputs: list[Tensor], scale: float | None = None) -> Non
         torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MASKS)
 def test_results_and_gradients_are_those_of_dense_attention(

@@ -142,6 +142,7 @@ def test_the_interpreter_runs_groups(function: Callable[..., Any]) -> None:
             torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.long
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [8, 128])

@@ -74,7 +74,7 @@ def attend(
     return [out, kept, *backward, *last]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize(("heads", "features", "dtype", "index"), SHAPES)
 def test_attention_is_its_reference(

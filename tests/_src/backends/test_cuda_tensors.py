@@ -50,7 +50,7 @@ def as_dense(result: Any) -> torch.Tensor:
     return result.to_dense() if isinstance(result, scorch.SparseTensor) else result
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("is_skewed", [False, True])
 @pytest.mark.parametrize("form", ["csf", "coo", "dss"])
@@ -117,6 +117,7 @@ def test_positions_of_rows_below_rows_are_joined_once() -> None:
     assert rows.joined_pos(other, [below]).tolist() == [0, 9]
 
 
+@pytest.mark.long
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_nvrtc_compiles_products_along_modes_without_spills(
