@@ -42,7 +42,8 @@ def einsum(
     >>> scorch.einsum("ij,jk->ik", A, A)
     SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
     """
-    if len(args) > MAX_OPERANDS or (len(args) == 2 and type(args[1]) in (list, tuple)):
+    count = len(args)
+    if count > MAX_OPERANDS or (count == 2 and type(args[1]) in (list, tuple)):
         equation, operands = _arguments(args)
         if len(operands) > MAX_OPERANDS:
             return _in_parts(equation, operands, format, sparse_grad)
