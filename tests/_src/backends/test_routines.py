@@ -118,6 +118,8 @@ def sorted_rows(routines: Routines, index: torch.dtype) -> Any:
     pos, crd, _ = matrix(7, 9, index)
     answers = [routines.has_sorted_rows(pos, crd, 9), routines.has_sorted_rows(pos, crd, 8)]
     answers.append(routines.has_sorted_rows(torch.zeros(4, dtype=index), crd[:0], 5))
+    answers += [routines.has_sorted_rows(pos, crd, size) for size in (2**31, 2**63 - 1)]
+    assert all(answers[2:])
     for array in (pos, crd):
         for wrong in (-1, int(array[2]) + 1, 100, 2**31 - 1, int(array[0])):
             kept = array.clone()

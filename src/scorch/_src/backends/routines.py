@@ -159,7 +159,8 @@ class Routines:
             rises = torch.ones(entries + 1, dtype=torch.bool, device=crd.device)
             torch.gt(crd[1:], crd[:-1], out=rises[1:-1])
             rises.index_fill_(0, pos.long().clamp(0, entries), True)  # the first follows nothing
-            is_right = is_right & rises.all() & (crd >= 0).all() & (crd < size).all()
+            last = min(size - 1, torch.iinfo(crd.dtype).max)  # a larger number would wrap around
+            is_right = is_right & rises.all() & (crd >= 0).all() & (crd <= last).all()
         return bool(is_right)
 
     def row_pointers(self, rows: Tensor, count: int) -> Tensor:

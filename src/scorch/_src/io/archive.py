@@ -28,6 +28,7 @@ from scorch._src.tensor.create.check import (
     check_coordinates,
     check_pointers,
     has_sorted_rows,
+    is_sorted_below,
     own,
 )
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -216,7 +217,7 @@ def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Te
         last = form.run_from(level)
         first = crd[level]
         if last == level + 1 and first is not None:
-            is_fine = has_sorted_rows(begins, first, begins.numel() - 1, 2**63 - 1)
+            is_fine = is_sorted_below(begins, first)
         else:
             is_fine = _is_run_sorted(begins, [array for array in crd[level:last] if array is not None])
         if not is_fine:

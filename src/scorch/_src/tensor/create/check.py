@@ -249,6 +249,9 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
     raise IndexRangeError(f"{where} {mistake}")
 
 
+LAST_SIZE = 2**63 - 1
+
+
 def has_sorted_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int) -> bool:
     """Whether these are the arrays of ``rows`` rows, with coordinates that are sorted and lie in ``size``.
 
@@ -260,9 +263,4 @@ def has_sorted_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int) 
 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
     """Whether the coordinates below each position are sorted and none repeats."""
-    if crd.numel() < 2:
-        return True
-    fine = torch.ones(crd.numel() + 1, dtype=torch.bool, device=crd.device)
-    torch.gt(crd[1:], crd[:-1], out=fine[1:-1])
-    fine.index_fill_(0, pos.to(torch.int64), True)  # the first below a position follows nothing
-    return bool(fine.all())
+    return has_sorted_rows(pos, crd, pos.numel() - 1, LAST_SIZE)
