@@ -120,3 +120,23 @@ def test_a_call_that_was_made_before_looks_at_its_numbers_again():
         changed = S * 2 if number == 2 else S
         torch.testing.assert_close(changed.sum(1), changed.to_dense().sum(1))
     torch.testing.assert_close((S * other[:1]).to_dense(), DENSE * other[:1])
+
+
+@pytest.mark.parametrize("form", ["csr", "coo"])
+def test_methods_whose_operators_take_their_arguments_in_another_order(form):
+    S, other = scorch.from_torch(DENSE, format=form), torch.full((3, 3), 7.0, dtype=torch.float64)
+    condition = DENSE > 0
+    for call in (
+        lambda t: t.where(condition, other),
+        lambda t: t.where(condition, 2.0),
+        lambda t: t.abs().polygamma(1),
+        lambda t: t.repeat_interleave(2),
+        lambda t: t.repeat_interleave(torch.tensor([1, 2, 0]), 0),
+    ):
+        found, wanted = call(S), call(DENSE)
+        torch.testing.assert_close(found.to_dense(), wanted)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "hash_tensor"), reason="this torch has no hash_tensor")
+def test_a_method_whose_list_of_dimensions_is_left_out():
+    assert scorch.from_torch(DENSE, format="csr").hash_tensor() == DENSE.hash_tensor()

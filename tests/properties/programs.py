@@ -50,6 +50,7 @@ REFUSED = {
 LACKING = ("not implemented for", "not supported for", "not supported with", "does not support")
 
 
+COMPARISON = re.compile(r" ([=!<>]=|<|>) ")
 STRIDES = "view size is not compatible"
 
 
@@ -185,9 +186,12 @@ class Run:
         return max(TOLERANCE.get(self.dense[name].dtype, 1e-8), self.limits.get(name, 0.0))
 
     def is_apart(self, line: str) -> bool:
-        """Whether a line reads what is a dense result, or was made of one: those lie in memory row by row."""
+        """Whether a line reads what is a dense result, or was made of one: those lie in memory row by row.
+
+        So may comparisons, which Python asks a sparse tensor for first, wherever it stands.
+        """
         read = [name for name in re.findall(r"\bt\d+\b", line.partition(" = ")[2]) if name in self.names()]
-        return "==" in line or "+ 0)" in line or any(name in self.apart for name in read)
+        return bool(COMPARISON.search(line)) or "+ 0)" in line or any(name in self.apart for name in read)
 
     def names(self) -> list[str]:
         return [

@@ -223,6 +223,8 @@ def drawn(info: Any, given: list[tuple[list[Any], TreeSpec]], seed: str, formats
     base = [thinned(leaf, rng) if _is_number(leaf) else leaf for leaf in leaves]
     notes: list[str] = []
     base = changed(base, rng, notes)
+    if info.name == "logit" and any(isinstance(leaf, float | int) and leaf > 0.5 for leaf in base):
+        return None  # torch clamps between bounds in the wrong order, to one of them or the other
     function = forms[form]
     if form == "function" and info.supports_out and rng.random() < 0.1:
         function, note = _with_out(function, base, spec, rng)

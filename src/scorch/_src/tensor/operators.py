@@ -40,7 +40,7 @@ _operators: BoundedCache[Any, Any] = BoundedCache(MAX_KINDS)  # by function and 
 def run_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``func`` of sparse tensors that nothing tracks as torch does, without torch where that is short."""
     operator = None if kwargs or len_torch_dispatch_stack() else _operator_of(func, args)
-    if operator is not None and takes_list(operator) and type(args[1]) is int:
+    if operator is not None and len(args) > 1 and takes_list(operator) and type(args[1]) is int:
         args = args[0], list(args[1:])  # ``S.permute(1, 0)``
     with DisableTorchFunctionSubclass():
         if operator is not None:
@@ -75,8 +75,10 @@ def _find_operator(func: Any, args: tuple[Any, ...]) -> Any:
         is_composed = _is_composed(operator)
     except RuntimeError:  # torch converts the arguments first, or refuses them, or only scripts have it
         return None
-    is_simple = all(map(_is_simple, operator._schema.arguments[: len(args)]))
-    return None if not is_simple or is_composed or _does_more(operator) else operator
+    places = operator._schema.arguments[: len(args)]
+    is_simple = all(map(_is_simple, places))
+    is_turned = isinstance(func, _METHOD) and places[0].name != "self"  # ``S.where(condition, other)``
+    return None if not is_simple or is_turned or is_composed or _does_more(operator) else operator
 
 
 def _is_simple(argument: Any) -> bool:
