@@ -104,6 +104,10 @@ class DensityError(ScorchError, MemoryError):
     """A result that would need more dense memory than the budget allows."""
 
 
+class CommunicationError(ScorchError, RuntimeError):
+    """An exchange between processes that failed, or that would move more bytes than the budget allows."""
+
+
 class FileError(ScorchError, OSError, ValueError):
     """A file that is not what its suffix or its own header says."""
 

@@ -47,6 +47,7 @@ class Settings:
     - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
     - ``backend``: where kernels run (None: that of the operands' device); one of ``BACKENDS``.
     - ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
+    - ``exchange_budget``: bytes that a call on sharded tensors may move to one process (None: any number).
     - ``deterministic``: whether results on a GPU repeat bit for bit; if not, threads may add to one place.
     """
 
@@ -59,7 +60,11 @@ class Settings:
     backend: str | None = None
     without: frozenset[str] = frozenset()
     deterministic: bool = True
+    exchange_budget: int | None = None
 
+
+# The least that numbers may be.
+LEAST = {"threads": 1, "cache_bytes": 0, "compiler_seconds": 1, "dense_budget": 0, "exchange_budget": 0}
 
 BACKENDS: dict[str, str] = {}  # name: purpose; filled by ``add_backend``
 
@@ -114,7 +119,7 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
         for name in changes:
             if name not in known:
                 raise ArgumentError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
-        for name, least in (("threads", 1), ("cache_bytes", 0), ("compiler_seconds", 1), ("dense_budget", 0)):
+        for name, least in LEAST.items():
             value = changes.get(name)
             needs_one = name in ("cache_bytes", "compiler_seconds")
             if value is None and not needs_one:

@@ -93,7 +93,7 @@ def _is_shared(name: str, value: object) -> bool:
     Of the names between underscores only modules (``__config__``) are. ``torch.classes`` and its like answer
     to every name they are asked for, which confuses tools that look through the names of a module.
     """
-    if isinstance(value, types.ModuleType):
+    if issubclass(type(value), types.ModuleType):  # isinstance would ask the value, which may warn
         return type(value) is types.ModuleType
     return not name.startswith("__")
 

@@ -113,3 +113,16 @@ from torch.distributed import (
     torch as torch,
     utils as utils,
 )
+from scorch.errors import CommunicationError as CommunicationError
+from scorch._src.distributed.row_sharded import RowSharded as RowSharded
+from scorch._src.distributed.collectives import Traffic as Traffic
+from scorch._src.distributed.collectives import count_bytes as count_bytes
+from scorch._src.distributed.cuts import cuts as cuts
+from scorch._src.distributed.statements import einsum as einsum
+from scorch._src.distributed.statements import evaluate as evaluate
+from scorch._src.distributed.products import matmul as matmul
+from scorch._src.distributed.build import shard as shard
+from scorch._src.distributed.build import shard_rows as shard_rows
+from scorch._src.distributed.reductions import softmax as softmax
+from scorch._src.distributed.sums import spread as spread
+from scorch._src.distributed.sums import sum_processes as sum_processes

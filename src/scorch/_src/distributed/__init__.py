@@ -1,0 +1,1 @@
+"""Sparse tensors whose rows are sharded over the processes of a ``DeviceMesh``."""

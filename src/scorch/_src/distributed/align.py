@@ -1,0 +1,64 @@
+"""Sharded tensors brought to one numbering of rows and columns, so that their local parts fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.storage.coordinates import numbered_entries
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ShapeError
+
+Tensor = torch.Tensor
+
+
+def same_plans(tensors: Sequence[RowSharded]) -> list[RowSharded]:
+    """Return tensors whose local parts share the numbers of rows and columns; the cuts must be the same."""
+    first = tensors[0]
+    if all(other.rows is first.rows and other.columns is first.columns for other in tensors):
+        return list(tensors)
+    for other in tensors[1:]:
+        check_same_cuts("rows", first.rows, other.rows)
+        check_same_cuts("columns", first.columns, other.columns)
+    rows = joint_plan([tensor.rows for tensor in tensors])
+    columns = joint_plan([tensor.columns for tensor in tensors])
+    return [renumber(tensor, rows, columns) for tensor in tensors]
+
+
+def check_same_cuts(name: str, one: HaloPlan, other: HaloPlan) -> None:
+    """Refuse two tensors whose rows or columns are owned by other processes."""
+    if not torch.equal(one.cuts, other.cuts):
+        raise ShapeError(
+            f"the {name} of two sharded tensors are cut differently, {one.cuts.tolist()} and "
+            f"{other.cuts.tolist()}: give both the same cuts (scorch.distributed.repartition moves rows)"
+        )
+
+
+def joint_plan(plans: Sequence[HaloPlan]) -> HaloPlan:
+    """Return a plan that has the ghosts of all plans, which have the same cuts."""
+    first = plans[0]
+    if all(plan is first for plan in plans):
+        return first
+    return HaloPlan(torch.cat([plan.ghosts for plan in plans]).unique(), first.cuts, first.group)
+
+
+def renumber(tensor: RowSharded, rows: HaloPlan, columns: HaloPlan) -> RowSharded:
+    """Return a tensor by the numbers of other plans, which have all of its ghosts."""
+    if tensor.rows is rows and tensor.columns is columns:
+        return tensor
+    crd, places = numbered_entries(tensor.local.storage.pattern)
+    wide = [column.to(torch.int64) for column in crd]
+    wide[0] = rows.to_local(tensor.rows.to_global(wide[0]))
+    wide[1] = columns.to_local(tensor.columns.to_global(wide[1]))
+    shape = (rows.size, columns.size, *tensor.local.shape[2:])
+    values = values_of(tensor.local)[places]
+    local = sparse_coo_tensor(torch.stack(wide), values, shape, format=tensor.local.format)
+    assert isinstance(local, SparseTensor)
+    result = RowSharded(local, rows, columns, tensor.mesh, tensor.order)
+    result.wire, result.algorithm = tensor.wire, tensor.algorithm
+    return result

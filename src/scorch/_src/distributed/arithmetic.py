@@ -1,0 +1,80 @@
+"""Elementwise functions of sharded tensors."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.align import same_plans
+from scorch._src.distributed.calls import RULES, rule
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.distributed.sums import spread
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import UnsupportedError
+
+Tensor = torch.Tensor
+
+
+def _elementwise(function: Any, a: Any, b: Any, **kwargs: Any) -> RowSharded:
+    if not (isinstance(a, RowSharded) and isinstance(b, RowSharded)):
+        raise _dense_partner(function)
+    one, other = same_plans([a, b])
+    result: Any = function(one.local, other.local, **kwargs)
+    if not isinstance(result, SparseTensor):
+        raise UnsupportedError(f"{function.__name__} of these sharded tensors would be dense")
+    return one.with_local(result)
+
+
+def _dense_partner(function: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"{function.__name__} of a sharded tensor and a dense one has no rule, as its result may be dense: "
+        "einsum('ij,j->ij', A, x) multiplies columns and einsum('ij,i->ij', A, x) rows"
+    )
+
+
+@rule(torch.add)
+def add(a: Any, b: Any, *, alpha: Any = 1) -> RowSharded:
+    return _elementwise(torch.add, a, b, alpha=alpha)
+
+
+@rule(torch.sub)
+def sub(a: Any, b: Any, *, alpha: Any = 1) -> RowSharded:
+    return _elementwise(torch.sub, a, b, alpha=alpha)
+
+
+@rule(torch.mul)
+def mul(a: Any, b: Any) -> RowSharded:
+    if _is_number(a):
+        a, b = b, a
+    return _scale(torch.mul, a, b) if _is_number(b) else _elementwise(torch.mul, a, b)
+
+
+@rule(torch.div)
+def div(a: Any, b: Any) -> RowSharded:
+    if not _is_number(b) or not isinstance(a, RowSharded):
+        raise _dense_partner(torch.div)
+    return _scale(torch.div, a, b)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) or (isinstance(value, Tensor) and value.dim() == 0)
+
+
+def _scale(function: Any, a: RowSharded, number: Any) -> RowSharded:
+    if isinstance(number, Tensor) and number.requires_grad:
+        number = spread(number, a.group)
+    return a.map_local(function, number)
+
+
+@rule(torch.pow)
+def pow(a: RowSharded, exponent: Any) -> RowSharded:
+    if not isinstance(exponent, numbers.Real) or exponent <= 0:
+        raise UnsupportedError(f"A ** {exponent!r} is not zero where A is; sharded tensors stay sparse")
+    return a.map_local(torch.pow, exponent)
+
+
+RULES[torch.t] = lambda a: a.T
+RULES[torch.clone] = lambda a: a.map_local(torch.clone)
+RULES[torch.detach] = lambda a: a.detach()

@@ -1,0 +1,172 @@
+"""Sharded tensors from whole tensors, from the rows of each process, and from entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scorch._src.distributed.collectives import Group, agree, gather_numbers, rank_in, size_of
+from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly
+from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.storage.coordinates import numbered_entries
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, OperandError, ShapeError
+
+Tensor = torch.Tensor
+ALGORITHMS = {
+    "halo": "rows that are needed are fetched from their owners at once",
+    "rounds": "they are fetched from one process after the other, and again for gradients, to save memory",
+    "features": "every process has all entries and computes some columns of the result",
+}
+
+
+def group_of(mesh: Any) -> Group:
+    """Return the processes of a mesh with one dimension, or those of a group; None without any."""
+    if mesh is None:
+        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if hasattr(mesh, "get_group"):
+        if mesh.ndim != 1:
+            raise ArgumentError(
+                f"the mesh has {mesh.ndim} dimensions; rows are sharded over one, such as mesh['rows']"
+            )
+        return mesh.get_group()
+    return mesh
+
+
+def shard(
+    tensor: SparseTensor,
+    mesh: Any = None,
+    *,
+    rows: Any = None,
+    columns: Any = None,
+    format: Any = None,
+    split: bool | int = False,
+    algorithm: str = "halo",
+    wire: torch.dtype | None = None,
+) -> RowSharded:
+    """Shard a sparse tensor that every process has over the processes of a mesh (all processes without
+    one).
+
+    - ``rows``, ``columns``: where shares begin, as ``cuts`` returns; shares of about the same work
+      otherwise. Those of a square matrix are the same.
+    - ``format``: of the local part; that of the tensor otherwise.
+    - ``split``: split rows that have more entries than a process's share (or than this number) over
+      processes.
+    - ``algorithm``: how products exchange rows, "halo", "rounds" or "features".
+    - ``wire``: a narrower dtype in which rows are sent, such as ``torch.bfloat16``.
+    """
+    if not isinstance(tensor, SparseTensor):
+        raise OperandError(f"shard takes a SparseTensor, not a {type(tensor).__name__}")
+    if tensor.dim() < 2:
+        raise ShapeError(f"a tensor of {tensor.dim()} dimensions has no rows to shard; 2 are needed")
+    group = group_of(mesh)
+    crd, places = numbered_entries(tensor.storage.pattern)
+    wide = [column.to(torch.int64) for column in crd]
+    row_cuts, column_cuts = _both_cuts(wide[0], tensor.shape, rows, columns, size_of(group))
+    agree(group, "shard", (tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist()), _facts)
+    owners = owners_of(wide, row_cuts, column_cuts, split)
+    mine = owners == rank_in(group)
+    result = from_entries(
+        [column[mine] for column in wide],
+        values_of(tensor)[places[mine]],
+        tuple(tensor.shape),
+        row_cuts,
+        column_cuts,
+        group,
+        tensor.format if format is None else format,
+        mesh,
+    )
+    return _with_options(result, algorithm, wire)
+
+
+def _facts(facts: Any) -> str:
+    shape, dtype, nnz, cuts = facts
+    return f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts}"
+
+
+def _with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:
+    if algorithm not in ALGORITHMS:
+        raise ArgumentError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+    if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
+        raise ArgumentError(f"wire must be a floating-point dtype such as torch.bfloat16, not {wire!r}")
+    result.algorithm, result.wire = algorithm, wire
+    return result
+
+
+def _both_cuts(
+    rows: Tensor, shape: Sequence[int], row_cuts: Any, column_cuts: Any, parts: int
+) -> tuple[Tensor, Tensor]:
+    if row_cuts is None:
+        row_cuts = cut_by_work(torch.bincount(rows, minlength=shape[0]).cpu(), parts)
+    found = as_cuts("rows", row_cuts, shape[0], parts)
+    if column_cuts is not None:
+        return found, as_cuts("columns", column_cuts, shape[1], parts)
+    return found, found if shape[0] == shape[1] else cut_evenly(shape[1], parts)
+
+
+def owners_of(crd: Sequence[Tensor], rows: Tensor, columns: Tensor, split: bool | int) -> Tensor:
+    """Return the process of each entry: its row's, or its column's where its row is split."""
+    owners = torch.searchsorted(rows.to(crd[0].device), crd[0], right=True) - 1
+    if split is False:
+        return owners
+    parts = len(rows) - 1
+    most = -(-len(crd[0]) // parts) if split is True else split
+    is_long = torch.bincount(crd[0], minlength=int(rows[-1])) > most
+    by_column = torch.searchsorted(columns.to(crd[1].device), crd[1], right=True) - 1
+    return torch.where(is_long[crd[0]], by_column, owners)
+
+
+def from_entries(
+    crd: Sequence[Tensor],
+    values: Tensor,
+    shape: Sequence[int],
+    rows: Tensor,
+    columns: Tensor,
+    group: Group,
+    format: Any,
+    mesh: Any = None,
+    order: Tensor | None = None,
+) -> RowSharded:
+    """Build a sharded tensor of the entries of each process, by their coordinates over all processes."""
+    row_plan = HaloPlan(crd[0].unique(), rows, group)
+    column_plan = HaloPlan(crd[1].unique(), columns, group)
+    places = torch.stack([row_plan.to_local(crd[0]), column_plan.to_local(crd[1]), *crd[2:]])
+    size = (row_plan.size, column_plan.size, *shape[2:])
+    local = sparse_coo_tensor(places, values, size, format=format)
+    if not isinstance(local, SparseTensor):
+        raise ArgumentError(
+            f"format is {format!r}, which is dense; the local part of a sharded tensor is sparse"
+        )
+    return RowSharded(local, row_plan, column_plan, mesh, order)
+
+
+def shard_rows(
+    local: SparseTensor, mesh: Any = None, *, columns: Any = None, format: Any = None, algorithm: str = "halo"
+) -> RowSharded:
+    """Build a sharded tensor of which every process has its own rows, with columns over all processes.
+
+    ``local`` has the rows of this process; rows of the process before it come before.
+    """
+    group = group_of(mesh)
+    shape = tuple(local.shape)
+    crd, places = numbered_entries(local.storage.pattern)
+    wide = [column.to(torch.int64) for column in crd]
+    counts = [count for (count,) in gather_numbers([shape[0]], group, wide[0])]
+    cuts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
+    agree(
+        group, "shard_rows", (shape[1:], str(local.dtype)), lambda facts: f"columns {facts[0]} of {facts[1]}"
+    )
+    total = int(cuts[-1])
+    _, column_cuts = _both_cuts(wide[0], (total, *shape[1:]), cuts, columns, len(counts))
+    wide[0] = wide[0] + int(cuts[rank_in(group)])
+    form = local.format if format is None else format
+    result = from_entries(
+        wide, values_of(local)[places], (total, *shape[1:]), cuts, column_cuts, group, form, mesh
+    )
+    return _with_options(result, algorithm, None)

@@ -1,0 +1,236 @@
+"""The collectives of ``torch.distributed`` that sharded tensors use, with errors that tell what to do.
+
+Bytes that leave a process are counted here, and nowhere else: ``count_bytes`` reads the counters. A call
+that would move more than ``settings(exchange_budget=)`` is refused in all processes alike, before anything
+is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from scorch.errors import CommunicationError, counted
+from scorch.settings import current
+
+Tensor = torch.Tensor
+Group = Any  # torch.distributed.ProcessGroup; None in a process that has started no group
+Result = TypeVar("Result")
+
+
+@dataclass
+class Traffic:
+    """What this process has exchanged: bytes to and from others, and how many exchanges."""
+
+    sent: int = 0
+    received: int = 0
+    exchanges: int = 0
+
+
+_counters: list[Traffic] = []
+
+
+@contextlib.contextmanager
+def count_bytes() -> Iterator[Traffic]:
+    """Count the bytes that sharded tensors exchange inside of a ``with`` block, in this process.
+
+    >>> import scorch.distributed as sd
+    >>> with sd.count_bytes() as traffic:
+    ...     pass
+    >>> traffic.sent
+    0
+    """
+    traffic = Traffic()
+    _counters.append(traffic)
+    try:
+        yield traffic
+    finally:
+        _counters.remove(traffic)
+
+
+def _count(sent: int, received: int) -> None:
+    for traffic in _counters:
+        traffic.sent += sent
+        traffic.received += received
+        traffic.exchanges += 1
+
+
+# groups ----------------------------------------------------------------------------------------------
+
+
+def rank_in(group: Group) -> int:
+    """Return the number of this process in a group; 0 where there is none."""
+    return 0 if group is None else dist.get_rank(group)
+
+
+def size_of(group: Group) -> int:
+    """Return the number of processes in a group; 1 where there is none."""
+    return 1 if group is None else dist.get_world_size(group)
+
+
+@contextlib.contextmanager
+def reporting(what: str, group: Group) -> Iterator[None]:
+    """Raise a ``CommunicationError`` that names the call when a collective inside fails."""
+    try:
+        yield
+    except CommunicationError:
+        raise
+    except RuntimeError as error:  # DistBackendError and gloo's own errors are among these
+        size, rank = size_of(group), rank_in(group)
+        raise CommunicationError(
+            f"{what}: an exchange among {counted(size, 'process', 'processes')} failed in process {rank}. A "
+            "process has ended, is later than the timeout of the process group, or made another call; its "
+            "own messages tell which. The group cannot be used any more: restart all processes (torchrun "
+            "does) and load the last checkpoint. "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def check_budget(what: str, received: int) -> None:
+    """Refuse a call in which a process would receive more bytes than the settings allow."""
+    budget = current().exchange_budget
+    if budget is not None and received > budget:
+        raise CommunicationError(
+            f"{what} would move {received:,} bytes to one process; settings(exchange_budget={budget}) allows "
+            f"{budget:,}. Partition the tensor (scorch.distributed.partition), or raise the budget"
+        )
+
+
+# exchanges -------------------------------------------------------------------------------------------
+
+
+def exchange_rows(
+    out: Tensor, rows: Tensor, received: Sequence[int], sent: Sequence[int], group: Group, wait: bool = True
+) -> Any:
+    """Send runs of rows to all processes, as many as ``sent`` says, and receive those of ``received``.
+
+    Without ``wait``, return a handle whose ``wait`` must be called before ``out`` is read.
+    """
+    width = _row_bytes(out)
+    _count(sum(sent) * width, sum(received) * width)
+    with reporting("exchange of rows", group):
+        return dist.all_to_all_single(
+            _as_bytes(out),
+            _as_bytes(rows),
+            [count * width for count in received],
+            [count * width for count in sent],
+            group=group,
+            async_op=not wait,
+        )
+
+
+def _row_bytes(array: Tensor) -> int:
+    width = array.element_size()
+    for size in array.shape[1:]:
+        width *= size
+    return width
+
+
+def _as_bytes(array: Tensor) -> Tensor:
+    """View an array without gaps as bytes: backends exchange these whatever its dtype is."""
+    flat = array.detach().reshape(-1)
+    if not flat.numel():
+        return flat.new_empty(0, dtype=torch.uint8)
+    return flat.as_strided((len(flat),), (1,)).view(torch.uint8)  # one element may have any stride
+
+
+def exchange_counts(counts: Sequence[int], group: Group, like: Tensor) -> list[int]:
+    """Tell each process a number, and return what each has told this one."""
+    if group is None:
+        return list(counts)
+    given = torch.tensor(counts, dtype=torch.int64, device=like.device)
+    found = torch.empty_like(given)
+    with reporting("exchange of counts", group):
+        dist.all_to_all_single(found, given, group=group)
+    return [int(count) for count in found.tolist()]
+
+
+def sum_over(array: Tensor, group: Group) -> Tensor:
+    """Return the sum of an array over all processes, the same bits in each of them."""
+    return _sum_in_order(array, group) if group is not None and size_of(group) > 1 else array.clone()
+
+
+def _sum_in_order(array: Tensor, group: Group) -> Tensor:
+    """Gather all and add them up in the order of ranks: backends may add in any order."""
+    total: Tensor | None = None
+    for part in gather_equal(array, group):
+        total = part.clone() if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def largest_over(array: Tensor, group: Group) -> Tensor:
+    """Return the elementwise maximum of an array over all processes."""
+    result = array.clone()
+    if group is None or size_of(group) == 1:
+        return result
+    _count_gathered(array, group)
+    with reporting("maximum over processes", group):
+        dist.all_reduce(result, dist.ReduceOp.MAX, group=group)
+    return result
+
+
+def gather_equal(array: Tensor, group: Group) -> list[Tensor]:
+    """Return the arrays of all processes, which have the same shape."""
+    if group is None or size_of(group) == 1:
+        return [array]
+    _count_gathered(array, group)
+    parts = [torch.empty_like(array, memory_format=torch.contiguous_format) for _ in range(size_of(group))]
+    with reporting("gathering over processes", group):
+        dist.all_gather(parts, array.contiguous(), group=group)
+    return parts
+
+
+def _count_gathered(array: Tensor, group: Group) -> None:
+    others = size_of(group) - 1
+    each = array.numel() * array.element_size()
+    _count(each * others, each * others)
+
+
+def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[list[int]]:
+    """Return a few numbers of each process, in the order of ranks."""
+    own = torch.tensor(list(numbers), dtype=torch.int64, device=like.device)
+    if group is None or size_of(group) == 1:
+        return [own.tolist()]
+    parts = [torch.empty_like(own) for _ in range(size_of(group))]
+    with reporting("gathering of numbers", group):
+        dist.all_gather(parts, own, group=group)
+    return [part.tolist() for part in parts]
+
+
+def gather_rows(rows: Tensor, group: Group) -> Tensor:
+    """Return the rows of all processes, one below the other, in every process."""
+    counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
+    size = len(counts)
+    sent = rows.contiguous().repeat(size, *[1] * (rows.dim() - 1))
+    rank = rank_in(group)
+    out = rows.new_empty((sum(counts), *rows.shape[1:]))
+    if size == 1:
+        return rows.clone()
+    exchange_rows(out, sent, counts, [len(rows)] * size, group)
+    width, own = _row_bytes(rows), counts[rank]
+    for traffic in _counters:  # what a process sends to itself does not leave it
+        traffic.sent -= own * width
+        traffic.received -= own * width
+    return out
+
+
+def agree(group: Group, what: str, own: Result, describe: Callable[[Result], str] = str) -> None:
+    """Raise an error in all processes if one has other facts of a tensor than the first."""
+    size = size_of(group)
+    if size == 1:
+        return
+    gathered: list[Any] = [None] * size
+    with reporting(what, group):
+        dist.all_gather_object(gathered, own, group=group)
+    for rank, other in enumerate(gathered):
+        if other != gathered[0]:
+            raise CommunicationError(
+                f"{what}: process {rank} has {describe(other)}, process 0 has {describe(gathered[0])}. All "
+                "processes make the same calls with the same global shapes, dtypes and cuts"
+            )

@@ -1,0 +1,81 @@
+"""Where the rows of a tensor are cut: as many shares as processes, each with about the same work."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from scorch._src.storage.coordinates import numbered_entries
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, ShapeError, counted
+
+Tensor = torch.Tensor
+
+
+def cut_evenly(rows: int, parts: int) -> Tensor:
+    """Cut rows into parts whose numbers of rows differ by at most one."""
+    return torch.tensor([rows * part // parts for part in range(parts + 1)], dtype=torch.int64)
+
+
+def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Tensor:
+    """Cut rows of these lengths into parts of about the same work.
+
+    ``features`` are the widths of the layers that rows pass through: an entry costs one multiplication for
+    each number that it multiplies, a row one for each weight. Without them a row costs as much as an entry.
+    """
+    work = torch.cumsum(_work_of(lengths, features), 0)
+    total = work[-1] if len(work) else torch.zeros((), dtype=torch.float64)
+    goals = total * torch.arange(1, parts, dtype=torch.float64) / parts
+    # The border nearest to the goal: after the row that reaches it, or before.
+    after = torch.searchsorted(work, goals)
+    padded = torch.cat([work.new_zeros(1), work])
+    low, high = padded[after.clamp(max=len(work))], padded[(after + 1).clamp(max=len(work))]
+    inner = after + (high - goals < goals - low).to(torch.int64)
+    ends = torch.tensor([0]), torch.tensor([len(lengths)])
+    return torch.cat([ends[0], inner.clamp(max=len(lengths)), ends[1]]).cummax(0).values
+
+
+def _work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
+    lengths = lengths.to(torch.float64)
+    if not features:
+        return lengths + 1
+    each = float(sum(features))
+    dense = float(sum(a * b for a, b in itertools.pairwise(features))) or each
+    return lengths * each + dense
+
+
+def cuts(tensor: SparseTensor, parts: int, *, features: Sequence[int] = ()) -> Tensor:
+    """Return where to cut the rows of a sparse tensor into ``parts`` shares of about the same work.
+
+    Give the widths of the layers as ``features``, such as ``[128, 64, 40]``, to weigh rows beside entries:
+    dense layers cost as much for a row without neighbours as for a hub.
+
+    >>> import torch, scorch, scorch.distributed as sd
+    >>> S = scorch.from_torch(torch.tensor([[1., 1, 1], [0, 0, 1], [1, 0, 0]]), format="csr")
+    >>> sd.cuts(S, 2)
+    tensor([0, 1, 3])
+    """
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+        raise ArgumentError(f"parts must be a positive integer, not {parts!r}")
+    return cut_by_work(row_lengths(tensor), parts, list(features))
+
+
+def row_lengths(tensor: SparseTensor) -> Tensor:
+    """Return the number of entries in each row."""
+    (rows, *_), _ = numbered_entries(tensor.storage.pattern)
+    return torch.bincount(rows.to(torch.int64), minlength=tensor.shape[0])
+
+
+def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
+    """Return cuts that a user gives, checked: from 0 to the number of rows, never falling."""
+    found = torch.as_tensor(given).to(torch.int64).reshape(-1).cpu()
+    if len(found) != parts + 1:
+        raise ArgumentError(
+            f"{name} has {counted(len(found), 'number')}; {counted(parts, 'process', 'processes')} need "
+            f"{parts + 1}: where each share begins, and the number of rows"
+        )
+    if found[0] != 0 or found[-1] != rows or bool((found.diff() < 0).any()):
+        raise ShapeError(f"{name} must rise from 0 to {rows}, but is {found.tolist()}")
+    return found

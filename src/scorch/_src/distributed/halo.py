@@ -1,0 +1,107 @@
+"""Which rows of an array that is cut over processes each process needs from the others.
+
+The plan is computed once, from the coordinates that a process has entries at: those it does not own are its
+ghosts, sorted, and their owners learn what to send. Locally, own rows come first and then the ghosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from scorch._src.distributed.collectives import Group, exchange_counts, exchange_rows, rank_in, size_of
+from scorch._src.distributed.route import Route
+from scorch.errors import ShapeError
+
+Tensor = torch.Tensor
+
+
+class HaloPlan:
+    """The rows of one dimension that this process owns, and those it needs besides."""
+
+    def __init__(self, used: Tensor, cuts: Tensor, group: Group) -> None:
+        self.cuts, self.group = cuts, group
+        rank = rank_in(group)
+        self.begin, self.end = int(cuts[rank]), int(cuts[rank + 1])
+        self.ghosts = used[(used < self.begin) | (used >= self.end)]
+        self.route = self._ask_owners()
+
+    def _ask_owners(self) -> Route:
+        parts = size_of(self.group)
+        owners = torch.searchsorted(self.cuts.to(self.ghosts.device), self.ghosts, right=True) - 1
+        wanted = torch.bincount(owners, minlength=parts).tolist()
+        asked = exchange_counts(wanted, self.group, self.ghosts)
+        picks = self.ghosts.new_empty(sum(asked))
+        if parts > 1:
+            exchange_rows(picks, self.ghosts, asked, wanted, self.group)
+        return Route(picks - self.begin, asked, self.own, self.group, wanted)
+
+    @property
+    def own(self) -> int:
+        """The number of rows that this process owns."""
+        return self.end - self.begin
+
+    @property
+    def size(self) -> int:
+        """The number of rows that this process has, ghosts included."""
+        return self.own + len(self.ghosts)
+
+    @property
+    def extent(self) -> int:
+        """The number of rows over all processes."""
+        return int(self.cuts[-1])
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no process needs rows of others."""
+        return self.route.total == 0
+
+    def to_local(self, ids: Tensor) -> Tensor:
+        """Return the local numbers of rows that this process has."""
+        ghosts = torch.searchsorted(self.ghosts, ids) + self.own
+        return torch.where((ids >= self.begin) & (ids < self.end), ids - self.begin, ghosts)
+
+    def to_global(self, numbers: Tensor) -> Tensor:
+        """Return the rows, over all processes, of local numbers."""
+        own = torch.arange(self.begin, self.end, device=self.ghosts.device)
+        return torch.cat([own, self.ghosts])[numbers.to(torch.int64)]
+
+    def check(self, name: str, x: Tensor) -> None:
+        """Refuse an array that does not have this process's rows."""
+        if x.dim() == 0 or len(x) != self.own:
+            have = "no rows" if x.dim() == 0 else f"{len(x)} rows"
+            raise ShapeError(
+                f"{name} has {have}; this process owns {self.own} of {self.extent} (from {self.begin} on). "
+                "Give its own rows, as A.rows_of(x) and A.columns_of(x) pick them from a tensor that every "
+                "process has"
+            )
+
+    def extend(self, tensors: Sequence[Tensor], wire: torch.dtype | None = None) -> list[Tensor]:
+        """Return arrays with the ghosts below their own rows: one exchange for all of one dtype."""
+        result: list[Tensor] = list(tensors)
+        if self.is_local:
+            return result
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for number, tensor in enumerate(tensors):
+            by_dtype.setdefault(tensor.dtype, []).append(number)
+        for numbers in by_dtype.values():
+            for number, extended in zip(
+                numbers, self._extend_together([tensors[n] for n in numbers], wire), strict=True
+            ):
+                result[number] = extended
+        return result
+
+    def _extend_together(self, tensors: list[Tensor], wire: torch.dtype | None) -> list[Tensor]:
+        if len(tensors) == 1:
+            return [self.route.extend(tensors[0], wire)]
+        flat = [tensor.reshape(self.own, -1) for tensor in tensors]
+        joined = self.route.extend(torch.cat(flat, 1), wire)
+        parts = torch.split(joined, [part.shape[1] for part in flat], 1)
+        return [
+            part.reshape(self.size, *tensor.shape[1:]) for part, tensor in zip(parts, tensors, strict=True)
+        ]
+
+    def fold(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
+        """Return own rows plus what other processes hold of them."""
+        return g if self.is_local else self.route.fold(g, wire)

@@ -1,0 +1,102 @@
+"""Products of sharded tensors: with dense rows, and with each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.align import check_same_cuts
+from scorch._src.distributed.calls import rule
+from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.route import Route
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.storage.coordinates import joined_ranges, numbered_entries
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError, ShapeError, UnsupportedError
+
+Tensor = torch.Tensor
+
+
+@rule(torch.matmul, torch.mm, torch.mv)
+def matmul(a: Any, b: Any) -> Any:
+    if isinstance(a, RowSharded):
+        return multiply_sharded(a, b) if isinstance(b, RowSharded) else multiply(a, b)
+    if b.ndim != 2 or a.dim() > 2:
+        raise ShapeError(f"a product with a sharded tensor of {b.ndim} dimensions is an einsum")
+    flipped = multiply(b.T, a if a.dim() == 1 else a.t())
+    return flipped if a.dim() == 1 else flipped.t()
+
+
+def multiply(a: RowSharded, x: Tensor) -> Tensor:
+    """Return this process's rows of ``a @ x``, given its rows of ``x``."""
+    if a.ndim != 2:
+        raise ShapeError(f"a product with a sharded tensor of {a.ndim} dimensions is an einsum")
+    if isinstance(x, SparseTensor) or not isinstance(x, Tensor):
+        raise OperandError(
+            f"x is a {type(x).__name__}; a sharded tensor is multiplied by this process's rows of a dense "
+            "tensor or by another sharded tensor"
+        )
+    if x.dim() not in (1, 2):
+        raise ShapeError(
+            f"x has {x.dim()} dimensions; a sharded matrix is multiplied by vectors and matrices"
+        )
+    a.columns.check("x", x)
+    (extended,) = a.columns.extend([x], a.wire)
+    return a.rows.fold(a.local @ extended, a.wire)
+
+
+def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
+    """Return the sparse product: rows of ``b`` that entries of ``a`` need are fetched from their owners."""
+    if a.ndim != 2 or b.ndim != 2:
+        raise ShapeError("a product of sharded tensors is for matrices")
+    if a.shape[1] != b.shape[0]:
+        raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied")
+    check_same_cuts("columns of the first and rows of the second", a.columns, b.rows)
+    if a.has_split_rows or b.has_split_rows:
+        raise UnsupportedError(
+            "a product of sharded tensors has no rule where rows are split over processes, or where one of "
+            "them is transposed; repartition it first"
+        )
+    local, columns = _with_fetched_rows(b, a.columns)
+    product = a.local @ local
+    if not isinstance(product, SparseTensor):
+        product = product.to_sparse()
+    result = RowSharded(product, a.rows, columns, a.mesh, a.order)
+    result.wire, result.algorithm = a.wire, a.algorithm
+    return result
+
+
+def _with_fetched_rows(b: RowSharded, wanted: HaloPlan) -> tuple[SparseTensor, HaloPlan]:
+    """Return ``b`` with the ghost rows of a plan below its own, and the plan of its columns."""
+    (rows, crd), places = numbered_entries(b.local.storage.pattern)
+    order = torch.argsort(rows.to(torch.int64), stable=True)
+    rows, crd, places = rows.to(torch.int64)[order], crd.to(torch.int64)[order], places[order]
+    begins = torch.zeros(b.rows.own + 1, dtype=torch.int64, device=rows.device)
+    begins[1:] = torch.bincount(rows, minlength=b.rows.own).cumsum(0)
+    lengths = begins.diff()
+    picks = joined_ranges(begins[wanted.route.picks], lengths[wanted.route.picks])
+    counts = _sums_of_runs(lengths[wanted.route.picks], wanted.route.sent)
+    route = Route(picks, counts, len(rows), b.group)
+    values = values_of(b.local)[places]
+    columns = b.columns.to_global(crd)
+    fetched_columns, fetched_values = route.send(columns), route.send(values, b.wire)
+    fetched_lengths = wanted.route.send(lengths)
+    ghost_rows = torch.repeat_interleave(
+        torch.arange(b.rows.own, b.rows.own + len(fetched_lengths), device=rows.device), fetched_lengths
+    )
+    everything = torch.cat([columns, fetched_columns])
+    plan = HaloPlan(everything.unique(), b.columns.cuts, b.group)
+    places_of = torch.stack([torch.cat([rows, ghost_rows]), plan.to_local(everything)])
+    shape = b.rows.own + len(fetched_lengths), plan.size
+    local = sparse_coo_tensor(places_of, torch.cat([values, fetched_values]), shape, format="csr")
+    assert isinstance(local, SparseTensor)
+    return local, plan
+
+
+def _sums_of_runs(lengths: Tensor, runs: list[int]) -> list[int]:
+    """Return the sum of each run of numbers, of as many as ``runs`` says."""
+    parts = torch.split(lengths, runs)
+    return [int(part.sum()) for part in parts]

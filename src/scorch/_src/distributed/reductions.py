@@ -1,0 +1,88 @@
+"""Reductions of sharded tensors: sums, means, norms and softmax."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.calls import rule
+from scorch._src.distributed.collectives import largest_over
+from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.distributed.sums import sum_processes
+from scorch._src.storage.coordinates import coordinates
+from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ShapeError, UnsupportedError
+
+Tensor = torch.Tensor
+
+
+@rule(torch.sum)
+def sum(a: RowSharded, dim: Any = None) -> Any:
+    if dim is None:
+        return sum_processes(a.local.sum(), a.group)
+    dim = _dim_of(a, dim)
+    plan = a.rows if dim == 1 else a.columns
+    sums = a.local.sum(dim)
+    return plan.fold(sums.to_dense() if isinstance(sums, SparseTensor) else sums, a.wire)
+
+
+def _dim_of(a: RowSharded, dim: Any) -> int:
+    if a.ndim != 2:
+        raise UnsupportedError("reductions along a dimension are for matrices; write others as an einsum")
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    if len(dims) != 1 or not -2 <= dims[0] < 2:
+        raise ShapeError(f"dim is {dim!r}; a sharded matrix has 0 (along columns) and 1 (along rows)")
+    return int(dims[0]) % 2
+
+
+@rule(torch.mean)
+def mean(a: RowSharded, dim: Any = None) -> Any:
+    if dim is None:
+        return sum(a) / torch.Size(a.shape).numel()
+    return sum(a, dim) / a.shape[_dim_of(a, dim)]
+
+
+@rule(torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
+def norm(a: RowSharded, p: Any = 2) -> Tensor:
+    values = values_of(a.local)
+    if p in ("fro", None):
+        p = 2
+    if p == float("inf"):
+        largest = values.detach().abs().amax() if values.numel() else values.new_zeros(()).abs()
+        return largest_over(largest, a.group)
+    if not isinstance(p, numbers.Real) or p <= 0:
+        raise UnsupportedError(f"the norm {p!r} has no rule for sharded tensors; inf and all above 0 have")
+    power = float(p)
+    return sum_processes(values.abs().pow(power).sum(), a.group) ** (1 / power)
+
+
+@rule(torch.sparse.softmax)
+def softmax(a: RowSharded, dim: int) -> RowSharded:
+    """Return the softmax of the entries of each row (1) or column (0); what is not stored takes no part."""
+    return _softmax_rows(a) if _dim_of(a, dim) == 1 else _softmax_rows(a.T).T
+
+
+def _softmax_rows(a: RowSharded) -> RowSharded:
+    if a.rows.is_local:
+        return a.map_local(torch.sparse.softmax, 1)
+    pattern, values = a.local.storage.pattern, values_of(a.local)
+    rows = coordinates(pattern, [0])[0].to(torch.int64)
+    shifted = torch.exp(values - _largest(values.detach(), rows, a.rows)[rows])
+    sums = torch.zeros(a.rows.size, dtype=values.dtype, device=values.device).index_add(0, rows, shifted)
+    (everywhere,) = a.rows.extend([a.rows.fold(sums)])
+    return a.with_local(sparse_of(pattern, shifted / everywhere[rows]))
+
+
+def _largest(values: Tensor, rows: Tensor, plan: HaloPlan) -> Tensor:
+    """Return the largest value of each row over all processes, for the rows that this process has."""
+    least = torch.full((plan.size,), -torch.inf, dtype=values.dtype, device=values.device)
+    parts = least.scatter_reduce(0, rows, values, "amax")
+    own, route = parts[: plan.own], plan.route
+    returned = route.start_back(parts[plan.own :]).wait()
+    whole = own.scatter_reduce(0, route.picks.to(own.device), returned, "amax")
+    (everywhere,) = plan.extend([whole])
+    return everywhere

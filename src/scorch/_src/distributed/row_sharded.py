@@ -1,0 +1,243 @@
+"""Sparse tensors whose rows are sharded over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.calls import call
+from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
+from scorch._src.distributed.halo import HaloPlan
+from scorch._src.storage.coordinates import numbered_entries
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ShapeError, UnsupportedError
+
+Tensor = torch.Tensor
+Shape = tuple[int, ...]
+
+
+class RowSharded:
+    """A sparse tensor whose rows are sharded over the processes of a mesh, in shares of any size.
+
+    ``local`` has the entries of this process, in any sparse format. Its rows are those that the process
+    owns, its columns those it owns and then the ghosts, the columns of others at which it has entries.
+    ``rows`` and ``columns`` are the plans of both. Rows that are split over processes are ghosts among the
+    rows, too.
+
+    Dense operands are plain tensors: this process's rows where the index is sharded, and all elsewhere.
+    """
+
+    def __init__(
+        self, local: Any, rows: HaloPlan, columns: HaloPlan, mesh: Any, order: Tensor | None = None
+    ) -> None:
+        self.local: SparseTensor = local
+        self.rows, self.columns, self.mesh = rows, columns, mesh
+        self.order = order  # the rows as they were numbered before they were partitioned
+        self.wire: torch.dtype | None = None
+        self.algorithm = "halo"
+
+    # what it is ----------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> Group:
+        """The processes."""
+        return self.rows.group
+
+    @property
+    def shape(self) -> Shape:
+        """The shape over all processes."""
+        return (self.rows.extent, self.columns.extent, *self.local.shape[2:])
+
+    @property
+    def cuts(self) -> Tensor:
+        """Where the rows of each process begin, and the number of rows."""
+        return self.rows.cuts
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.local.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.local.device
+
+    @property
+    def format(self) -> Any:
+        """The format of the local part."""
+        return self.local.format
+
+    @property
+    def ndim(self) -> int:
+        return self.local.dim()
+
+    def dim(self) -> int:
+        return self.local.dim()
+
+    @property
+    def nnz(self) -> int:
+        """The number of entries over all processes."""
+        return sum(count for (count,) in gather_numbers([self.local.nnz], self.group, self.rows.ghosts))
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.local.requires_grad
+
+    def requires_grad_(self, requires_grad: bool = True) -> RowSharded:
+        """Ask for gradients of the entries; ``grad`` is then sharded in the same way."""
+        self.local.requires_grad_(requires_grad)
+        return self
+
+    @property
+    def grad(self) -> RowSharded | None:
+        return None if self.local.grad is None else self.with_local(self.local.grad)
+
+    def __repr__(self) -> str:
+        shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
+        rows = f"{self.rows.begin}:{self.rows.end}"
+        return (
+            f"RowSharded(shape={shape}, dtype={dtype}, format={self.format}, rows={rows} of process "
+            f"{rank_in(self.group)} of {size_of(self.group)}, local nnz={self.local.nnz}, "
+            f"halo={len(self.columns.ghosts)})"
+        )
+
+    # parts of it ---------------------------------------------------------------------------------------
+
+    def with_local(self, local: Any) -> RowSharded:
+        """Return a tensor sharded like this one, with other entries among the same rows and columns."""
+        result = RowSharded(local, self.rows, self.columns, self.mesh, self.order)
+        result.wire, result.algorithm = self.wire, self.algorithm
+        return result
+
+    def map_local(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RowSharded:
+        """Apply a function to the local part that keeps its shape and zeros."""
+        return self.with_local(function(self.local, *args, **kwargs))
+
+    def detach(self) -> RowSharded:
+        return self.map_local(torch.detach)
+
+    def to(self, dtype: torch.dtype) -> RowSharded:
+        """Convert the entries to another dtype."""
+        return self.map_local(torch.Tensor.to, dtype)
+
+    def to_format(self, format: Any) -> RowSharded:
+        """Store the local part in another sparse format."""
+        local = self.local.to_format(format)
+        if not isinstance(local, SparseTensor):
+            raise UnsupportedError(f"the local part of a sharded tensor is sparse; {format} is dense")
+        return self.with_local(local)
+
+    def rows_of(self, tensor: Tensor) -> Tensor:
+        """Pick this process's rows from a tensor that has all of them in every process."""
+        return _pick(tensor, self.rows, self.order)
+
+    def columns_of(self, tensor: Tensor) -> Tensor:
+        """Pick the rows that this process's columns stand for from a tensor that has all of them."""
+        is_square = self.rows.cuts is self.columns.cuts
+        return _pick(tensor, self.columns, self.order if is_square else None)
+
+    def entries(self) -> tuple[list[Tensor], Tensor]:
+        """Return the coordinates of this process's entries over all processes, and their values."""
+        columns, places = numbered_entries(self.local.storage.pattern)
+        wide = [column.to(torch.int64) for column in columns]
+        wide[0], wide[1] = self.rows.to_global(wide[0]), self.columns.to_global(wide[1])
+        return wide, values_of(self.local)[places]
+
+    def gather(self) -> SparseTensor:
+        """Return the whole tensor in every process: all entries are moved to all processes."""
+        crd, values = self.entries()
+        places = gather_rows(torch.stack(crd, 1), self.group)
+        everything = gather_rows(values.detach(), self.group)
+        result = sparse_coo_tensor(places.t(), everything, self.shape, format=self.local.format)
+        assert isinstance(result, SparseTensor)
+        return result
+
+    @property
+    def T(self) -> RowSharded:
+        """The transposed matrix: entries stay where they are, rows and columns change roles."""
+        if self.ndim != 2:
+            raise ShapeError(f"T is for matrices; this tensor has {self.ndim} dimensions")
+        result = RowSharded(self.local.T, self.columns, self.rows, self.mesh, self.order)
+        result.wire, result.algorithm = self.wire, self.algorithm
+        return result
+
+    def t(self) -> RowSharded:
+        return self.T
+
+    @property
+    def has_split_rows(self) -> bool:
+        """Whether some rows have entries in several processes."""
+        return not self.rows.is_local
+
+    # what torch's functions do -------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return call(func, args, kwargs or {})
+
+    def __matmul__(self, other: Any) -> Any:
+        return call(torch.matmul, (self, other), {})
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return call(torch.matmul, (other, self), {})
+
+    def __add__(self, other: Any) -> Any:
+        return call(torch.add, (self, other), {})
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return call(torch.sub, (self, other), {})
+
+    def __mul__(self, other: Any) -> Any:
+        return call(torch.mul, (self, other), {})
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        return call(torch.div, (self, other), {})
+
+    def __neg__(self) -> Any:
+        return call(torch.neg, (self,), {})
+
+    def __abs__(self) -> Any:
+        return call(torch.abs, (self,), {})
+
+    def __pow__(self, exponent: Any) -> Any:
+        return call(torch.pow, (self, exponent), {})
+
+    def sum(self, dim: Any = None) -> Any:
+        """Return the sum of all entries or sums of rows or columns, sharded as these are."""
+        return call(torch.sum, (self, dim), {})
+
+    def norm(self, p: Any = 2) -> Any:
+        """Return a norm over all entries, in every process."""
+        return call(torch.norm, (self, p), {})
+
+    def softmax(self, dim: int) -> RowSharded:
+        """Return the softmax of the entries of each row (1) or column (0)."""
+        return call(torch.sparse.softmax, (self, dim), {})  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        raise UnsupportedError("a sharded tensor has no truth value")
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "a sharded tensor cannot be pickled, as its parts are in several processes; save it with "
+            "scorch.distributed.save or torch.distributed.checkpoint.save"
+        )
+
+
+def _pick(tensor: Tensor, plan: HaloPlan, order: Tensor | None) -> Tensor:
+    if len(tensor) != plan.extent:
+        raise ShapeError(f"the tensor has {len(tensor)} rows; {plan.extent} are sharded")
+    return tensor[plan.begin : plan.end] if order is None else tensor[order.to(tensor.device)]

@@ -1,0 +1,160 @@
+"""What a statement over sharded tensors is for each process, and what processes exchange around it.
+
+A sharded tensor ``A[i,j,...]`` has its entries spread over processes: each has some places of ``i`` and
+some of ``j``, and every entry is in exactly one process. ``partition`` reads a statement and finds which
+operands have to bring rows of ``i`` or ``j``, and what becomes of the result: rows that processes hold
+parts of are folded, a result without ``i`` and ``j`` is summed, entries at the places of ``A`` stay where
+they are. A statement for which that would be another number than in one process is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scorch._src.loops.operators import OPERATORS, REDUCTIONS
+from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import accesses
+from scorch.errors import UnsupportedError
+
+LOCAL, FOLD_ROWS, FOLD_COLUMNS, SUM, SHARDED = "local", "fold rows", "fold columns", "sum", "sharded"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How processes compute a statement together.
+
+    ``extend`` says for each dense operand which of its dimensions brings rows from others, by the index
+    that is sharded there. ``outcome`` is what becomes of a process's result, whose sharded dimension is
+    ``dim``.
+    """
+
+    row: str
+    column: str
+    extend: Mapping[str, tuple[tuple[int, str], ...]]
+    outcome: str
+    dim: int = 0
+
+
+def partition(assign: Assign, sharded: frozenset[str], has_split_rows: bool) -> Partition:
+    """Find how processes compute a statement together, in which some tensors are sharded."""
+    row, column = _sharded_indices(assign, sharded)
+    extend: dict[str, tuple[tuple[int, str], ...]] = {}
+    for access in accesses(assign.value):
+        if access.tensor in sharded:
+            continue
+        found = tuple((dim, index) for dim, index in enumerate(access.indices) if index in (row, column))
+        if len(found) > 1:
+            raise _refusal(assign, f"{show(access)} would be dense over rows and columns of a sharded tensor")
+        if extend.setdefault(access.tensor, found) != found:
+            raise _refusal(assign, f"{access.tensor} is read by rows of two kinds")
+    outcome, dim = _outcome(assign, sharded, row, column, has_split_rows)
+    return Partition(row, column, extend, outcome, dim)
+
+
+def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]:
+    found = {access.indices[:2] for access in accesses(assign.value) if access.tensor in sharded}
+    if len(found) != 1:
+        raise _refusal(assign, "sharded tensors are read at different places; multiply two of them with @")
+    row, column = next(iter(found))
+    if row == column:
+        raise _refusal(assign, "the diagonal of a sharded tensor is spread over processes")
+    return row, column
+
+
+def _outcome(
+    assign: Assign, sharded: frozenset[str], row: str, column: str, has_split_rows: bool
+) -> tuple[str, int]:
+    target, value = assign.target.indices, assign.value
+    kept = [index for index in (row, column) if index in target]
+    if len(kept) == 2:
+        if target[:2] != (row, column):
+            raise _refusal(assign, f"{row} and {column} come first in the result, in this order")
+        if not vanishes(value, sharded):
+            raise _refusal(assign, f"the result differs from zero where {_names(sharded)} has no entries")
+        _check_inner(assign, value, sharded, {row, column}, "" if has_split_rows else column)
+        return SHARDED, 0
+    if kept == [row] and not has_split_rows:
+        _check_inner(assign, value, sharded, {row, column}, allowed=column)
+        return LOCAL, target.index(row)
+    # Each process has some terms of the sum, so that nothing may be computed of it, nor added to it.
+    _check_sum(assign, value, sharded, {row, column} - set(kept))
+    if not kept:
+        return SUM, 0
+    return (FOLD_ROWS if kept == [row] else FOLD_COLUMNS), target.index(kept[0])
+
+
+def _check_inner(
+    assign: Assign, expr: Expr, sharded: frozenset[str], cut: set[str], allowed: str = ""
+) -> None:
+    """Check every reduction over a sharded index: only ``allowed``, which a process has all entries of."""
+    match expr:
+        case Reduce(op, indices, body):
+            for index in set(indices) & cut:
+                if index != allowed:
+                    raise _refusal(assign, f"the sum over {index} is needed before it is complete")
+                if not REDUCTIONS[op].skips_zero or not vanishes(body, sharded):
+                    raise _refusal(
+                        assign, f"{op} over {index} depends on more than the entries of {_names(sharded)}"
+                    )
+            _check_inner(assign, body, sharded, cut, allowed)
+        case Op(_, args):
+            for part in args:
+                _check_inner(assign, part, sharded, cut, allowed)
+
+
+def _check_sum(assign: Assign, expr: Expr, sharded: frozenset[str], summed: set[str]) -> None:
+    """Check that a value is a sum over the entries of sharded tensors, so that processes can add up parts."""
+    match expr:
+        case Reduce("sum", indices, body):
+            _check_sum(assign, body, sharded, summed - set(indices))
+        case Op("add" | "sub", args):
+            for part in args:
+                _check_sum(assign, part, sharded, summed)
+        case Op("neg", (part,)):
+            _check_sum(assign, part, sharded, summed)
+        case Op("mul", (factor, part)) if not _reads(factor, sharded):
+            _check_sum(assign, part, sharded, summed)
+        case Op("mul" | "div", (part, factor)) if not _reads(factor, sharded):
+            _check_sum(assign, part, sharded, summed)
+        case _ if not summed and vanishes(expr, sharded):
+            _check_inner(assign, expr, sharded, set(_sharded_indices(assign, sharded)))
+        case _:
+            raise _refusal(
+                assign, f"{show(expr)} needs sums that are complete, which processes have parts of"
+            )
+
+
+def _reads(expr: Expr, sharded: frozenset[str]) -> bool:
+    return any(access.tensor in sharded for access in accesses(expr))
+
+
+def vanishes(expr: Expr, sharded: frozenset[str]) -> bool:
+    """Check whether an expression is zero wherever sharded tensors have no entries."""
+    match expr:
+        case Access(tensor, _):
+            return tensor in sharded
+        case Literal(value):
+            return value == 0
+        case Reduce(op, _, body):
+            return op != "prod" and vanishes(body, sharded)
+        case Op(name, args):
+            parts, operator = [vanishes(part, sharded) for part in args], OPERATORS[name]
+            if operator.support == "all":
+                return any(parts)
+            if operator.support == "first":
+                return parts[0]
+            return operator.keeps_zero and all(parts)
+    raise AssertionError(f"not an expression: {expr!r}")
+
+
+def _names(sharded: frozenset[str]) -> str:
+    return " or ".join(sorted(sharded))
+
+
+def _refusal(assign: Assign, why: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{show(assign)} has no rule for sharded tensors: {why}. Nothing is gathered without being asked: "
+        "write it in several statements, or gather the operands first (A.gather())"
+    )

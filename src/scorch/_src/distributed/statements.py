@@ -1,0 +1,121 @@
+"""``einsum`` and ``evaluate`` over sharded and replicated operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.align import same_plans
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, partition
+from scorch._src.distributed.sums import sum_processes
+from scorch._src.notation.indexing import parse
+from scorch._src.notation.nodes import Assign
+from scorch._src.notation.parse_einsum import read_indices
+from scorch._src.notation.trees import accesses
+from scorch._src.statements.einsum import einsum as einsum_local
+from scorch._src.statements.evaluate import evaluate as evaluate_local
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError, UnsupportedError
+
+Tensor = torch.Tensor
+
+
+def einsum(equation: str, *operands: Any) -> Any:
+    """Compute an einsum in which some operands are sharded; the others are as ``evaluate`` describes.
+
+    ``einsum("ij,ik,jk->ij", A, Q, K)`` computes the scores of the entries of ``A``: each process gives its
+    rows of ``Q`` and ``K``, and gets those of ``K`` that its entries need from their owners.
+    """
+    names = [f"operand{number}" for number in range(len(operands))]
+    terms, output = _read_equation(equation, operands)
+    value = ",".join(f"{name}[{','.join(term)}]" for name, term in zip(names, terms, strict=True))
+    assign = parse(f"result[{','.join(output)}] = {value.replace('],', '] * ')}").assign
+    named = dict(zip(names, operands, strict=True))
+    return _run(assign, named, None, lambda local, form: einsum_local(equation, *local.values(), format=form))
+
+
+def _read_equation(equation: str, operands: tuple[Any, ...]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
+    if "..." in equation:
+        raise UnsupportedError(f"{equation!r}: write out the dimensions of sharded operands instead of '...'")
+    shapes = [tuple(operand.shape) for operand in operands]
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    if not arrow:
+        raise UnsupportedError(
+            f"{equation!r}: sharded operands need the indices of the result, as in 'ij,jk->ik'"
+        )
+    terms = [tuple(term) for term in left.split(",")]
+    read_indices(equation, [(1,) * len(shape) for shape in shapes])  # its errors are those of one process
+    return terms, tuple(right)
+
+
+def evaluate(expression: str, /, *, format: Any = None, **tensors: Any) -> Any:
+    """Evaluate an index expression over sharded and replicated operands.
+
+    The first two indices of a sharded tensor are sharded. Dense operands give this process's rows where
+    they have one of these, and are the same in all processes elsewhere. The result is sharded in the same
+    way: rows of this process, a sharded tensor, or numbers that are the same in all processes.
+    """
+    statement = parse(expression)
+    if statement.accumulate:
+        raise UnsupportedError(f"{expression!r}: += is not for sharded tensors; add the terms to the result")
+    return _run(
+        statement.assign,
+        tensors,
+        format,
+        lambda local, form: evaluate_local(expression, format=form, **local),
+    )
+
+
+def _run(
+    assign: Assign, tensors: Mapping[str, Any], format: Any, compute: Callable[[Mapping[str, Any], Any], Any]
+) -> Any:
+    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, RowSharded)}
+    if not sharded:
+        return compute(tensors, format)
+    aligned = dict(zip(sharded, same_plans(list(sharded.values())), strict=True))
+    one = next(iter(aligned.values()))
+    used = {access.tensor for access in accesses(assign.value)}
+    how = partition(assign, frozenset(sharded) & used, one.has_split_rows)
+    local = {name: aligned[name].local if name in aligned else tensor for name, tensor in tensors.items()}
+    local |= _extended({name: tensors[name] for name in how.extend if name in tensors}, how, one)
+    is_dense = how.outcome != SHARDED and bool(assign.target.indices) and (how.outcome != LOCAL or not format)
+    form = "d" * len(assign.target.indices) if is_dense else format
+    return _finished(compute(local, form), how, one)
+
+
+def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> dict[str, Tensor]:
+    """Return operands with the rows that this process needs of them, in one exchange for each index."""
+    result: dict[str, Tensor] = {}
+    for index, plan in ((how.row, one.rows), (how.column, one.columns)):
+        wanted: dict[str, tuple[int, Tensor]] = {}
+        for name, tensor in tensors.items():
+            for dim, other in how.extend[name]:
+                if other == index:
+                    if isinstance(tensor, SparseTensor):
+                        raise OperandError(
+                            f"{name} is a SparseTensor of this process; shard it, or make it dense"
+                        )
+                    first = tensor.movedim(dim, 0)
+                    plan.check(name, first)
+                    wanted[name] = dim, first
+        arrays = plan.extend([first for _, first in wanted.values()], one.wire)
+        for (name, (dim, _)), array in zip(wanted.items(), arrays, strict=True):
+            result[name] = array.movedim(0, dim)
+    return result
+
+
+def _finished(result: Any, how: Partition, one: RowSharded) -> Any:
+    if how.outcome == SHARDED:
+        if not isinstance(result, SparseTensor):
+            raise UnsupportedError("the result would be dense over rows and columns of a sharded tensor")
+        return one.with_local(result)
+    if how.outcome == SUM:
+        return sum_processes(result, one.group)
+    if how.outcome == LOCAL:
+        return result
+    plan = one.rows if how.outcome == FOLD_ROWS else one.columns
+    first = result.movedim(how.dim, 0)
+    return plan.fold(first.contiguous(), one.wire).movedim(0, how.dim)

@@ -1,0 +1,35 @@
+"""``scorch.distributed``: all of ``torch.distributed``, and sparse tensors that are sharded over processes.
+
+>>> import torch, scorch, scorch.distributed as sd
+>>> S = scorch.from_torch(torch.tensor([[0., 2.], [3., 0.]]), format="csr")
+>>> A = sd.shard(S)  # over all processes of the group, here only this one
+>>> A @ A.columns_of(torch.ones(2, 1))
+tensor([[2.],
+        [3.]])
+"""
+
+from scorch._src.distributed.arithmetic import RowSharded
+from scorch._src.distributed.build import shard, shard_rows
+from scorch._src.distributed.collectives import Traffic, count_bytes
+from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.products import matmul
+from scorch._src.distributed.reductions import softmax
+from scorch._src.distributed.statements import einsum, evaluate
+from scorch._src.distributed.sums import spread, sum_processes
+from scorch.errors import CommunicationError
+
+__all__ = [
+    "CommunicationError",
+    "RowSharded",
+    "Traffic",
+    "count_bytes",
+    "cuts",
+    "einsum",
+    "evaluate",
+    "matmul",
+    "shard",
+    "shard_rows",
+    "softmax",
+    "spread",
+    "sum_processes",
+]

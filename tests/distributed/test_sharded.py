@@ -1,0 +1,152 @@
+"""Sharded tensors compute what one process does, of any pattern, cuts and format, gradients included."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import scorch
+import scorch.distributed as sd
+from distributed.sharded_cases import Case, draw
+from processes import in_processes
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-9, atol=1e-11)
+
+
+def check_products(case: Case) -> None:
+    A, D = case.A, case.dense
+    close(A @ case.columns(case.X), case.rows(D @ case.X))
+    close(A @ case.columns(case.X)[:, 0], case.rows(D @ case.X[:, 0]))
+    close(A.T @ case.rows(case.Q), case.columns(D.T @ case.Q))
+    close(case.rows(case.Q).t() @ A, case.columns(D.T @ case.Q).t())
+
+
+def check_elementwise_and_sums(case: Case) -> None:
+    A, D = case.A, case.dense
+    close(A.gather().to_dense(), D)
+    close((A * 2 - A / 4 + torch.sin(A)).gather().to_dense(), D * 2 - D / 4 + torch.sin(D))
+    close(A.sum(), D.sum())
+    close(A.sum(0), case.columns(D.sum(0)))
+    close(A.sum(1), case.rows(D.sum(1)))
+    close(A.norm(), D.norm())
+    close(A.norm(1), D.abs().sum())
+    other = sd.shard(scorch.from_torch(torch.flip(D, [0]), format="csr"), rows=A.cuts, columns=A.columns.cuts)
+    if not A.has_split_rows:
+        close((A + other).gather().to_dense(), D + torch.flip(D, [0]))
+        close((A * other).gather().to_dense(), D * torch.flip(D, [0]))
+
+
+def check_statements(case: Case) -> None:
+    A, D, X, Q = case.A, case.dense, case.X, case.Q
+    x, q = case.columns(X), case.rows(Q)
+    scores = sd.einsum("ij,ik,jk->ij", A, q, x)
+    close(scores.gather().to_dense(), D * (Q @ X.t()))
+    close(sd.einsum("ij,ik,jk->", A, q, x), (D * (Q @ X.t())).sum())
+    close(sd.einsum("ij,j->ij", A, x[:, 0]).gather().to_dense(), D * X[:, 0])
+    close(sd.evaluate("Y[k,i] = 3 * A[i,j] * x[j,k]", A=A, x=x), case.rows(3 * D @ X).t())
+    close(
+        sd.evaluate("y[j] = A[i,j] * q[i,k] * w[k]", A=A, q=q, w=Q.new_ones(Q.shape[1])),
+        case.columns(D.t() @ Q.sum(1)),
+    )
+    if str(A.format).startswith("bsr"):
+        return  # whose blocks store zeros
+    stored = D != 0
+    low = torch.where(stored, D, -torch.inf)
+    wanted = torch.where(stored, torch.softmax(low, 1) if D.numel() else D, 0.0)
+    close(A.softmax(1).gather().to_dense(), wanted)
+    wanted = torch.where(stored, torch.softmax(low, 0) if D.numel() else D, 0.0)
+    close(A.softmax(0).gather().to_dense(), wanted)
+
+
+def check_gradients(case: Case) -> None:
+    A = case.A.to_format("csr").requires_grad_()
+    if "bsr" in str(case.A.format) or not case.dense.numel():
+        return  # blocks store zeros
+    x, q = case.columns(case.X).clone().requires_grad_(), case.rows(case.Q).clone().requires_grad_()
+    D = case.dense.clone().requires_grad_()
+    X, Q = case.X.clone().requires_grad_(), case.Q.clone().requires_grad_()
+    found = torch.tanh(sd.einsum("ij,ik,jk->ij", A, q, x).softmax(1) @ x) ** 2
+    found = sd.sum_processes(found.sum() + (A @ x).sin().sum(), A.group)
+    scores = torch.where(case.dense != 0, D * (Q @ X.t()), -torch.inf)
+    weights = torch.where(case.dense != 0, torch.softmax(scores, 1), 0.0) if D.numel() else D
+    wanted = (torch.tanh(weights @ X) ** 2).sum() + (D @ X).sin().sum()
+    close(found, wanted)
+    ours = torch.autograd.grad(found, [x, q], create_graph=True)
+    theirs = torch.autograd.grad(wanted, [X, Q], create_graph=True)
+    close(ours[0], case.columns(theirs[0]))
+    close(ours[1], case.rows(theirs[1]))
+    second = sd.sum_processes((ours[0] ** 2).sum() + (ours[1] ** 2).sum(), A.group)
+    second_wanted = (theirs[0] ** 2).sum() + (theirs[1] ** 2).sum()
+    close(second, second_wanted)
+    second.backward()
+    second_wanted.backward()
+    close(x.grad, case.columns(X.grad))
+    close(A.grad.gather().to_dense(), torch.where(case.dense != 0, D.grad, 0.0))
+
+
+def check_sparse_products(case: Case) -> None:
+    A, D = case.A, case.dense
+    if A.has_split_rows or D.shape[0] != D.shape[1]:
+        return
+    close((A @ A).gather().to_dense(), D @ D)
+
+
+CHECKS = [
+    check_products,
+    check_elementwise_and_sums,
+    check_statements,
+    check_gradients,
+    check_sparse_products,
+]
+
+
+def check_all(rank: int, first: int, count: int) -> list[torch.Tensor]:
+    """Run all checks on some draws; return bits of results, which are the same at each run."""
+    bits = []
+    for seed in range(first, first + count):
+        for check in CHECKS:
+            case = draw(seed, dist.get_world_size())
+            try:
+                check(case)
+            except Exception as error:
+                raise AssertionError(
+                    f"{check.__name__}, seed {seed}, process {rank}: {error!r}\n{case.A!r}"
+                ) from error
+        case = draw(seed, dist.get_world_size())
+        bits.append(case.A.T @ case.rows(case.Q))
+    return bits
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_sharded_tensors_are_those_of_one_process(world, cases, seed, tmp_path):
+    work = functools.partial(check_all, first=seed + 1000 * world, count=max(4, cases // 2))
+    once, again = (in_processes(work, make_folder(tmp_path, name), world) for name in "ab")
+    for one, other in zip(once, again, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def make_folder(place: Path, name: str) -> Path:
+    (place / name).mkdir()
+    return place / name
+
+
+def count_and_compare(rank: int) -> None:
+    """What moves is what the plan says, and nothing but that."""
+    for seed in range(6):
+        case = draw(seed, dist.get_world_size())
+        A, x = case.A, case.columns(case.X)
+        with sd.count_bytes() as traffic:
+            A @ x
+        each = x.shape[1] * x.element_size()
+        plans = [A.columns.route.incoming, len(A.rows.route.picks)]
+        assert traffic.received == sum(plans) * each
+
+
+def test_bytes_that_move_are_those_of_the_plan(tmp_path):
+    in_processes(count_and_compare, tmp_path, 3)
