@@ -12,24 +12,33 @@ from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.collectives import Traffic, count_bytes
 from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.neighbours import add_loops, normalise
 from scorch._src.distributed.products import matmul
 from scorch._src.distributed.reductions import softmax
 from scorch._src.distributed.statements import einsum, evaluate
 from scorch._src.distributed.sums import spread, sum_processes
+from scorch._src.distributed.training import dropout, init, mean, replicate, sum_gradients
 from scorch.errors import CommunicationError
 
 __all__ = [
     "CommunicationError",
     "RowSharded",
     "Traffic",
+    "add_loops",
     "count_bytes",
     "cuts",
+    "dropout",
     "einsum",
     "evaluate",
+    "init",
     "matmul",
+    "mean",
+    "normalise",
+    "replicate",
     "shard",
     "shard_rows",
     "softmax",
     "spread",
+    "sum_gradients",
     "sum_processes",
 ]

@@ -95,7 +95,7 @@ class HaloPlan:
     def _extend_together(self, tensors: list[Tensor], wire: torch.dtype | None) -> list[Tensor]:
         if len(tensors) == 1:
             return [self.route.extend(tensors[0], wire)]
-        flat = [tensor.reshape(self.own, -1) for tensor in tensors]
+        flat = [tensor.unsqueeze(-1).flatten(1) for tensor in tensors]
         joined = self.route.extend(torch.cat(flat, 1), wire)
         parts = torch.split(joined, [part.shape[1] for part in flat], 1)
         return [

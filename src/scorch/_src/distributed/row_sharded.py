@@ -10,6 +10,7 @@ import torch
 from scorch._src.distributed.calls import call
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
 from scorch._src.distributed.halo import HaloPlan
+from scorch._src.ops.graph.neighbours import ShardedGraph
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
@@ -20,7 +21,7 @@ Tensor = torch.Tensor
 Shape = tuple[int, ...]
 
 
-class RowSharded:
+class RowSharded(ShardedGraph):
     """A sparse tensor whose rows are sharded over the processes of a mesh, in shares of any size.
 
     ``local`` has the entries of this process, in any sparse format. Its rows are those that the process
@@ -39,6 +40,9 @@ class RowSharded:
         self.order = order  # the rows as they were numbered before they were partitioned
         self.wire: torch.dtype | None = None
         self.algorithm = "halo"
+        self.kept: dict[
+            Any, Any
+        ] = {}  # what is computed of its entries once, while they require no gradients
 
     # what it is ----------------------------------------------------------------------------------------
 
@@ -226,6 +230,11 @@ class RowSharded:
     def softmax(self, dim: int) -> RowSharded:
         """Return the softmax of the entries of each row (1) or column (0)."""
         return call(torch.sparse.softmax, (self, dim), {})  # type: ignore[no-any-return]
+
+    def over_neighbours(
+        self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
+        return call(run, args, kwargs)  # type: ignore[no-any-return]
 
     def __bool__(self) -> bool:
         raise UnsupportedError("a sharded tensor has no truth value")

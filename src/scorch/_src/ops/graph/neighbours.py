@@ -7,9 +7,10 @@ which looks up the graph when it runs.
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,16 @@ Tensor = torch.Tensor
 Run = TypeVar("Run", bound=Callable[..., Tensor])
 
 
+class ShardedGraph(abc.ABC):
+    """A graph that several processes have together: it knows how they sum over neighbours."""
+
+    @abc.abstractmethod
+    def over_neighbours(
+        self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
+        """Compute ``run``, one of the functions below, for this process's nodes."""
+
+
 def _as_operator(run: Run) -> Run:
     """Return ``run``, which inside of a traced program is the operator of its name."""
     name = run.__name__
@@ -32,6 +43,8 @@ def _as_operator(run: Run) -> Run:
 
     @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(args[0], ShardedGraph):
+            return args[0].over_neighbours(call, args, kwargs)
         if is_compiling():
             others = [kwargs.get(option, default) for option, default in defaults[len(args) :]]
             return getattr(torch.ops.scorch, name)(*args, *others)

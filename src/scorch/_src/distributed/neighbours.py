@@ -1,0 +1,135 @@
+"""Graph layers on a sharded graph: sums, maxima and attention over the neighbours of this process's nodes.
+
+A layer is called with the features of this process's nodes. Those of neighbours that other processes have are
+fetched, and the local part of the matrix is a graph from own nodes and ghosts to own nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.calls import RULES
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.distributed.statements import einsum
+from scorch._src.ops.graph.neighbours import attend_neighbours, max_neighbours, sum_neighbours
+from scorch._src.storage.coordinates import numbered_entries
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch.errors import ShapeError, UnsupportedError
+
+Tensor = torch.Tensor
+
+
+def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
+    """Return ``make()``, computed once for entries that do not change."""
+    if adj.requires_grad:
+        return make()
+    key = key, adj.local._version
+    if key not in adj.kept:
+        adj.kept.clear() if len(adj.kept) > 7 else None
+        adj.kept[key] = make()
+    return adj.kept[key]
+
+
+def _sum(
+    adj: RowSharded,
+    x: Tensor,
+    targets: int,
+    how: str = "sum",
+    loop: float | None = None,
+    edge_weight: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    if edge_weight is not None:
+        raise UnsupportedError(
+            "edge_weight belongs to an edge_index; a sharded graph has its weights as values"
+        )
+    adj.columns.check("x", x)
+    if how in ("sum", "mean"):
+        result = _sum_edges(adj, x)
+        if how == "mean":
+            degree = _kept(adj, ("degree", x.dtype), lambda: _degrees(adj, x))
+            result = result / degree.clamp(min=1)[:, None]
+    else:
+        weighted = adj.to(x.dtype) if adj.dtype != x.dtype else adj
+        if how == "normalised":
+            weighted = _kept(adj, (loop, x.dtype), lambda: normalise(weighted, loop))
+        result = weighted @ x
+    return result if bias is None else result + bias
+
+
+def _sum_edges(adj: RowSharded, x: Tensor) -> Tensor:
+    """Sum over neighbours, whatever the values of the matrix are."""
+    (extended,) = adj.columns.extend([x], adj.wire)
+    return adj.rows.fold(sum_neighbours(adj.local, extended, adj.rows.size, "sum"), adj.wire)
+
+
+def _degrees(adj: RowSharded, like: Tensor) -> Tensor:
+    ones = like.new_ones(adj.columns.own, 1)
+    return _sum_edges(adj, ones).squeeze(1)
+
+
+def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
+    """Return ``D^-1/2 A D^-1/2`` with D the sums of rows, after loops of weight ``loop`` were added."""
+    if loop is not None:
+        adj = add_loops(adj, loop)
+    degree = adj.sum(1)
+    factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
+    result: RowSharded = einsum("i,ij,j->ij", factor, adj, factor)
+    return result
+
+
+def add_loops(adj: RowSharded, weight: float) -> RowSharded:
+    """Return the matrix of a graph with a loop of this weight at nodes that have none."""
+    rows, columns = adj.rows, adj.columns
+    if not torch.equal(rows.cuts, columns.cuts):
+        raise ShapeError("loops are for square matrices whose rows and columns are cut in the same way")
+    (row, column), places = numbered_entries(adj.local.storage.pattern)
+    row, column = row.to(torch.int64), column.to(torch.int64)
+    has_loop = torch.zeros(rows.own, dtype=torch.bool, device=row.device)
+    has_loop[row[(row == column) & (row < rows.own)]] = True
+    missing = (~has_loop).nonzero().squeeze(1)
+    values = values_of(adj.local)[places]
+    joined = torch.cat([values, values.new_full((len(missing),), weight)])
+    crd = torch.stack([torch.cat([row, missing]), torch.cat([column, missing])])
+    return adj.with_local(sparse_coo_tensor(crd, joined, tuple(adj.local.shape), format="csr"))
+
+
+def _max(adj: RowSharded, x: Tensor, targets: int) -> Tensor:
+    _check_whole_rows(adj, "the maximum over neighbours")
+    adj.columns.check("x", x)
+    (extended,) = adj.columns.extend([x], adj.wire)
+    return max_neighbours(adj.local, extended, adj.rows.own)
+
+
+def _attend(
+    adj: RowSharded,
+    x: Tensor,
+    sources: Tensor,
+    targets: Tensor,
+    slope: float,
+    dropout: float = 0.0,
+    loops: bool = False,
+    edge_attr: Tensor | None = None,
+    *edges: Any,
+) -> Tensor:
+    _check_whole_rows(adj, "attention over neighbours")
+    if edge_attr is not None or edges:
+        raise UnsupportedError("attention over a sharded graph has no features of edges")
+    adj.columns.check("x", x)
+    features, scores = adj.columns.extend([x, sources], adj.wire)
+    return attend_neighbours(adj.local, features, scores, targets, slope, dropout, loops)
+
+
+def _check_whole_rows(adj: RowSharded, what: str) -> None:
+    if adj.has_split_rows:
+        raise UnsupportedError(
+            f"{what} has no rule where rows are split over processes, or the matrix is transposed; shard it "
+            "with split=False, or repartition it"
+        )
+
+
+RULES.update({sum_neighbours: _sum, max_neighbours: _max, attend_neighbours: _attend})

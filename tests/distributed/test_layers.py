@@ -1,0 +1,68 @@
+"""Graph layers on a sharded graph are those of one process: outputs, gradients, means and dropout."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import scorch
+import scorch.distributed as sd
+from processes import in_processes
+
+NODES, FEATURES, CLASSES = 23, 6, 4
+
+
+def make_graph() -> scorch.SparseTensor:
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(NODES, NODES, generator=generator, dtype=torch.float64)
+    dense = torch.where(weights > 0.8, weights, 0.0)
+    dense[:, 5] = 0.5  # a node that everyone knows
+    return scorch.from_torch(dense, format="csr")
+
+
+def make_layers() -> dict[str, torch.nn.Module]:
+    torch.manual_seed(2)
+    wide = torch.nn.Linear(FEATURES, CLASSES)
+    layers = {
+        "GCN": scorch.nn.GCNConv(FEATURES, CLASSES),
+        "GCN that widens": scorch.nn.GCNConv(FEATURES, 3 * FEATURES),
+        "SAGE": scorch.nn.SAGEConv(FEATURES, CLASSES),
+        "SAGE of maxima": scorch.nn.SAGEConv(FEATURES, CLASSES, aggr="max"),
+        "GIN": scorch.nn.GINConv(wide, train_eps=True),
+        "GAT": scorch.nn.GATConv(FEATURES, CLASSES, heads=2),
+    }
+    return {name: layer.double() for name, layer in layers.items()}
+
+
+def compare_layers(rank: int) -> None:
+    S = make_graph()
+    A = sd.shard(S, rows=[0, 4, 4, NODES] if dist.get_world_size() == 3 else None)
+    generator = torch.Generator().manual_seed(3)
+    features = torch.rand(NODES, FEATURES, generator=generator, dtype=torch.float64)
+    for name, layer in make_layers().items():
+        whole, here = features.clone().requires_grad_(), A.rows_of(features).clone().requires_grad_()
+        wanted = layer(whole, S).tanh().pow(2).sum(1).mean()
+        wanted.backward()
+        own = copy.deepcopy(layer)
+        own.zero_grad()
+        model = sd.replicate(own) if name == "GCN" else own
+        found = sd.mean(model(here, A).tanh().pow(2).sum(1))
+        found.backward()
+        if name != "GCN":
+            sd.sum_gradients(own.parameters())
+        torch.testing.assert_close(found, wanted, msg=name)
+        torch.testing.assert_close(here.grad, A.rows_of(whole.grad), msg=name)
+        for one, other in zip(own.parameters(), layer.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, msg=name)
+    one = sd.dropout(A.rows_of(features), 0.4, A, seed=7)
+    alone = sd.shard(S, dist.new_group([rank], use_local_synchronization=True))
+    everything = sd.dropout(features, 0.4, alone, seed=7)
+    assert torch.equal(one, A.rows_of(everything))
+    assert 0.2 < float((everything == 0).double().mean()) < 0.6
+
+
+def test_layers_on_a_sharded_graph(tmp_path):
+    in_processes(compare_layers, tmp_path, 3)
