@@ -6,7 +6,6 @@ import copy
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 import scorch
 import scorch.distributed as sd

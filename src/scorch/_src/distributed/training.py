@@ -82,7 +82,7 @@ def replicate(module: torch.nn.Module, mesh: Any = None, **options: Any) -> Dist
     """
     group = group_of(mesh)
     wrapped = DistributedDataParallel(module, process_group=group, **options)
-    wrapped.register_comm_hook(group, lambda state, bucket: _sum_bucket(state, bucket))  # torch reads annotations
+    wrapped.register_comm_hook(group, lambda state, bucket: _sum_bucket(state, bucket))
     return wrapped
 
 
