@@ -144,9 +144,17 @@ def main() -> None:
     data = load(arguments.graph, arguments.data)
     edges = data.edge_index.shape[1]
     print(f"{machine()}; {arguments.graph} ({data.source}): {data.nodes:,} nodes, {edges:,} edges")
-    titles = "processes, rows, partition, halo, MB a step, of all-gather, ms a step, s to plan, loss".split(
-        ", "
-    )
+    titles = [
+        "processes",
+        "rows",
+        "partition",
+        "halo",
+        "MB a step",
+        "of all-gather",
+        "ms a step",
+        "s to plan",
+        "loss",
+    ]
     print(f"\n| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     found = []
     for world in map(int, arguments.processes.split(",")):

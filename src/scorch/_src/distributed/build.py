@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.collectives import Group, agree, gather_numbers, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly
 from scorch._src.distributed.halo import HaloPlan
@@ -103,7 +104,7 @@ def _both_cuts(
     rows: Tensor, shape: Sequence[int], row_cuts: Any, column_cuts: Any, parts: int
 ) -> tuple[Tensor, Tensor]:
     if row_cuts is None:
-        row_cuts = cut_by_work(torch.bincount(rows, minlength=shape[0]).cpu(), parts)
+        row_cuts = cut_by_work(torch.bincount(rows, minlength=shape[0]), parts)
     found = as_cuts("rows", row_cuts, shape[0], parts)
     if column_cuts is not None:
         return found, as_cuts("columns", column_cuts, shape[1], parts)
@@ -158,7 +159,7 @@ def shard_rows(
     crd, places = numbered_entries(local.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
     counts = [count for (count,) in gather_numbers([shape[0]], group, wide[0])]
-    cuts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
+    cuts = torch.tensor([0, *counts], dtype=torch.int64, device=HOST).cumsum(0)
     agree(
         group, "shard_rows", (shape[1:], str(local.dtype)), lambda facts: f"columns {facts[0]} of {facts[1]}"
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, counted
@@ -16,7 +17,7 @@ Tensor = torch.Tensor
 
 def cut_evenly(rows: int, parts: int) -> Tensor:
     """Cut rows into parts whose numbers of rows differ by at most one."""
-    return torch.tensor([rows * part // parts for part in range(parts + 1)], dtype=torch.int64)
+    return torch.tensor([rows * part // parts for part in range(parts + 1)], dtype=torch.int64, device=HOST)
 
 
 def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Tensor:
@@ -25,16 +26,16 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
     ``features`` are the widths of the layers that rows pass through: an entry costs one multiplication for
     each number that it multiplies, a row one for each weight. Without them a row costs as much as an entry.
     """
-    work = torch.cumsum(_work_of(lengths, features), 0)
-    total = work[-1] if len(work) else torch.zeros((), dtype=torch.float64)
-    goals = total * torch.arange(1, parts, dtype=torch.float64) / parts
+    work = torch.cumsum(_work_of(lengths.to(HOST), features), 0)
+    total = work[-1] if len(work) else work.new_zeros(())
+    goals = total * torch.arange(1, parts, dtype=torch.float64, device=HOST) / parts
     # The border nearest to the goal: after the row that reaches it, or before.
     after = torch.searchsorted(work, goals)
     padded = torch.cat([work.new_zeros(1), work])
     low, high = padded[after.clamp(max=len(work))], padded[(after + 1).clamp(max=len(work))]
     inner = after + (high - goals < goals - low).to(torch.int64)
-    ends = torch.tensor([0]), torch.tensor([len(lengths)])
-    return torch.cat([ends[0], inner.clamp(max=len(lengths)), ends[1]]).cummax(0).values
+    begin, end = (inner.new_full((1,), border) for border in (0, len(lengths)))
+    return torch.cat([begin, inner.clamp(max=len(lengths)), end]).cummax(0).values
 
 
 def _work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
@@ -70,7 +71,7 @@ def row_lengths(tensor: SparseTensor) -> Tensor:
 
 def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
     """Return cuts that a user gives, checked: from 0 to the number of rows, never falling."""
-    found = torch.as_tensor(given).to(torch.int64).reshape(-1).cpu()
+    found = torch.as_tensor(given, device=HOST).to(torch.int64).reshape(-1)
     if len(found) != parts + 1:
         raise ArgumentError(
             f"{name} has {counted(len(found), 'number')}; {counted(parts, 'process', 'processes')} need "

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.build import group_of
 from scorch._src.distributed.collectives import Group, gather_numbers, sum_over
 from scorch._src.distributed.row_sharded import RowSharded
@@ -20,15 +21,19 @@ Tensor = torch.Tensor
 TIMEOUT = datetime.timedelta(minutes=5)
 
 
-def init(mesh_device: str | None = None, timeout: datetime.timedelta = TIMEOUT) -> Any:
+def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) -> Any:
     """Join the processes that ``torchrun`` has started, and return the mesh of all of them.
 
     A process that is later than ``timeout`` at an exchange makes all others raise a ``CommunicationError``.
     """
     if not dist.is_initialized():
         dist.init_process_group(timeout=timeout)
-    kind = mesh_device or ("cuda" if "nccl" in dist.get_backend() else "cpu")
-    return dist.init_device_mesh(kind, (dist.get_world_size(),))
+    if device_type is None:
+        accelerator = (
+            torch.accelerator.current_accelerator() if dist.get_backend() != dist.Backend.GLOO else None
+        )
+        device_type = (accelerator or HOST).type
+    return dist.init_device_mesh(device_type, (dist.get_world_size(),))
 
 
 def mean(rows: Tensor, mesh: Any = None) -> Tensor:
