@@ -97,12 +97,31 @@ def check_sparse_products(case: Case) -> None:
     close((A @ A).gather().to_dense(), D @ D)
 
 
+def check_tensors_of_three_dimensions(case: Case) -> None:
+    D = case.dense[:, :, None] * torch.linspace(1, 2, 4, dtype=torch.float64)
+    D = torch.where(D.abs() > 0.3, D, 0.0)
+    T = sd.shard(scorch.from_torch(D, format="coo"), rows=case.A.cuts, columns=case.A.columns.cuts)
+    C = torch.linspace(-1, 1, 4 * case.X.shape[1], dtype=torch.float64).reshape(4, -1).requires_grad_()
+    x = case.columns(case.X).clone().requires_grad_()
+    found = sd.einsum("ijk,jr,kr->ir", T, x, C)
+    X, whole = case.X.clone().requires_grad_(), C.detach().clone().requires_grad_()
+    wanted = torch.einsum("ijk,jr,kr->ir", D, X, whole)
+    close(found, case.rows(wanted))
+    found.pow(2).sum().backward()
+    wanted.pow(2).sum().backward()
+    close(x.grad, case.columns(X.grad))
+    sd.sum_gradients([C])
+    close(C.grad, whole.grad)
+    close(sd.einsum("ijk,ir,jr->kr", T, case.rows(case.Q), x), torch.einsum("ijk,ir,jr->kr", D, case.Q, X))
+
+
 CHECKS = [
     check_products,
     check_elementwise_and_sums,
     check_statements,
     check_gradients,
     check_sparse_products,
+    check_tensors_of_three_dimensions,
 ]
 
 

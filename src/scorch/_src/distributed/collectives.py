@@ -151,45 +151,27 @@ def exchange_counts(counts: Sequence[int], group: Group, like: Tensor) -> list[i
 
 
 def sum_over(array: Tensor, group: Group) -> Tensor:
-    """Return the sum of an array over all processes, the same bits in each of them."""
-    return _sum_in_order(array, group) if group is not None and size_of(group) > 1 else array.clone()
+    """Return the sum of an array over all processes, the same bits in each of them and at each run."""
+    result = array.clone(memory_format=torch.contiguous_format)
+    if group is not None and size_of(group) > 1:
+        _reduce(torch.view_as_real(result) if result.is_complex() else result, dist.ReduceOp.SUM, group)
+    return result
 
 
-def _sum_in_order(array: Tensor, group: Group) -> Tensor:
-    """Gather all and add them up in the order of ranks: backends may add in any order."""
-    total: Tensor | None = None
-    for part in gather_equal(array, group):
-        total = part.clone() if total is None else total.add_(part)
-    assert total is not None
-    return total
+def _reduce(array: Tensor, op: Any, group: Group) -> None:
+    size = size_of(group)
+    moved = 2 * (size - 1) * array.numel() * array.element_size() // size  # around a ring
+    _count(moved, moved)
+    with reporting("reduction over processes", group):
+        dist.all_reduce(array, op, group=group)
 
 
 def largest_over(array: Tensor, group: Group) -> Tensor:
     """Return the elementwise maximum of an array over all processes."""
-    result = array.clone()
-    if group is None or size_of(group) == 1:
-        return result
-    _count_gathered(array, group)
-    with reporting("maximum over processes", group):
-        dist.all_reduce(result, dist.ReduceOp.MAX, group=group)
+    result = array.clone(memory_format=torch.contiguous_format)
+    if group is not None and size_of(group) > 1:
+        _reduce(result, dist.ReduceOp.MAX, group)
     return result
-
-
-def gather_equal(array: Tensor, group: Group) -> list[Tensor]:
-    """Return the arrays of all processes, which have the same shape."""
-    if group is None or size_of(group) == 1:
-        return [array]
-    _count_gathered(array, group)
-    parts = [torch.empty_like(array, memory_format=torch.contiguous_format) for _ in range(size_of(group))]
-    with reporting("gathering over processes", group):
-        dist.all_gather(parts, array.contiguous(), group=group)
-    return parts
-
-
-def _count_gathered(array: Tensor, group: Group) -> None:
-    others = size_of(group) - 1
-    each = array.numel() * array.element_size()
-    _count(each * others, each * others)
 
 
 def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[list[int]]:
@@ -206,17 +188,18 @@ def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[l
 def gather_rows(rows: Tensor, group: Group) -> Tensor:
     """Return the rows of all processes, one below the other, in every process."""
     counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
-    size = len(counts)
-    sent = rows.contiguous().repeat(size, *[1] * (rows.dim() - 1))
-    rank = rank_in(group)
-    out = rows.new_empty((sum(counts), *rows.shape[1:]))
-    if size == 1:
+    if len(counts) == 1:
         return rows.clone()
-    exchange_rows(out, sent, counts, [len(rows)] * size, group)
-    width, own = _row_bytes(rows), counts[rank]
-    for traffic in _counters:  # what a process sends to itself does not leave it
-        traffic.sent -= own * width
-        traffic.received -= own * width
+    out = rows.new_empty((sum(counts), *rows.shape[1:]))
+    rank, width = rank_in(group), _row_bytes(rows)
+    for sender, part in enumerate(out.split(counts)):
+        if sender == rank:
+            part.copy_(rows)
+        if len(part):
+            with reporting("gathering of rows", group):
+                dist.broadcast(_as_bytes(part), group=group, group_src=sender)
+    others = sum(counts) - counts[rank]
+    _count(counts[rank] * (len(counts) - 1) * width, others * width)
     return out
 
 

@@ -29,7 +29,6 @@ def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
         return make()
     key = key, adj.local._version
     if key not in adj.kept:
-        adj.kept.clear() if len(adj.kept) > 7 else None
         adj.kept[key] = make()
     return adj.kept[key]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.calls import call
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
 from scorch._src.distributed.halo import HaloPlan
@@ -16,6 +17,8 @@ from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError, UnsupportedError
+
+MAX_KEPT = 8  # matrices that are made of one, such as a normalised one
 
 Tensor = torch.Tensor
 Shape = tuple[int, ...]
@@ -40,9 +43,7 @@ class RowSharded(ShardedGraph):
         self.order = order  # the rows as they were numbered before they were partitioned
         self.wire: torch.dtype | None = None
         self.algorithm = "halo"
-        self.kept: dict[
-            Any, Any
-        ] = {}  # what is computed of its entries once, while they require no gradients
+        self.kept: BoundedCache[Any, Any] = BoundedCache(MAX_KEPT)  # what is computed of its entries once
 
     # what it is ----------------------------------------------------------------------------------------
 
@@ -81,9 +82,8 @@ class RowSharded(ShardedGraph):
     def dim(self) -> int:
         return self.local.dim()
 
-    @property
-    def nnz(self) -> int:
-        """The number of entries over all processes."""
+    def count_entries(self) -> int:
+        """Return the number of entries over all processes, each of which has to ask."""
         return sum(count for (count,) in gather_numbers([self.local.nnz], self.group, self.rows.ghosts))
 
     @property
