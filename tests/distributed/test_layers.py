@@ -65,3 +65,25 @@ def compare_layers(rank: int) -> None:
 
 def test_layers_on_a_sharded_graph(tmp_path):
     in_processes(compare_layers, tmp_path, 3)
+
+
+def learn_entries(rank: int) -> None:
+    """The optimizer of each process's entries goes the steps of one process."""
+    S = make_graph()
+    A = sd.shard(S).requires_grad_()
+    whole = S.detach().clone().requires_grad_()
+    features = torch.rand(NODES, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    optimizers = torch.optim.Adam([A.local], lr=0.1), torch.optim.Adam([whole], lr=0.1)
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        sd.mean((A @ A.columns_of(features)).tanh().sum(1)).backward()
+        (whole @ features).tanh().sum(1).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(A.detach().gather().to_dense(), whole.detach().to_dense())
+    assert A.local.layout == whole.layout and A.local.grad.nnz == A.local.nnz
+
+
+def test_optimizers_of_sharded_entries(tmp_path):
+    in_processes(learn_entries, tmp_path, 2)
