@@ -36,7 +36,7 @@ from scorch._src.nn.sparsify import replace_modules
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
 BATCHES = (1, 8, 32)
 FILE_SPARSITY = 0.9
-LOADS = 3  # the fastest of which counts
+LOADS = 9  # the fastest of which counts
 Call = Callable[[], Any]
 
 

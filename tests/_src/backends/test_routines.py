@@ -75,7 +75,9 @@ def convolved(routines: Routines, index: torch.dtype) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("lengths", [[3, 0, 7] * 7, range(0, 300, 5)], ids=["short rows", "rows of all lengths"])
+@pytest.mark.parametrize(
+    "lengths", [[3, 0, 7] * 7, range(0, 300, 5)], ids=["short rows", "rows of all lengths"]
+)
 def test_product_with_a_batch(lengths: Sequence[int], dtype: torch.dtype) -> None:
     """Batches of less than a vector, of several tiles, and of parts of them."""
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ from scorch._src.events import emits
 
 SOURCE = "".join(map(read_source, ("tiles.c", "gathers.c", "squares.c", "linear.c")))
 NARROW_SOURCE = f"#define NARROW\n{SOURCE}"
-TILE_SHARE = 2  # one part of so many of a core's cache, where a tile of a batch stays while rows of the weight pass
+TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
 MIN_POOLED = 1 << 18  # elements of a batch from which on its copy is worth memory of a pool
 _WHAT = "the product with a sparse weight"
 
@@ -64,7 +64,7 @@ def _tile_width(batch: int, features: int, size: int) -> int:
     """Return how many rows of a batch make a tile: whole vectors of elements of ``size`` bytes."""
     bytes, cache = target().vector_bytes, target().cache_bytes
     lanes, most = bytes // size, 16 if bytes == 16 else 8
-    most = max(2, min(most, cache // (TILE_SHARE * features * bytes)))
+    most = max(2, min(most, cache // (TILE_PARTS * features * bytes)))
     vectors = -(-batch // lanes)
     tiles = -(-vectors // most)
     return -(-vectors // tiles) * lanes
