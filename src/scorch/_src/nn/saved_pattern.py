@@ -21,7 +21,7 @@ from scorch.errors import FileError
 
 MAX_NARROW = 1 << 16  # of a level, whose coordinates then fit in 16 bits without a sign
 MAX_FORMAT_WORDS = 256
-_ELEMENTS = {2: torch.uint16, 4: torch.int32, 8: torch.int64}  # by their bytes
+_ELEMENTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 _HEADER_WORDS = 3
 _COUNT_BITS = 31  # of the number of elements in the first of its two words
 
@@ -77,7 +77,8 @@ def _array_from_words(words: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
         raise FileError("a pattern ends before all of its arrays")
     elements = words[begin : begin + length]
     if size == 2:
-        return elements.view(torch.uint16)[:count].to(torch.int32), begin + length
+        wide = elements.view(torch.int16)[:count].to(torch.int32)
+        return wide.bitwise_and_(MAX_NARROW - 1), begin + length  # without a sign
     return elements.clone().view(_ELEMENTS[size]), begin + length
 
 
