@@ -124,7 +124,8 @@ def _replace_layers(
     to_dense = {choice.layer: choice.dense for choice in choices.values() if choice.layer is not choice.dense}
     if example is None or not to_dense:
         return model
-    clear = {layer for layer in to_dense if layer.sparsified.gain >= CLEAR_GAIN}  # type: ignore[union-attr]
+    decisions: dict[torch.nn.Module, Any] = {layer: layer.sparsified for layer in to_dense}
+    clear = {layer for layer, decision in decisions.items() if decision.gain >= CLEAR_GAIN}
     states = [set(to_dense), clear] if 0 < len(clear) < len(to_dense) else [set(to_dense)]
     switches = [_switch(model, to_dense, kept) for kept in (set(), *states)]
     with timing.evaluating(model, *to_dense.values()):
@@ -133,8 +134,7 @@ def _replace_layers(
     kept = states[fastest] if sparse[fastest] * MIN_GAIN <= dense else set()
     reason = f"the model as a whole takes {sparse[0] / dense:.2f} x the time with all sparse layers"
     for layer in set(to_dense) - kept:
-        before: Any = layer.sparsified
-        to_dense[layer].sparsified = Decision(False, reason, before.seconds)  # type: ignore[assignment]
+        to_dense[layer].sparsified = Decision(False, reason, decisions[layer].seconds)  # type: ignore[assignment]
     return _switch(model, to_dense, kept)()
 
 
