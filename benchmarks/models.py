@@ -1,13 +1,17 @@
 """Whole pruned networks: dense torch and what else runs them, against ``scorch.sparsify``.
 
-    python -m benchmarks.models [--only BERT-base,MLP] [--sparsity 0.9] [--batch 1,8,32] [--threads 1,4,16]
-                                [--contestants bf16] [--seconds 0.5] [--limit 120] [--json] [--plot FILE]
+    python -m benchmarks.models [--few] [--only BERT-base,MLP] [--sparsity 0.9] [--batch 1,8,32]
+                                [--threads 1,4,16] [--contestants bf16] [--seconds 0.5] [--limit 120]
+                                [--json] [--plot FILE]
 
 Weights are random and pruned by magnitude. ``scorch.sparsify`` decides on the example that is timed, so that
 layers which are faster dense stay so; how many are sparse stands in the table. Results are compared with the
 dense network of the same pruned weights before anything is timed. Contestants take turns, and the median of
-each is kept; dense torch is always one of them. Those that cannot run are named with the reason. The file of
-each network at 90 % and the time to load it follow. ``--tiny`` runs all in small, to see that it runs.
+each is kept; dense torch is always one of them. Those that cannot run are named with the reason. "scorch
+compiled" is the sparse network under ``torch.compile``, which joins what lies between its layers. Without a
+network OpenVINO waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each
+network at 90 % and the time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most
+threads, and smaller stacks of layers; ``--tiny`` runs all in small, to see that it runs.
 """
 
 from __future__ import annotations
@@ -35,8 +39,10 @@ from scorch._src.nn.sparsify import replace_modules
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
 BATCHES = (1, 8, 32)
+FEW_SPARSITIES, FEW_BATCHES, FEW_LAYERS, FEW_BLOCKS = (0.9, 0.95), (1,), 4, 1
+LAYERS, BLOCKS = 12, 2
 FILE_SPARSITY = 0.9
-LOADS = 3  # the fastest of which counts
+LOADS = 5  # the fastest of which counts
 Call = Callable[[], Any]
 
 
@@ -56,7 +62,6 @@ class CsrLinear(nn.Module):
 
 
 def with_compile(model: nn.Module, inputs: Inputs) -> Call:
-    torch._dynamo.reset()
     compiled = torch.compile(model)
     return lambda: compiled(*inputs)
 
@@ -95,8 +100,10 @@ def with_openvino(model: nn.Module, inputs: Inputs) -> Call:
     return lambda: compiled(arrays)
 
 
+SCORCH_COMPILED = "scorch compiled"
 CONTESTANTS: dict[str, Callable[[nn.Module, Inputs], Call]] = {
     "compile": with_compile,
+    SCORCH_COMPILED: with_compile,
     "bf16": with_bf16,
     "torch.sparse": with_torch_sparse,
     "onnxruntime": with_onnxruntime,
@@ -121,6 +128,7 @@ def measure(
     sparsity, batch, threads = setting
     torch.set_num_threads(threads)
     torch.manual_seed(0)
+    torch._dynamo.reset()
     inputs = shape.inputs(batch)
     sparse = scorch.sparsify(shape.build().eval(), sparsity, example=inputs, inplace=True)
     pruned = densify(sparse)
@@ -129,7 +137,8 @@ def measure(
     skipped: dict[str, str] = {}
     for contestant in contestants:
         try:
-            call = CONTESTANTS[contestant](pruned, inputs)
+            network = sparse if contestant == SCORCH_COMPILED else pruned
+            call = CONTESTANTS[contestant](network, inputs)
             call()
         except Exception as error:
             skipped[contestant] = (
@@ -250,25 +259,39 @@ def thread_counts() -> list[int]:
     return sorted({*(1 << power for power in range(most.bit_length()) if 1 << power <= most), most})
 
 
+def _with_defaults(options: argparse.Namespace) -> argparse.Namespace:
+    """Fill in what was not given, which ``--few`` makes smaller."""
+    threads = thread_counts()
+    usual: dict[str, Any] = {"sparsity": SPARSITIES, "batch": BATCHES, "threads": threads}
+    usual |= {"layers": LAYERS, "blocks": BLOCKS}
+    few: dict[str, Any] = {"sparsity": FEW_SPARSITIES, "batch": FEW_BATCHES}
+    few |= {"threads": sorted({threads[0], threads[-1]}), "layers": FEW_LAYERS, "blocks": FEW_BLOCKS}
+    for name, value in (few if options.few else usual).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
 def main(arguments: list[str] | None = None) -> None:
     def numbers(kind: type) -> Callable[[str], list[Any]]:
         return lambda text: [kind(part) for part in text.split(",")]
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--few", action="store_true", help="fewer rows of smaller networks")
     parser.add_argument("--only", type=numbers(str), help="networks, such as BERT-base,Llama-7B")
-    parser.add_argument("--sparsity", type=numbers(float), default=list(SPARSITIES))
-    parser.add_argument("--batch", type=numbers(int), default=list(BATCHES))
-    parser.add_argument("--threads", type=numbers(int), default=thread_counts())
+    parser.add_argument("--sparsity", type=numbers(float))
+    parser.add_argument("--batch", type=numbers(int))
+    parser.add_argument("--threads", type=numbers(int))
     parser.add_argument("--contestants", type=numbers(str), default=list(CONTESTANTS))
-    parser.add_argument("--layers", type=int, default=12, help="of the encoder of BERT-base's shape")
-    parser.add_argument("--blocks", type=int, default=2, help="of the decoder of Llama-7B's shape")
+    parser.add_argument("--layers", type=int, help="of the encoder of BERT-base's shape")
+    parser.add_argument("--blocks", type=int, help="of the decoder of Llama-7B's shape")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each contestant")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no row begins")
     parser.add_argument("--no-files", action="store_true", help="leave out files and loading")
     parser.add_argument("--json", action="store_true", help="all numbers, for other programs")
     parser.add_argument("--plot", type=Path, help="a file to draw to")
     parser.add_argument("--tiny", action="store_true", help="small networks, to see that it runs")
-    options = parser.parse_args(arguments)
+    options = _with_defaults(parser.parse_args(arguments))
     end, before = time.perf_counter() + options.limit, torch.get_num_threads()
     known = shapes(min(options.layers, 2) if options.tiny else options.layers, options.blocks, options.tiny)
     chosen = {name: known[name] for name in options.only or known}

@@ -236,6 +236,29 @@ def scorch_to_dense(model: nn.Module) -> dict[str, torch.Tensor]:
     return dense.state_dict()
 
 
+def test_layers_that_gain_little_stay_dense_where_that_is_faster() -> None:
+    """Of the model with all sparse layers, with those that gain most, and with none, the fastest stays."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).eval()
+    x = torch.randn(2, 64)
+
+    def first_gains_most(calls: Any) -> dict[str, float]:
+        is_first = next(iter(calls.values()))().shape == (2, 32)
+        return {name: (4.0 if is_first else 1.1) if name == "dense" else 1.0 for name in calls}
+
+    for times, is_sparse in (
+        ([1.0, 0.5, 0.6], [True, True]),
+        ([1.0, 0.6, 0.5], [True, False]),
+        ([1.0, 0.99, 0.98], [False, False]),
+    ):
+        with (
+            mock.patch.object(timing, "measure_fastest", first_gains_most),
+            mock.patch.object(timing, "compare_models", lambda switches, call, t=times: t),
+        ):
+            found = scorch.sparsify(model, 0.9, example=x)
+        assert [found[at].sparsified.is_sparse for at in (0, 2)] == is_sparse
+        assert [isinstance(found[at], scorch.nn.SparseLinear) for at in (0, 2)] == is_sparse
+
+
 def test_a_model_slower_as_a_whole_stays_dense() -> None:
     """Layers are timed on what the example gives them, then the model."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 8)).eval()

@@ -236,22 +236,54 @@ def test_a_dense_or_sparse_weight_can_be_loaded() -> None:
     assert str(layer.format) == "csr" and torch.equal(layer.weight.detach().to_dense(), sparse.to_dense())
 
 
+def older_state(layer: SparseLinear) -> dict[str, torch.Tensor]:
+    """The state of a layer in csr as it was saved with a tensor for each array."""
+    pos, crd = layer.pattern.pos[1], layer.pattern.crd[1]
+    assert pos is not None and crd is not None
+    arrays = {"format": torch.tensor([2, *map(ord, layer.format.spelling), 0, 1]), "pos1": pos, "crd1": crd}
+    state = {name: value for name, value in layer.state_dict().items() if name != "pattern"}
+    return state | {f"pattern.{name}": array for name, array in arrays.items()}
+
+
 def test_states_that_do_not_fit_are_refused() -> None:
     layer = SparseLinear(9, 7, 0.5)
-    state = layer.state_dict()
-    for change, words in [
-        ({"pattern.crd1": state["pattern.crd1"] + 9}, "coordinates go from 0 to 8"),
-        ({"pattern.pos1": state["pattern.pos1"].flip(0)}, "the first pointer is 0"),
-        ({"pattern.crd1": state["pattern.crd1"] * 0}, "not in order"),
-        ({"pattern.format": torch.tensor([1, 2])}, "no format"),
-        ({"values": torch.ones(3)}, "one value for each"),
+    state, older = layer.state_dict(), older_state(layer)
+    SparseLinear(9, 7, 0.5).load_state_dict(older)
+    for before, change, words in [
+        (older, {"pattern.crd1": older["pattern.crd1"] + 9}, "coordinates go from 0 to 8"),
+        (older, {"pattern.pos1": older["pattern.pos1"].flip(0)}, "the first pointer is 0"),
+        (older, {"pattern.crd1": older["pattern.crd1"] * 0}, "not in order"),
+        (older, {"pattern.format": torch.tensor([1, 2])}, "no format"),
+        (state, {"pattern": state["pattern"][:-1]}, "ends before"),
+        (state, {"pattern": state["pattern"][:7]}, "ends before"),
+        (state, {"pattern": state["pattern"].long()}, "32-bit integers"),
+        (state, {"pattern": state["pattern"][:0]}, "begins with its format"),
+        (state, {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([0]), -5)}, "begins with"),
+        (
+            state,
+            {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([-1]), -1)},
+            "go from 0 to 8",
+        ),
+        (state, {"values": torch.ones(3)}, "one value for each"),
     ]:
         with pytest.raises(RuntimeError, match=words):
-            SparseLinear(9, 7, 0.5).load_state_dict({**state, **change})
-    with pytest.raises(RuntimeError, match=r"Missing.*pattern\.format"):
+            SparseLinear(9, 7, 0.5).load_state_dict({**before, **change})
+    with pytest.raises(RuntimeError, match=r"Missing.*pattern"):
         layer.load_state_dict({"values": state["values"], "bias": state["bias"]})
     with pytest.raises(RuntimeError, match="5 positions above need 6"):
         SparseLinear(8, 5, 0.5).load_state_dict(state)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("columns", [40, 40_000, 1 << 16, (1 << 16) + 1])
+def test_patterns_are_saved_in_as_few_bytes_as_columns_take(columns: int) -> None:
+    layer = SparseLinear(columns, 3, density=30 / columns)
+    loaded = SparseLinear(columns, 3, density=0.0)
+    loaded.load_state_dict(layer.state_dict())
+    assert torch.equal(loaded.weight.detach().to_dense(), layer.weight.detach().to_dense())
+    size = 2 if columns <= 1 << 16 else 4
+    words = layer.state_dict()["pattern"].numel()
+    assert words == 1 + 5 + 3 + 4 + 3 + -(-size * layer.nnz // 4)
 
 
 def test_copies_have_values_of_their_own_and_dtypes_change() -> None:

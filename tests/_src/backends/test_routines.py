@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -75,20 +75,26 @@ def convolved(routines: Routines, index: torch.dtype) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_product_with_a_batch(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "lengths", [[3, 0, 7] * 7, range(0, 300, 5)], ids=["short rows", "rows of all lengths"]
+)
+def test_product_with_a_batch(lengths: Sequence[int], dtype: torch.dtype) -> None:
     """Batches of less than a vector, of several tiles, and of parts of them."""
     torch.manual_seed(0)
-    pos, crd, values = matrix(21, 40, torch.int32)
-    dense = torch.zeros(21, 40, dtype=dtype)
-    dense[torch.arange(21).repeat_interleave(pos.diff()), crd.long()] = values.to(dtype)
-    routines, bias = backend_for(torch.device("cpu")).routines, torch.randn(21, dtype=dtype)
+    rows, columns = len(lengths), max(40, *lengths)
+    dense = torch.zeros(rows, columns, dtype=dtype)
+    for row, length in zip(dense, lengths, strict=True):
+        row[torch.randperm(columns)[:length]] = torch.randn(length, dtype=dtype)
+    pos = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    crd, values = dense.nonzero()[:, 1].to(torch.int32), dense[dense != 0]
+    routines, bias = backend_for(torch.device("cpu")).routines, torch.randn(rows, dtype=dtype)
     batches = ((), (1,), (2,), (5,), (2, 33), (150,))
-    for batch, columns in itertools.product(batches, (crd, crd.to(torch.int16))):
-        x = torch.randn(*batch, 40, dtype=dtype)
+    for batch, places in itertools.product(batches, (crd, crd.to(torch.int16))):
+        x = torch.randn(*batch, columns, dtype=dtype)
         for own in (None, bias):
-            found = routines.multiply_batch((pos, columns, values.to(dtype)), own, x)
+            found = routines.multiply_batch((pos, places, values), own, x)
             assert found is not None
-            torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own))
+            torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own), rtol=1e-4, atol=1e-4)
 
 
 def rows_joined(routines: Routines, index: torch.dtype) -> Any:

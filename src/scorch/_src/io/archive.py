@@ -125,15 +125,17 @@ def check_pattern(
     crd: list[torch.Tensor | None],
     has_contents: bool = True,
     is_sent: bool = False,
+    is_own: bool = False,
 ) -> Pattern:
     """Check arrays, and return the pattern of copies of them: the cost follows the entries.
 
     Without ``has_contents`` the arrays are still to be filled, and only their lengths are checked. Those that
-    another process has sent in shared memory stay there.
+    another process has sent in shared memory stay there, as do copies that nobody else has (``is_own``).
     """
     if form.dims != len(shape):
         raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
     counts: list[int] = []
+    in_order: set[int] = set()  # levels that are right by themselves
     positions = 1
     for level, level_format in enumerate(form.levels):
         size = form.level_size(level, shape)
@@ -144,16 +146,23 @@ def check_pattern(
                 raise FileError(f"level {level} of format {form} {word} the array {name}{level}")
             if array is not None:
                 _check_array(f"{name}{level}", as_indices(f"{name}{level}", array))
-        positions = _check_level(form, level, positions, size, pos[level], crd[level], has_contents)
+        begins, coordinates = pos[level], crd[level]
+        is_run = has_contents and begins is not None and coordinates is not None
+        if is_run and has_sorted_rows(begins, coordinates, positions, size):  # type: ignore[arg-type]
+            in_order.add(level)
+            positions = coordinates.numel()  # type: ignore[union-attr]
+        else:
+            positions = _check_level(form, level, positions, size, begins, coordinates, has_contents)
         counts.append(positions)
     if has_contents:
-        _check_runs(form, pos, crd)
+        _check_runs(form, pos, crd, in_order)
     dtype = index_dtype(shape, counts)
 
     def copy(array: torch.Tensor | None) -> torch.Tensor | None:
         if array is None:
             return None
-        stays = is_sent and is_in_shared_memory(array) and array.dtype == dtype and array.is_contiguous()
+        is_kept = is_own or (is_sent and is_in_shared_memory(array))
+        stays = is_kept and array.dtype == dtype and array.is_contiguous()
         return array.detach() if stays or not has_contents else own(array, dtype)
 
     pattern = Pattern(form, shape, tuple(map(copy, pos)), tuple(map(copy, crd)), tuple(counts))
@@ -192,8 +201,6 @@ def _check_level(
     """Check the arrays of a level, and return its positions below ``parents``."""
     if crd is None:
         return parents * size
-    if pos is not None and has_contents and has_sorted_rows(pos, crd, parents, size):
-        return crd.numel()
     if pos is not None and not has_contents:
         if pos.numel() != parents + 1:
             raise FileError(
@@ -208,7 +215,9 @@ def _check_level(
     return crd.numel()
 
 
-def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Tensor | None]) -> None:
+def _check_runs(
+    form: Format, pos: list[torch.Tensor | None], crd: list[torch.Tensor | None], in_order: set[int]
+) -> None:
     """Check that entries below a position are sorted and unique, level by level or run by run."""
     for level in range(len(form)):
         begins = pos[level]
@@ -217,7 +226,7 @@ def _check_runs(form: Format, pos: list[torch.Tensor | None], crd: list[torch.Te
         last = form.run_from(level)
         first = crd[level]
         if last == level + 1 and first is not None:
-            is_fine = is_sorted_below(begins, first)
+            is_fine = level in in_order or is_sorted_below(begins, first)
         else:
             is_fine = _is_run_sorted(begins, [array for array in crd[level:last] if array is not None])
         if not is_fine:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.nn.pattern import pattern_from_keys, weight_format
 from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, tables_of
+from scorch._src.nn.saved_pattern import empty_pattern
 from scorch._src.nn.sparsify import replace_modules
 from scorch._src.tensor.autograd import sparse_of
 from scorch.errors import FileError, OperandError
@@ -25,8 +25,7 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"load_sparse takes a torch.nn.Module, not a {type(model).__name__}")
-    suffix = "pattern.format"
-    sparse = {name[: -len(suffix)].rstrip(".") for name in state_dict if name.endswith(suffix)}
+    sparse = _sparse_layers(state_dict)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):
@@ -43,6 +42,16 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     model.load_state_dict(state_dict, assign=is_meta)
     return model
+
+
+def _sparse_layers(state_dict: Mapping[str, Any]) -> set[str]:
+    """Return the names of matrices that are sparse, in files of any version."""
+    found = set()
+    for name in state_dict:
+        prefix = name.removesuffix(".format").removesuffix("pattern")
+        if name in (f"{prefix}pattern", f"{prefix}pattern.format") and f"{prefix}values" in state_dict:
+            found.add(prefix.rstrip("."))
+    return found
 
 
 def _table_names(module: torch.nn.Module) -> list[str]:
@@ -63,8 +72,6 @@ def _convert_layer(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module 
     weights = {}
     for part in kind.parts(module):
         matrix = part.matrix
-        pattern = pattern_from_keys(
-            torch.zeros(0, dtype=torch.int64, device=HOST), tuple(matrix.shape), weight_format("csr")
-        )
-        weights[part.table] = sparse_of(pattern, torch.zeros(0, dtype=matrix.dtype, device=HOST))
+        values = torch.zeros(0, dtype=matrix.dtype, device=HOST)
+        weights[part.table] = sparse_of(empty_pattern(*matrix.shape), values)
     return kind.make(module, weights)

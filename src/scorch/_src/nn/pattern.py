@@ -1,4 +1,4 @@
-"""The sparsity pattern of a weight: drawn, read from a mask or from the largest values, changed, and saved.
+"""The sparsity pattern of a weight: drawn, read from a mask or from the largest values, and changed.
 
 A weight is trained on a fixed pattern. These functions find one; a layer holds it, and its values as a plain
 parameter with one element for each entry.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,17 +16,15 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
-from scorch._src.io.archive import check_pattern
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.nn.prune import sum_blocks
 from scorch._src.storage.coordinates import coordinates, coordinates_of, inside, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import placed
-from scorch._src.tensor.create.check import own
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, FileError, FormatError, OperandError, ShapeError
+from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError
 
 Shape = tuple[int, ...]  # of two dimensions
 
@@ -196,6 +194,13 @@ def move_optimizer_state(
 
 def compute_fingerprint(pattern: Pattern) -> int:
     """Return a number that differs, almost certainly, for another pattern or format."""
+    known: int | None = pattern.structures.get("fingerprint")
+    if known is None:
+        known = pattern.structures["fingerprint"] = _hash_pattern(pattern)
+    return known
+
+
+def _hash_pattern(pattern: Pattern) -> int:
     letters = enumerate(str(pattern.format), 1)  # whose hash is the same in every process
     total = math.prod(ord(letter) + position for position, letter in letters) % (2**61 - 1)
     for size in pattern.shape:
@@ -223,50 +228,3 @@ def convert_weight(weight: SparseTensor, form: Format) -> SparseTensor:
     converted = convert(Storage(weight.storage.pattern, weight.storage.values.detach()), form)
     assert isinstance(converted, Storage)
     return SparseTensor(converted)
-
-
-# in a state_dict: plain tensors by name, which any file of tensors can hold --------------------------
-
-
-def pattern_to_arrays(pattern: Pattern) -> dict[str, torch.Tensor]:
-    """Convert a pattern: ``format``, letters, order and blocks as numbers, and the arrays of each level."""
-    form = pattern.format
-    numbers = [len(form), *map(ord, form.spelling), *form.order, *(n for pair in form.blocks for n in pair)]
-    arrays = {"format": torch.tensor(numbers, device=HOST)}
-    for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
-        if pos is not None:
-            arrays[f"pos{level}"] = own(pos)
-        if crd is not None:
-            arrays[f"crd{level}"] = own(crd)
-    return arrays
-
-
-def pattern_from_arrays(
-    arrays: Mapping[str, torch.Tensor], shape: tuple[int, ...], device: torch.device
-) -> Pattern:
-    """Convert back the arrays of ``pattern_to_arrays``, copied and checked, since kernels trust a pattern."""
-    if "format" not in arrays:
-        raise FileError("its format is missing")
-    form = _format(arrays["format"].tolist())
-    levels = range(len(form))
-    pos, crd = ([_array(arrays, f"{name}{level}", device) for level in levels] for name in ("pos", "crd"))
-    return check_pattern(form, shape, pos, crd)
-
-
-def _format(numbers: list[int]) -> Format:
-    levels = numbers[0] if numbers else 0
-    if levels < 1 or len(numbers) < 1 + 2 * levels or (len(numbers) - 1 - 2 * levels) % 2:
-        raise FileError(f"{numbers} describes no format")
-    rest = numbers[1 + 2 * levels :]
-    letters = "".join(chr(number) for number in numbers[1 : 1 + levels])
-    blocks = dict(zip(rest[::2], rest[1::2], strict=True))
-    return Format(letters, order=tuple(numbers[1 + levels : 1 + 2 * levels]), blocks=blocks)
-
-
-def _array(arrays: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor | None:
-    array = arrays.get(name)
-    if array is None:
-        return None
-    if array.dim() != 1 or array.dtype not in (torch.int32, torch.int64):
-        raise FileError(f"{name} is no list of integers")
-    return array.detach().to(device)

@@ -7,6 +7,7 @@ Its sparsity pattern is a ``Pattern`` of the layer; it is saved as integer array
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,12 +26,11 @@ from scorch._src.nn.pattern import (
     magnitude_pattern,
     move_optimizer_state,
     move_values,
-    pattern_from_arrays,
     pattern_of_mask,
-    pattern_to_arrays,
     resolve_density,
     weight_format,
 )
+from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
 from scorch._src.ops.products.linear import linear_of_parameter
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
@@ -100,8 +100,8 @@ class SparseLinear(torch.nn.Module):
 
     def _set_pattern(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self.seal = torch.tensor(compute_fingerprint(pattern), device=pattern.device)
-        self._sealed = int(self.seal)  # pickles have this name and the next
+        self._sealed = compute_fingerprint(pattern)  # pickles have this name and the one after the next
+        self.seal = torch.tensor(self._sealed, device=pattern.device)
         self._seen = self.seal._version
 
     # constructors ------------------------------------------------------------------------------------
@@ -298,8 +298,7 @@ class SparseLinear(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, array in pattern_to_arrays(self.pattern).items():
-            destination[f"{prefix}pattern.{name}"] = array
+        destination[f"{prefix}pattern"] = pattern_to_words(self.pattern)
 
     def _load_from_state_dict(
         self,
@@ -311,12 +310,11 @@ class SparseLinear(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        start = f"{prefix}pattern."
-        arrays = {name[len(start) :]: state_dict[name] for name in list(state_dict) if name.startswith(start)}
-        plain = {name: value for name, value in state_dict.items() if not name.startswith(start)}
-        if arrays:
+        own = {name: state_dict[name] for name in list(state_dict) if name.startswith(prefix)}
+        plain = {name: value for name, value in own.items() if not _is_of_pattern(name[len(prefix) :])}
+        if len(plain) < len(own):
             try:
-                pattern = pattern_from_arrays(arrays, self.pattern.shape, self.pattern.device)
+                pattern = self._read_pattern(own, f"{prefix}pattern")
             except (ValueError, IndexError, TypeError) as error:
                 error_msgs.append(f"the places of {prefix}weight: {error}")
                 return
@@ -328,7 +326,7 @@ class SparseLinear(torch.nn.Module):
                 return
             self._load_pattern(pattern)
         elif f"{prefix}values" in plain:
-            missing_keys.append(f"{start}format")
+            missing_keys.append(f"{prefix}pattern")
         elif isinstance(plain.get(f"{prefix}weight"), torch.Tensor):
             plain[f"{prefix}values"] = self._values_from_weight(
                 plain.pop(f"{prefix}weight"), prefix, error_msgs
@@ -336,6 +334,15 @@ class SparseLinear(torch.nn.Module):
         super()._load_from_state_dict(
             plain, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+    def _read_pattern(self, state: Mapping[str, Any], name: str) -> Pattern:
+        """Read a pattern of a ``state_dict``, or of an older one, which has each of its arrays."""
+        shape, device = self.pattern.shape, self.pattern.device
+        if name in state:
+            return pattern_from_words(state[name], shape, device)
+        start = f"{name}."
+        arrays = {key[len(start) :]: value for key, value in state.items() if key.startswith(start)}
+        return pattern_from_arrays(arrays, shape, device)
 
     def _load_pattern(self, pattern: Pattern) -> None:
         """Take over another pattern, whose values are loaded next."""
@@ -359,6 +366,10 @@ class SparseLinear(torch.nn.Module):
             self._load_pattern(weight.storage.pattern)
             return weight.storage.values
         return values_at(weight.detach(), self.pattern)
+
+
+def _is_of_pattern(name: str) -> bool:
+    return name == "pattern" or name.startswith("pattern.")
 
 
 def _weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

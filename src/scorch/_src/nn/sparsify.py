@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
 from scorch._src.nn.timing import Call
 from scorch.errors import ArgumentError, OperandError, warn
+
+CLEAR_GAIN = 1.3  # times as fast, from which on a layer that wins alone is taken to win in the model
+MIN_GAIN = 1.03  # times as fast that a model must be with sparse layers
 
 
 def sparsify(
@@ -58,7 +61,8 @@ def sparsify(
     Each layer is timed dense and sparse at the sizes of ``batch``, on this machine with the threads now set;
     where sparse is slower on average the pruned weight stays dense. With ``example``, an input of the model
     or a tuple or dictionary of them, layers are timed on what they are called with, and at last the model as
-    a whole: where it is slower than dense, all of it stays dense. With ``prefer="size"`` a layer is sparse
+    a whole: with all of these layers sparse, with those that gain most, and with none, of which the fastest
+    stays. With ``prefer="size"`` a layer is sparse
     wherever that is smaller. ``scorch.report`` shows what was decided. ``skip`` has names or classes of
     modules to leave alone; the model itself is left alone unless ``inplace``.
 
@@ -115,22 +119,38 @@ def replace_modules(
 def _replace_layers(
     model: torch.nn.Module, choices: dict[torch.nn.Module, Choice], example: Any
 ) -> torch.nn.Module:
-    """Put the chosen layers in the model; where an example takes longer with them, the dense ones."""
+    """Put the chosen layers in the model; with an example, as many of them as make it fastest as a whole."""
     model = replace_modules(model, {layer: choice.layer for layer, choice in choices.items()})
     to_dense = {choice.layer: choice.dense for choice in choices.values() if choice.layer is not choice.dense}
     if example is None or not to_dense:
         return model
-    to_sparse = {dense: layer for layer, dense in to_dense.items()}
-    switches = [lambda way=way: replace_modules(model, way) for way in (to_dense, to_sparse)]
-    with timing.evaluating(model, *to_sparse):
-        dense, sparse = timing.compare_models(switches, _bind_example(example))
-    if sparse <= dense:
+    decisions: dict[torch.nn.Module, Any] = {layer: layer.sparsified for layer in to_dense}
+    clear = {layer for layer, decision in decisions.items() if decision.gain >= CLEAR_GAIN}
+    states = [set(to_dense), clear] if 0 < len(clear) < len(to_dense) else [set(to_dense)]
+    switches = [_switch(model, to_dense, kept) for kept in (set(), *states)]
+    with timing.evaluating(model, *to_dense.values()):
+        dense, *sparse = timing.compare_models(switches, _bind_example(example))
+    fastest = min(range(len(states)), key=lambda number: sparse[number])
+    kept = states[fastest] if sparse[fastest] * MIN_GAIN <= dense else set()
+    reason = f"the model as a whole takes {sparse[0] / dense:.2f} x the time with all sparse layers"
+    for layer in set(to_dense) - kept:
+        to_dense[layer].sparsified = Decision(False, reason, decisions[layer].seconds)  # type: ignore[assignment]
+    return _switch(model, to_dense, kept)()
+
+
+def _switch(
+    model: torch.nn.Module, to_dense: Mapping[torch.nn.Module, torch.nn.Module], kept: set[torch.nn.Module]
+) -> Callable[[], torch.nn.Module]:
+    """Return a function that makes the layers ``kept`` sparse, all others dense, and returns the model."""
+    pairs = [(pair, pair[0] if pair[0] in kept else pair[1]) for pair in to_dense.items()]
+    wanted = {either: layer for pair, layer in pairs for either in pair}
+
+    def switch() -> torch.nn.Module:
+        nonlocal model
+        model = replace_modules(model, wanted)
         return model
-    reason = f"the model as a whole takes {sparse / dense:.1f} x the time with sparse layers"
-    for layer in to_sparse:
-        before: Any = layer.sparsified
-        layer.sparsified = Decision(False, reason, before.seconds)  # type: ignore[assignment]
-    return replace_modules(model, to_dense)
+
+    return switch
 
 
 def _bind_example(example: Any) -> Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -52,17 +53,16 @@ def evaluating(*models: torch.nn.Module) -> Iterator[None]:
 
 
 def compare_models(switches: Sequence[Callable[[], torch.nn.Module]], call: Call) -> list[float]:
-    """Return the shortest time of a model in several states; a switch puts it in one and returns it."""
-    seconds = [float("inf")] * len(switches)
-    end, rounds = time.perf_counter() + MIN_SECONDS_PER_CANDIDATE * len(switches), 0
-    while rounds < MIN_ROUNDS or time.perf_counter() < end:
-        rounds += 1
-        for number, switch in enumerate(switches):
+    """Return the median time of a model in several states; a switch puts it in one and returns it."""
+    seconds: list[list[float]] = [[] for _ in switches]
+    end = time.perf_counter() + MIN_SECONDS_PER_CANDIDATE * len(switches)
+    while len(seconds[0]) <= MIN_ROUNDS or time.perf_counter() < end:
+        for times, switch in zip(seconds, switches, strict=True):
             model = switch()
             start = time.perf_counter()
             model(*call[0], **call[1])
-            seconds[number] = min(seconds[number], time.perf_counter() - start)
-    return seconds
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times[1:]) for times in seconds]  # the first calls fill caches
 
 
 class MachineRates:

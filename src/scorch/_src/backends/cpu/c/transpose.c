@@ -1,5 +1,3 @@
-typedef long long i64;
-
 typedef struct {
     i64 batch, rows, columns, threads;
     const char *from;
@@ -10,38 +8,16 @@ typedef struct {
 #define HEIGHT 256
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 
-#if defined(__clang__) || __GNUC__ >= 12
-#define TURN(V) { \
-    const V a = *(V##_at *)from, b = *(V##_at *)(from + columns); \
-    const V c = *(V##_at *)(from + 2 * columns), d = *(V##_at *)(from + 3 * columns); \
-    const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5); \
-    const V fg = __builtin_shufflevector(a, b, 2, 6, 3, 7), hi = __builtin_shufflevector(c, d, 2, 6, 3, 7); \
-    *(V##_at *)to = __builtin_shufflevector(ab, cd, 0, 1, 4, 5); \
-    *(V##_at *)(to + rows) = __builtin_shufflevector(ab, cd, 2, 3, 6, 7); \
-    *(V##_at *)(to + 2 * rows) = __builtin_shufflevector(fg, hi, 0, 1, 4, 5); \
-    *(V##_at *)(to + 3 * rows) = __builtin_shufflevector(fg, hi, 2, 3, 6, 7); \
-}
-#else
-#define TURN(V) { \
-    for (int row = 0; row < 4; row++) \
-        for (int column = 0; column < 4; column++) to[column * rows + row] = from[row * columns + column]; \
-}
-#endif
-
 /* A part of a matrix becomes columns; all but a few elements in squares of four by four. */
 #define TRANSPOSE(T) \
-typedef T T##x4 __attribute__((vector_size(4 * sizeof(T)))); \
-typedef T T##x4_at __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias)); \
+SQUARE(T) \
 static void turn_##T(const T *all_from, T *all_to, i64 rows, i64 columns, \
                      i64 top, i64 bottom, i64 left, i64 right) { \
     i64 row = top; \
     for (; row + 4 <= bottom; row += 4) { \
         i64 column = left; \
-        for (; column + 4 <= right; column += 4) { \
-            const T *from = all_from + row * columns + column; \
-            T *to = all_to + column * rows + row; \
-            TURN(T##x4) \
-        } \
+        for (; column + 4 <= right; column += 4) \
+            square_##T(all_from + row * columns + column, columns, all_to + column * rows + row, rows); \
         for (; column < right; column++) \
             for (int k = 0; k < 4; k++) \
                 all_to[column * rows + row + k] = all_from[(row + k) * columns + column]; \

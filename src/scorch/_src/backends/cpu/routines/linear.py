@@ -3,7 +3,8 @@
     out[b,o] = bias[o] + sum over entries (o,j) of W[o,j] * X[b,j]
 
 Rows of the batch are copied next to each other, a tile of them at a time, so that an entry of the weight
-meets neighbours in memory, whose sums stay in registers. Results are stored where they belong at once. Beside
+meets neighbours in memory, whose sums stay in registers. Results are stored where they belong at once; both
+copies are transposed in registers. Threads share tiles times parts of the weight's rows. Beside
 a product of transposed copies this saves two passes, the addition of the bias, and much of the time of small
 calls.
 """
@@ -23,9 +24,9 @@ from scorch._src.compiler.target import target
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits
 
-SOURCE = read_source("tiles.c") + read_source("linear.c")
+SOURCE = "".join(map(read_source, ("tiles.c", "gathers.c", "squares.c", "linear.c")))
 NARROW_SOURCE = f"#define NARROW\n{SOURCE}"
-TILE_BYTES = 1 << 19  # of a batch, which stay in the cache while rows of the weight pass
+TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
 MIN_POOLED = 1 << 18  # elements of a batch from which on its copy is worth memory of a pool
 _WHAT = "the product with a sparse weight"
 
@@ -61,9 +62,9 @@ def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 @functools.lru_cache(maxsize=256)
 def _tile_width(batch: int, features: int, size: int) -> int:
     """Return how many rows of a batch make a tile: whole vectors of elements of ``size`` bytes."""
-    bytes = target().vector_bytes
+    bytes, cache = target().vector_bytes, target().cache_bytes
     lanes, most = bytes // size, 16 if bytes == 16 else 8
-    most = max(2, min(most, TILE_BYTES // (features * bytes)))
+    most = max(2, min(most, cache // (TILE_PARTS * features * bytes)))
     vectors = -(-batch // lanes)
     tiles = -(-vectors // most)
     return -(-vectors // tiles) * lanes

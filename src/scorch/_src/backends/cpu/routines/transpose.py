@@ -18,7 +18,7 @@ from scorch._src.backends.cpu.launch import BITS, builtins, pack, result_descrip
 MIN_ELEMENTS = 1 << 13  # from which on it pays to copy them here
 MIN_ELEMENTS_PER_THREAD = 1 << 15
 
-SOURCE = jit.read_source("transpose.c")
+SOURCE = jit.read_source("squares.c") + jit.read_source("transpose.c")
 
 
 def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:

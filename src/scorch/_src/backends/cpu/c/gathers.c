@@ -1,0 +1,97 @@
+/* PICKED_T adds the products of values and elements of x from entry e on to sum, as many as it takes in vectors,
+   and moves e past them. Columns are unsigned and of 16 bits where there is something to gain. */
+#ifdef NARROW
+#define COLUMN(I) unsigned short
+#else
+#define COLUMN(I) I
+#endif
+/* Four columns are one number of 64 bits, which is cheaper to take apart than to load one by one. */
+#if defined(NARROW) && defined(__aarch64__) && $VECTOR == 16
+#define PICK(q) {x[q & 0xffff], x[q >> 16 & 0xffff], x[q >> 32 & 0xffff], x[q >> 48]}
+#define PICKED_f32 \
+    f32v low = {0}, high = {0}; \
+    for (; e + 8 <= last; e += 8) { \
+        u64 q, r; \
+        __builtin_memcpy(&q, crd + e, 8), __builtin_memcpy(&r, crd + e + 4, 8); \
+        const f32v a = PICK(q), b = PICK(r); \
+        low += *(const f32v_at *)(values + e) * a, high += *(const f32v_at *)(values + e + 4) * b; \
+    } \
+    low += high, sum += (low[0] + low[1]) + (low[2] + low[3]);
+#define PICKED_f64
+/* Registers are filled from the places that columns list: N elements at once, four registers at a time. */
+#elif defined(NARROW) && defined(__AVX2__)
+#define VECTORS(T, N) \
+typedef T T##x##N __attribute__((vector_size(N * sizeof(T)))); \
+typedef T T##x##N##_at __attribute__((vector_size(N * sizeof(T)), aligned(sizeof(T)), may_alias))
+typedef int place;
+typedef unsigned short column;
+struct any_memory { char bytes[1 << 20]; };
+#define READ(array) "m"(*(const struct any_memory *)(array))
+#define MULTIPLY(T, N, NAME, SCALE, k) \
+    const place##x##N at_##k = __builtin_convertvector(*(const column##x##N##_at *)(crd + e + k * N), place##x##N); \
+    T##x##N got_##k = {0}; \
+    GATHER(T, N, NAME, SCALE, got_##k, at_##k) \
+    sum_##k += *(const T##x##N##_at *)(values + e + k * N) * got_##k;
+#define PICKED(T, N, NAME, SCALE) \
+    T##x##N sum_0 = {0}, sum_1 = {0}, sum_2 = {0}, sum_3 = {0}; \
+    for (; e + 4 * N <= last; e += 4 * N) { \
+        FETCH(values + e + 32 * N, 4 * N * sizeof(T)) \
+        FETCH(crd + e + 64 * N, 4 * N * sizeof(column)) \
+        MULTIPLY(T, N, NAME, SCALE, 0) \
+        MULTIPLY(T, N, NAME, SCALE, 1) \
+        MULTIPLY(T, N, NAME, SCALE, 2) \
+        MULTIPLY(T, N, NAME, SCALE, 3) \
+    } \
+    for (; e + N <= last; e += N) { MULTIPLY(T, N, NAME, SCALE, 0) } \
+    REST(T, N, NAME, SCALE) \
+    sum_0 += sum_1 + (sum_2 + sum_3); \
+    UNROLL for (int half = N / 2; half; half /= 2) \
+        UNROLL for (int lane = 0; lane < half; lane++) sum_0[lane] += sum_0[lane + half]; \
+    sum += sum_0[0];
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define GATHER(T, N, NAME, SCALE, got, at) { \
+    unsigned short all; \
+    __asm__("kxnorw %1, %1, %1\n\t" NAME " (%2,%3," #SCALE "), %0%{%1%}" \
+            : "+&v"(got), "=&Yk"(all) : "r"(x), "v"(at), READ(x)); \
+}
+/* Fewer than N entries that are left: what lies behind them is not read. */
+#define REST(T, N, NAME, SCALE) \
+    if (e < last) { \
+        unsigned short some = (1u << (last - e)) - 1; \
+        place##x##N at; \
+        T##x##N weights, got = {0}; \
+        __asm__("vpmovzxwd (%1), %0%{%2%}%{z%}" : "=v"(at) : "r"(crd + e), "Yk"(some), READ(crd + e)); \
+        __asm__(MOVE_##T " (%1), %0%{%2%}%{z%}" : "=v"(weights) : "r"(values + e), "Yk"(some), READ(values + e)); \
+        __asm__(NAME " (%2,%3," #SCALE "), %0%{%1%}" : "+&v"(got), "+Yk"(some) : "r"(x), "v"(at), READ(x)); \
+        sum_1 += weights * got, e = last; \
+    }
+#define MOVE_f32 "vmovups"
+#define MOVE_f64 "vmovupd"
+#define PICKED_f32 PICKED(f32, 16, "vgatherdps", 4)
+#define PICKED_f64 PICKED(f64, 8, "vgatherdpd", 8)
+VECTORS(f32, 16);
+VECTORS(f64, 8);
+VECTORS(place, 16);
+VECTORS(place, 8);
+VECTORS(column, 16);
+VECTORS(column, 8);
+#else
+#define GATHER(T, N, NAME, SCALE, got, at) { \
+    T##x##N all; \
+    __asm__("vpcmpeqd %1, %1, %1\n\t" NAME " %1, (%2,%3," #SCALE "), %0" \
+            : "+&x"(got), "=&x"(all) : "r"(x), "x"(at), READ(x)); \
+}
+#define REST(T, N, NAME, SCALE)
+#define PICKED_f32 PICKED(f32, 8, "vgatherdps", 4)
+#define PICKED_f64 PICKED(f64, 4, "vgatherdpd", 8)
+VECTORS(f32, 8);
+VECTORS(f64, 4);
+VECTORS(place, 8);
+VECTORS(place, 4);
+VECTORS(column, 8);
+VECTORS(column, 4);
+#endif
+#else
+#define PICKED_f32
+#define PICKED_f64
+#endif

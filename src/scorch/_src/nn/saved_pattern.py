@@ -1,0 +1,125 @@
+"""Sparsity patterns in a ``state_dict``: a plain tensor of integers each, which any file of tensors can hold.
+
+The tensor has 32-bit words: how many describe the format, these, and for each array of each level the bytes
+of an element, their number in two words, and the elements. Coordinates below 65,536 take two bytes. It is one
+tensor, since many small ones take longer to load than their contents. Older files have one for each array.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+
+from scorch._src.devices import HOST
+from scorch._src.formats import Format
+from scorch._src.io.archive import check_pattern
+from scorch._src.nn.pattern import weight_format
+from scorch._src.storage.storage import Pattern
+from scorch.errors import FileError
+
+MAX_NARROW = 1 << 16  # of a level, whose coordinates then fit in 16 bits without a sign
+MAX_FORMAT_WORDS = 256
+_ELEMENTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+_HEADER_WORDS = 3
+_COUNT_BITS = 31  # of the number of elements in the first of its two words
+
+Shape = tuple[int, ...]
+
+
+def pattern_to_words(pattern: Pattern) -> torch.Tensor:
+    """Convert a pattern to a tensor of 32-bit integers."""
+    form = pattern.format
+    numbers = [len(form), *map(ord, form.spelling), *form.order, *(n for pair in form.blocks for n in pair)]
+    parts = [torch.tensor([len(numbers), *numbers], dtype=torch.int32, device=HOST)]
+    for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
+        is_narrow = form.level_size(level, pattern.shape) <= MAX_NARROW
+        parts += [] if pos is None else _array_to_words(pos)
+        parts += [] if crd is None else _array_to_words(crd.to(torch.int16) if is_narrow else crd)
+    return torch.cat(parts)
+
+
+def _array_to_words(array: torch.Tensor) -> list[torch.Tensor]:
+    size, count = array.element_size(), array.numel()
+    numbers = [size, count & (1 << _COUNT_BITS) - 1, count >> _COUNT_BITS]
+    padded = torch.cat([array, array.new_zeros(count % 2 if size == 2 else 0)]).to(HOST)
+    return [torch.tensor(numbers, dtype=torch.int32, device=HOST), padded.view(torch.int32)]
+
+
+def pattern_from_words(words: torch.Tensor, shape: Shape, device: torch.device) -> Pattern:
+    """Convert back what ``pattern_to_words`` made, copied and checked, since kernels trust a pattern."""
+    if words.dim() != 1 or words.dtype != torch.int32:
+        raise FileError("a pattern is a list of 32-bit integers")
+    words = words.detach().to(HOST).contiguous()
+    start = words[: MAX_FORMAT_WORDS + 1].tolist()
+    at = 1 + start[0] if start else 0
+    if not 1 <= at <= len(start):
+        raise FileError("a pattern begins with its format")
+    form = _parse_format(start[1:at])
+    pos: list[torch.Tensor | None] = []
+    crd: list[torch.Tensor | None] = []
+    for level, level_format in enumerate(form.levels):
+        for arrays, is_stored in ((pos, form.starts_run(level)), (crd, not level_format.is_full)):
+            array, at = _array_from_words(words, at) if is_stored else (None, at)
+            arrays.append(None if array is None else array.to(device))
+    return check_pattern(form, shape, pos, crd, is_own=True)
+
+
+def _array_from_words(words: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
+    """Return a copy of the array that begins at a word, and where the next one begins."""
+    begin = at + _HEADER_WORDS
+    header = words[at:begin].tolist()
+    size, low, high = header if len(header) == _HEADER_WORDS else (0, 0, 0)
+    count = low + (high << _COUNT_BITS)
+    length = -(-size * count // 4)
+    if size not in _ELEMENTS or count < 0 or length > words.numel() - begin:
+        raise FileError("a pattern ends before all of its arrays")
+    elements = words[begin : begin + length]
+    if size == 2:
+        wide = elements.view(torch.int16)[:count].to(torch.int32)
+        return wide.bitwise_and_(MAX_NARROW - 1), begin + length  # without a sign
+    return elements.clone().view(_ELEMENTS[size]), begin + length
+
+
+def pattern_from_arrays(arrays: Mapping[str, torch.Tensor], shape: Shape, device: torch.device) -> Pattern:
+    """Convert the arrays of older files, by name, to a pattern; they are copied and checked."""
+    if "format" not in arrays:
+        raise FileError("its format is missing")
+    form = _parse_format(arrays["format"].tolist())
+    levels = range(len(form))
+    pos, crd = ([_array(arrays, f"{name}{level}", device) for level in levels] for name in ("pos", "crd"))
+    return check_pattern(form, shape, pos, crd)
+
+
+def _parse_format(numbers: list[int]) -> Format:
+    levels = numbers[0] if numbers else 0
+    if levels < 1 or len(numbers) < 1 + 2 * levels or (len(numbers) - 1 - 2 * levels) % 2:
+        raise FileError(f"{numbers} describes no format")
+    return _make_format(tuple(numbers))
+
+
+@functools.lru_cache(maxsize=64)
+def _make_format(numbers: tuple[int, ...]) -> Format:
+    levels = numbers[0]
+    rest = numbers[1 + 2 * levels :]
+    letters = "".join(chr(number) for number in numbers[1 : 1 + levels])
+    blocks = dict(zip(rest[::2], rest[1::2], strict=True))
+    return Format(letters, order=tuple(numbers[1 + levels : 1 + 2 * levels]), blocks=blocks)
+
+
+def _array(arrays: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor | None:
+    array = arrays.get(name)
+    if array is None:
+        return None
+    if array.dim() != 1 or array.dtype not in (torch.int32, torch.int64):
+        raise FileError(f"{name} is no list of integers")
+    return array.detach().to(device)
+
+
+@functools.lru_cache(maxsize=64)
+def empty_pattern(rows: int, columns: int) -> Pattern:
+    """Return the pattern of a matrix that stores nothing."""
+    pos = torch.zeros(rows + 1, dtype=torch.int32, device=HOST)
+    crd = torch.zeros(0, dtype=torch.int32, device=HOST)
+    return Pattern(weight_format("csr"), (rows, columns), (None, pos), (None, crd), (rows, 0))
