@@ -1,126 +1,308 @@
-// Entries in any order, of which some may stand for one place: numbered by their places, and after a stable sort
-// of these numbers listed once each, with the sum of their values in the order in which they were given.
+// Entries in any order, of which some may stand for one place: sorted, and listed once for each place, with the
+// sum of their values in the order in which they were given.
+//
+// What is sorted are numbers: the coordinates of an entry, the first one highest, above the entry's own position.
+// No two are equal, so that there is one order, in whatever order threads come. It is a sample sort (Frazer and
+// McKellar, 1970): a sample, sorted, gives splitters; each number goes to the bucket between two of them, and a
+// block sorts each bucket. A splitter is the least number of its bucket.
 
-enum { OUTSIDE, UNSORTED, LONG, PLACES };
+enum { REFUSED, UNSORTED, LONG, SPREAD, SORTED, PLACES, STATES = 8 };  // states; counts of numbers come behind
 
 struct slots {
   const COLUMN *columns[DIMS];
-  i64 sizes[DIMS], entries;
-  u64 *found;              // whether a coordinate is outside, entries are unsorted, some repeat more than FEW
-                           // times; and the number of places
-  KEY *keys;
-  const KEY *sorted;       // the keys in order
-  const i64 *order;        // the entry of each
-  i64 chunk, chunks;
-  u32 *counts;             // of the places that begin in each chunk
-  INDEX *crd[DIMS];        // of each place
-  INDEX *pos;              // where the list of places begins and ends
-  i64 *first;              // where the entries of each place begin in the order; 0 where nobody asks
+  i64 sizes[DIMS], shifts[DIMS];  // where the bits of a coordinate begin
+  i64 entries;                    // numbers that are sorted
+  i64 bits;                       // those of an entry's position
+  const u64 *source;              // the numbers; 0 where they are made of coordinates
+  u64 *sample;                    // some of them; 0 where nobody listed them
+  i64 samples, buckets;
+  u64 *splitters;                 // of each bucket, those between left out
+  i64 stride;                     // from one splitter to the next
+  i64 half, shift;                // half of a power of two above the buckets; a block keeps one splitter in 2^shift
+  u32 *state;
+  const u32 *before;              // the state of the sort of the sample, which may be refused; 0 where there is none
+  u32 *begins;                    // of each bucket in the order, and the end
+  u32 *places;                    // the number of the place of each bucket's first entry
+  u64 *spread;                    // the numbers in buckets, each with room for CAPACITY
+  u64 *sorted;
+  i64 *told;                      // for the host: refused, unsorted, long, and the number of places
+  INDEX *crd[DIMS];               // of each place
+  INDEX *pos;                     // where the list of places begins and ends
+  i64 *first, *order;             // where each place begins in the order, and the order; 0 where nobody asks
   const T *values;
-  T *sums;                 // 0 where others add up
+  T *sums;                        // 0 where others add up
 };
 
-static inline KEY key_of(const struct slots a, i64 entry, int *is_outside) {
-  KEY key = 0;
+// numbers -----------------------------------------------------------------------------------------------------
+
+static inline u64 number_of(const struct slots a, i64 entry, int *is_outside) {
+  if (a.source) return a.source[entry];
+  u64 number = (u64)entry;
 #pragma unroll
   for (int dim = 0; dim < DIMS; dim++) {
     const i64 coordinate = a.columns[dim][entry];
-    const int is_inside = coordinate >= 0 && coordinate < a.sizes[dim];
-    if (!is_inside) *is_outside = 1;
-    key = (KEY)(key * (KEY)a.sizes[dim] + (is_inside ? (KEY)coordinate : 0));
+    if (coordinate < 0 || coordinate >= a.sizes[dim]) *is_outside = 1;
+    else number |= (u64)coordinate << a.shifts[dim];
   }
-  return key;
+  return number;
 }
 
-static inline void note(u64 *flag) {
+static inline void note(u32 *flag) {
   if (!*flag) *flag = 1;
 }
 
-KERNEL void scorch_number(const struct slots a) {
-  for (i64 e = FIRST_UNIT(1); e < a.entries; e += UNITS(1)) {
-    int is_outside = 0;
-    const KEY key = key_of(a, e, &is_outside);
-    a.keys[e] = key;
-    if (e && key_of(a, e - 1, &is_outside) >= key) note(a.found + UNSORTED);
-    if (is_outside) note(a.found + OUTSIDE);
+static inline u64 splitter(const struct slots a, i64 bucket) {
+  return a.splitters[bucket * a.stride];
+}
+
+// A number of each part of the source, at a place that looks random: numbers may come in any order.
+static inline u64 draw(const struct slots a, u64 number) {
+  const u64 entries = (u64)a.entries, samples = (u64)a.samples;
+  const u64 begin = number * entries / samples, end = (number + 1) * entries / samples;
+  u32 hash = (u32)number * 2654435761u;
+  hash = (hash ^ hash >> 15) * 2246822519u;
+  int is_outside = 0;
+  return number_of(a, (i64)(begin + (hash ^ hash >> 13) % (end - begin)), &is_outside);
+}
+
+static inline u64 sampled(const struct slots a, u32 number) {
+  return a.sample ? a.sample[number] : draw(a, number);
+}
+
+// sums over a block -------------------------------------------------------------------------------------------
+
+// The sum of what threads below have, and of what all have.
+static inline u32 sum_below(u32 own, u32 *all) {
+  STATIC_SHARED u32 totals[BLOCK / 32];
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u32 total = own, below = 0;  // of the lanes of this one's group, and of those below it
+  for (int step = 1; step < 32; step *= 2) {
+    const u32 others = EXCHANGE(total, step, 32);
+    if (lane & step) below += others;
+    total += others;
+  }
+  if (lane == 0) totals[warp] = total;
+  __syncthreads();
+  *all = 0;
+  for (u32 other = 0; other < BLOCK / 32; other++) {
+    if (other < warp) below += totals[other];
+    *all += totals[other];
+  }
+  __syncthreads();
+  return below;
+}
+
+// Whether this is the last block to arrive, which sees what the others wrote.
+static inline int is_last(u32 *arrived) {
+  STATIC_SHARED u32 turn;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) turn = atomicAdd(arrived, 1u);
+  __syncthreads();
+  if (turn + 1 < gridDim.x) return 0;
+  __threadfence();
+  return 1;
+}
+
+// The sum of counts before each, and of all behind the last.
+static inline void add_up(const u32 *counts, i64 stride, u32 *sums, i64 number) {
+  u32 before = 0, all;
+  for (i64 start = 0; start < number; start += BLOCK) {
+    const i64 at = start + threadIdx.x;
+    const u32 below = sum_below(at < number ? counts[at * stride] : 0, &all);
+    if (at < number) sums[at] = before + below;
+    before += all;
+  }
+  if (threadIdx.x == 0) sums[number] = before;
+}
+
+// splitters ---------------------------------------------------------------------------------------------------
+
+static inline void clear(const struct slots a) {
+  for (i64 at = FIRST_UNIT(1); at < STATES + a.buckets * APART; at += UNITS(1)) a.state[at] = 0;
+}
+
+KERNEL void scorch_sample(const struct slots a) {
+  clear(a);
+  for (i64 at = FIRST_UNIT(1); at < a.samples; at += UNITS(1)) a.sample[at] = draw(a, at);
+}
+
+// Each warp counts how many of the sample are below one of it.
+KERNEL void scorch_rank(const struct slots a) {
+  STATIC_SHARED u64 others[2 * BLOCK];
+  const u32 samples = (u32)a.samples, lane = threadIdx.x % 32;
+  if (!a.sample) clear(a);
+  for (u32 start = blockIdx.x * (BLOCK / 32); start < samples; start += gridDim.x * (BLOCK / 32)) {
+    const u32 at = start + threadIdx.x / 32;
+    const u64 own = at < samples ? sampled(a, at) : 0;
+    u32 rank = 0;
+    for (u32 from = 0; from < samples; from += 2 * BLOCK) {
+      const u32 number = samples - from < 2 * BLOCK ? samples - from : 2 * BLOCK;
+      __syncthreads();
+      for (u32 i = threadIdx.x; i < number; i += BLOCK) others[i] = sampled(a, from + i);
+      __syncthreads();
+      for (u32 i = lane; i < number; i += 32) rank += others[i] < own;
+    }
+    for (int step = 16; step; step /= 2) rank += EXCHANGE(rank, step, 32);
+    if (lane == 0 && at < samples && rank % OVERSAMPLING == 0) a.splitters[rank / OVERSAMPLING] = own;
   }
 }
 
-static inline int is_first(const struct slots a, i64 e) {
-  return e == 0 || a.sorted[e - 1] != a.sorted[e];
-}
+// buckets -----------------------------------------------------------------------------------------------------
 
-static inline i64 end_of(const struct slots a, i64 chunk) {
-  const i64 end = (chunk + 1) * a.chunk;
-  return end < a.entries ? end : a.entries;
-}
-
-KERNEL void scorch_count(const struct slots a) {
-  STATIC_SHARED u32 total;
-  for (i64 chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
-    if (threadIdx.x == 0) total = 0;
-    __syncthreads();
-    u32 number = 0;
-    for (i64 e = chunk * a.chunk + threadIdx.x; e < end_of(a, chunk); e += blockDim.x) {
-      number += is_first(a, e);
-      if (e >= FEW && a.sorted[e - FEW] == a.sorted[e]) note(a.found + LONG);
-    }
-    for (int step = 16; step; step /= 2) number += EXCHANGE(number, step, 32);
-    if (threadIdx.x % 32 == 0) atomicAdd(&total, number);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      a.counts[chunk] = total;
-      atomicAdd(a.found + PLACES, (u64)total);
-    }
-    __syncthreads();
+static inline u32 bucket_of(const struct slots a, const u64 *kept, u64 number) {
+  const u32 buckets = (u32)a.buckets, shift = (u32)a.shift;
+  u32 bucket = 0, half = (u32)a.half;
+  for (; half >> shift; half /= 2) {
+    const u32 at = bucket + half;
+    if (at < buckets && kept[at >> shift] <= number) bucket = at;
   }
+  for (; half; half /= 2) {
+    const u32 at = bucket + half;
+    if (at < buckets && splitter(a, at) <= number) bucket = at;
+  }
+  return bucket;
 }
 
-static inline void list_place(const struct slots a, i64 place, i64 e) {
-  KEY key = a.sorted[e], left = key;
+KERNEL void scorch_spread(const struct slots a) {
+  SHARED(memory);
+  u64 *kept = (u64 *)memory;
+  u32 *counts = a.state + STATES;
+  if (a.buckets > 1)
+    for (i64 at = threadIdx.x; at << a.shift < a.buckets; at += blockDim.x) kept[at] = splitter(a, at << a.shift);
+  __syncthreads();
+  int is_outside = a.before && a.before[REFUSED], is_unsorted = a.source != 0;
+  for (i64 entry = FIRST_UNIT(1); entry < a.entries; entry += UNITS(1)) {
+    const u64 number = number_of(a, entry, &is_outside);
+    if (!a.source && entry && number_of(a, entry - 1, &is_outside) >> a.bits >= number >> a.bits) is_unsorted = 1;
+    const u32 bucket = bucket_of(a, kept, number), place = atomicAdd(counts + bucket * APART, 1u);
+    if (place < CAPACITY) a.spread[(i64)bucket * CAPACITY + place] = number;
+    else is_outside = 1;
+  }
+  if (is_outside) note(a.state + REFUSED);
+  if (is_unsorted) note(a.state + UNSORTED);
+  if (is_last(a.state + SPREAD)) add_up(counts, APART, a.begins, a.buckets);
+}
+
+// A bitonic sort (Batcher, 1968) of as many numbers, a power of two; each thread has EACH that follow each other.
+static inline void sort(u64 *own, u64 *shared, u32 number) {
+  const u32 first = threadIdx.x * EACH, is_needed = (first & ~(32 * EACH - 1)) < number;
+  for (u32 size = 2; size <= number; size *= 2) {
+    u32 step = size / 2;
+    for (; step >= 32 * EACH; step /= 2) {
+      const u32 other = threadIdx.x ^ step / EACH, takes_least = !(first & step) == !(first & size);
+      __syncthreads();
 #pragma unroll
-  for (int dim = DIMS - 1; dim >= 0; dim--) {
-    const KEY size = (KEY)a.sizes[dim];
-    a.crd[dim][place] = (INDEX)(left % size);
-    left /= size;
+      for (int r = 0; r < EACH; r++)
+        if (is_needed) shared[r * BLOCK + threadIdx.x] = own[r];
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < EACH; r++)
+        if (is_needed) {
+          const u64 theirs = shared[r * BLOCK + other];
+          if ((theirs < own[r]) == takes_least) own[r] = theirs;
+        }
+    }
+    if (!is_needed) continue;
+    for (; step >= EACH; step /= 2) {
+      const u32 takes_least = !(first & step) == !(first & size);
+#pragma unroll
+      for (int r = 0; r < EACH; r++) {
+        const u64 theirs = EXCHANGE(own[r], step / EACH, 32);
+        if ((theirs < own[r]) == takes_least) own[r] = theirs;
+      }
+    }
+#pragma unroll
+    for (int within = EACH / 2; within; within /= 2) {
+      if (within >= size) continue;
+#pragma unroll
+      for (int r = 0; r < EACH; r++) {
+        const u64 low = own[r], high = own[(r | within) % EACH];
+        const int is_swapped = !(r & within) && (low > high) == !((first + r) & size);
+        if (is_swapped) own[r] = high, own[(r | within) % EACH] = low;
+      }
+    }
   }
-  if (a.first) a.first[place] = e;
-  if (!a.sums) return;
-  T sum = a.values[a.order[e]];
-  for (i64 p = e + 1; p < a.entries && a.sorted[p] == key; p++) sum = (T)(sum + a.values[a.order[p]]);
+}
+
+#define SHARED_AT(i) shared[(i) + (i) / EACH]  // so that no two threads of a warp need one bank
+
+KERNEL void scorch_sort(const struct slots a) {
+  STATIC_SHARED u64 shared[CAPACITY + CAPACITY / EACH];
+  if (a.state[REFUSED] || !a.state[UNSORTED]) return;
+  for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
+    const u32 begin = a.begins[bucket], count = a.begins[bucket + 1] - begin;
+    u32 number = 32 * EACH, starts = 0, all;
+    while (number < count) number *= 2;
+    u64 own[EACH];
+#pragma unroll
+    for (int r = 0; r < EACH; r++) {
+      const u32 at = r * (number / EACH) + threadIdx.x, is_there = threadIdx.x < number / EACH && at < count;
+      own[r] = is_there ? a.spread[bucket * CAPACITY + at] : ~0ull;
+    }
+    sort(own, shared, number);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < EACH; r++) SHARED_AT(threadIdx.x * EACH + r) = own[r];
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+      const u64 here = SHARED_AT(i);
+      a.sorted[begin + i] = here;
+      if (begin + i + 1 < a.entries) {
+        const u64 next = i + 1 < count ? SHARED_AT(i + 1) : splitter(a, bucket + 1);
+        starts += next >> a.bits != here >> a.bits;
+      }
+      if (i >= FEW && SHARED_AT(i - FEW) >> a.bits == here >> a.bits) note(a.state + LONG);
+    }
+    sum_below(starts, &all);
+    if (threadIdx.x == 0) a.places[bucket] = all;  // those that begin behind its first entry, the next bucket's too
+  }
+  if (is_last(a.state + SORTED)) add_up(a.places, 1, a.places, a.buckets);
+}
+
+// places ------------------------------------------------------------------------------------------------------
+
+static inline void list_place(const struct slots a, i64 place, i64 entry) {
+  const u64 number = a.sorted[entry], mask = (1ull << a.bits) - 1;
+#pragma unroll
+  for (int dim = 0; dim < DIMS; dim++) {
+    u64 coordinate = number >> a.shifts[dim];
+    if (dim) coordinate &= (1ull << (a.shifts[dim ? dim - 1 : 0] - a.shifts[dim])) - 1;
+    a.crd[dim][place] = (INDEX)coordinate;
+  }
+  if (a.first) a.first[place] = entry;
+  if (!a.sums || a.state[LONG]) return;
+  T sum = a.values[number & mask];
+  for (i64 p = entry + 1; p < a.entries && a.sorted[p] >> a.bits == number >> a.bits; p++)
+    sum = (T)(sum + a.values[a.sorted[p] & mask]);
   a.sums[place] = sum;
 }
 
+static inline void tell(const struct slots a) {
+  const i64 places = (i64)a.places[a.buckets] + 1;
+  for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
+  a.told[3] = places;
+  a.pos[0] = 0, a.pos[1] = (INDEX)places;
+}
+
 KERNEL void scorch_place(const struct slots a) {
-  STATIC_SHARED u32 totals[WARPS], before;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (FIRST_UNIT(1) == 0) a.pos[0] = 0, a.pos[1] = (INDEX)a.found[PLACES];
-  for (i64 chunk = blockIdx.x; chunk < a.chunks; chunk += gridDim.x) {
-    if (threadIdx.x == 0) before = 0;
-    __syncthreads();
-    u32 number = 0;
-    for (i64 other = threadIdx.x; other < chunk; other += blockDim.x) number += a.counts[other];
-    if (number) atomicAdd(&before, number);
-    __syncthreads();
-    i64 place = before;
-    for (i64 start = chunk * a.chunk; start < end_of(a, chunk); start += blockDim.x) {
-      const i64 e = start + threadIdx.x;
-      const int begins = e < end_of(a, chunk) && is_first(a, e);
-      u32 total = begins, lower = 0;  // of the lanes of this one's group, and of those below it
-      for (int step = 1; step < 32; step *= 2) {
-        const u32 others = EXCHANGE(total, step, 32);
-        if (lane & step) lower += others;
-        total += others;
+  if (FIRST_UNIT(1) == 0) tell(a);
+  if (a.state[REFUSED] || !a.state[UNSORTED]) return;
+  for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
+    const i64 begin = a.begins[bucket], end = a.begins[bucket + 1];
+    i64 place = a.places[bucket];
+    for (i64 start = begin; start < end; start += blockDim.x) {
+      const i64 entry = start + threadIdx.x;
+      int is_first = 0;
+      if (entry < end) {
+        const u64 number = a.sorted[entry];
+        is_first = !entry || a.sorted[entry - 1] >> a.bits != number >> a.bits;
+        if (a.order) a.order[entry] = (i64)(number & ((1ull << a.bits) - 1));
       }
-      if (lane == 0) totals[warp] = total;
-      __syncthreads();
-      i64 own = place + lower;
-      for (int other = 0; other < WARPS; other++) {
-        if (other < warp) own += totals[other];
-        place += totals[other];
-      }
-      if (begins) list_place(a, own, e);
-      __syncthreads();
+      u32 all;
+      const u32 own = is_first && entry > begin, below = sum_below(own, &all);
+      if (is_first) list_place(a, place + below + own, entry);
+      place += all;
     }
   }
 }

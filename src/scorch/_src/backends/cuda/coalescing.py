@@ -1,0 +1,231 @@
+"""Entries that repeat, added up on CUDA devices: ``c/coalesce.cu`` sorts them by their places, and lists these.
+
+Everything is launched before the host waits, which it does once, for the number of places: arrays have room for
+as many places as entries, and are copied to shorter ones only where much of that room is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from scorch._src.backends.cuda.entries import FEW, CudaEntries
+from scorch._src.backends.cuda.executable import in_context
+from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.streams import check_waiting, settle
+from scorch._src.backends.launcher import address_of
+from scorch._src.backends.print.cuda import print_prelude
+from scorch._src.backends.routines import Tensor
+from scorch._src.backends.sort_entries import Sorted
+from scorch._src.loops.types import LAST_INT32
+
+WARP = 32
+MAX_DIMS = 8
+BITS = 64  # of what is sorted: the coordinates of an entry, and its number
+EACH = 8  # numbers of a thread in the sort of a bucket
+OVERSAMPLING = 16  # numbers of the sample for each bucket
+# A bucket holds 3.2 times what there is for each: with this sample, one in 10^8 would hold more.
+FILLED = 5 / 16
+APART = 8  # counts, that threads add to at once, from one to the next
+STATES = 8
+MAX_RANKED = 8192  # of a sample, of which each number is compared with all; larger ones are sorted themselves
+MIN_SAMPLE = 1024  # numbers, from which on they are listed rather than drawn by all who compare them
+MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
+MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
+MAX_KEPT = 12 << 10  # splitters in the shared memory of a block
+
+_NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
+_INDICES = (torch.int32, torch.int64)
+
+Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]  # of coordinates that are given, of new ones, of values
+Coalesced = tuple[Sequence[Tensor], Tensor, Tensor | None]  # coordinates, values, where they begin and end
+
+
+def print_coalesce(
+    column: torch.dtype, index: torch.dtype, T: torch.dtype, dims: int, threads: int = 512
+) -> str:
+    """The CUDA source that lists entries once for each place, for blocks of as many threads."""
+    words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
+    words |= {"DIMS": dims, "FEW": FEW, "BLOCK": threads, "EACH": EACH, "CAPACITY": EACH * threads}
+    words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART}
+    lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
+    text = (Path(__file__).parent / "c" / "coalesce.cu").read_text(encoding="utf-8")
+    return "\n\n".join([print_prelude(), "\n".join(lines), text])
+
+
+class CudaCoalescing(CudaEntries):
+    """The routines, coalescing by kernels of its own."""
+
+    threads_of_sort = 512  # of a block that sorts a bucket
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._coalesces: dict[tuple[Dtypes, int], CudaKernel] = {}
+
+    def coalesce(
+        self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
+    ) -> Coalesced | None:
+        device = values.device
+        shifts = _shifts(columns, sizes, device)
+        if shifts is None or not self.has_kernels(device):
+            return None
+        T = values.dtype if values.dtype in _NAMES else torch.float32
+        dtypes = columns[0].dtype, index, T
+        with in_context(device):
+            kernel = self._coalesces.get((dtypes, len(columns)))
+            if kernel is None:
+                text = print_coalesce(*dtypes, len(columns), self.threads_of_sort)
+                kernel = self._coalesces[dtypes, len(columns)] = self.make_kernel(text, "entries that repeat")
+            if not kernel.is_ready():
+                return None
+            check_waiting(device, "the number of places of entries")
+            plain = [column.contiguous() for column in columns]
+            coordinates = [*map(address_of, plain), *sizes, *shifts]
+            sort = _Sort(kernel, self.threads_of_sort, device, coordinates, shifts[-1])
+            return self._coalesce(sort, plain, values, index, T)
+
+    def _coalesce(
+        self, sort: _Sort, columns: Sequence[Tensor], values: Tensor, index: torch.dtype, T: torch.dtype
+    ) -> Coalesced | None:
+        device, entries = values.device, len(columns[0])
+        crd = [torch.empty(entries, dtype=index, device=device) for _ in columns]
+        pos = torch.empty(2, dtype=index, device=device)
+        is_plain = values.dtype == T and values.dim() == 1 and values.is_contiguous()
+        sums = values.new_empty(entries if is_plain else 0)
+        told = torch.empty(4, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        listed = [array.data_ptr() for array in (told, *crd, pos)]
+        numbers = sort(entries)
+        if is_plain:
+            sort.launch("scorch_place", numbers, [*listed, 0, 0, address_of(values), sums.data_ptr()])
+        else:
+            order, first = sort.place(numbers, listed)
+        settle(device)
+        is_refused, is_unsorted, is_long, places = told.tolist()
+        if is_refused or not is_unsorted:
+            return None if is_refused else _as_given(columns, values, index)
+        if is_plain and is_long:
+            order, first = sort.place(numbers, listed)
+        crd = [_shortened(array, places) for array in crd]
+        if is_plain and not is_long:
+            return crd, _shortened(sums, places), pos
+        return crd, self.sum_entries(Sorted(order, crd, first[:places]), values), pos
+
+
+class _Numbers(NamedTuple):
+    """Numbers that are sorted, as kernels take them; addresses into ``memory``."""
+
+    memory: Tensor
+    count: int
+    bits: int
+    source: int
+    sample: int
+    samples: int
+    buckets: int
+    splitters: int
+    stride: int
+    half: int
+    shift: int
+    state: int
+    before: int
+    begins: int
+    places: int
+    spread: int
+    sorted: int
+
+
+class _Sort:
+    """The launches that sort entries by ``coordinates``, the slots that tell of them."""
+
+    def __init__(
+        self, kernel: CudaKernel, threads: int, device: torch.device, coordinates: Sequence[int], bits: int
+    ) -> None:
+        self.kernel, self.threads, self.device = kernel, threads, device
+        self.coordinates, self.bits = coordinates, bits
+        self.capacity = EACH * threads  # of a bucket
+        self.unplaced = [0] * (len(coordinates) // 3 + 6)
+
+    def __call__(self, count: int, source: int = 0) -> _Numbers:
+        """Sort the entries, or as many numbers at ``source``."""
+        numbers = self._allocate(count, source)
+        if numbers.sample:
+            self.launch("scorch_sample", numbers, threads=numbers.samples)
+        if numbers.samples <= MAX_RANKED:
+            self.launch("scorch_rank", numbers, threads=WARP * numbers.samples)
+        else:
+            sample = self(numbers.samples, numbers.sample)
+            numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
+        spreading = min(count, MAX_BLOCKS * self.threads)
+        kept = 8 * (numbers.buckets >> numbers.shift) + 8
+        self.launch("scorch_spread", numbers, threads=spreading, shared=kept)
+        self.launch("scorch_sort", numbers)
+        return numbers
+
+    def _allocate(self, count: int, source: int) -> _Numbers:
+        buckets = 1 if count <= self.capacity else -(-count // int(FILLED * self.capacity))
+        samples = OVERSAMPLING * buckets if buckets > 1 else 0
+        room = samples if samples >= MIN_SAMPLE else 0
+        state, begins = (STATES + buckets * APART) // 2, buckets // 2 + 1  # of 32 bits
+        sizes = [buckets * self.capacity, count, buckets, room, state, begins, begins]
+        memory = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
+        at = [memory.data_ptr() + 8 * before for before in accumulate(sizes[:-1], initial=0)]
+        return _Numbers(
+            memory,
+            count,
+            self.bits,
+            source,
+            sample=at[3] if room else 0,
+            samples=samples,
+            buckets=buckets,
+            splitters=at[2],
+            stride=1,
+            half=(1 << (buckets - 1).bit_length()) // 2,
+            shift=(-(-buckets // MAX_KEPT) - 1).bit_length(),
+            state=at[4],
+            before=0,
+            begins=at[5],
+            places=at[6],
+            spread=at[0],
+            sorted=at[1],
+        )
+
+    def launch(
+        self, name: str, numbers: _Numbers, placed: Sequence[int] = (), threads: int = 0, shared: int = 0
+    ) -> None:
+        """Run a function with as many threads; with a block for each bucket unless that says otherwise."""
+        slots = [*self.coordinates, *numbers[1:], *(placed or self.unplaced)]
+        blocks = -(-threads // self.threads) or numbers.buckets
+        self.kernel.launch_blocks(name, slots, blocks, self.threads, shared, self.device.index)
+
+    def place(self, numbers: _Numbers, listed: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """List the places; return the order of entries, and where each place begins in it."""
+        first, order = (torch.empty(numbers.count, dtype=torch.int64, device=self.device) for _ in range(2))
+        self.launch("scorch_place", numbers, [*listed, first.data_ptr(), order.data_ptr(), 0, 0])
+        return order, first
+
+
+def _shifts(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.device) -> list[int] | None:
+    """Return the bits below each coordinate in the number of an entry; None where a kernel cannot sort them."""
+    first, count = columns[0], columns[0].numel()
+    is_plain = all(column.dtype == first.dtype and column.device == device for column in columns)
+    if not is_plain or first.dtype not in _INDICES or len(columns) > MAX_DIMS or not all(sizes):
+        return None
+    widths = [(size - 1).bit_length() for size in sizes]
+    widths.append((count - 1).bit_length())
+    if not 1 < count <= LAST_INT32 or sum(widths) > BITS:
+        return None
+    return [*accumulate(reversed(widths[1:]))][::-1]
+
+
+def _shortened(array: Tensor, count: int) -> Tensor:
+    """Return the first elements of an array, in memory of their own where it would keep much more."""
+    kept = array[:count]
+    return kept if count >= MIN_FILLED * array.numel() else kept.clone()
+
+
+def _as_given(columns: Sequence[Tensor], values: Tensor, index: torch.dtype) -> Coalesced:
+    """Return entries that are sorted and differ; their coordinates are copied."""
+    return [column.to(index, copy=True) for column in columns], values, None
