@@ -194,7 +194,7 @@ class EmulatedRoutines(EmulatedAttention, CudaRoutines):
     """Routines of CUDA devices, run on the host."""
 
     make_kernel = EmulatedKernel
-    threads_of_sort = THREADS
+    most_threads = THREADS
 
 
 class EmulatedExecutable(CudaExecutable):

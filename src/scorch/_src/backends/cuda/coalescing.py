@@ -27,13 +27,19 @@ WARP = 32
 MAX_DIMS = 8
 BITS = 64  # of what is sorted: the coordinates of an entry, and its number
 EACH = 8  # numbers of a thread in the sort of a bucket
+SPREAD = 4  # numbers that a thread spreads to buckets at once
+RANKED = 4  # numbers of the sample that a warp compares with all others at once
+CHUNK = 1024  # numbers of the sample that a block reads at once
+MAX_COUNTED = 1024  # buckets that the threads of a block count together
 OVERSAMPLING = 16  # numbers of the sample for each bucket
 # A bucket holds 3.2 times what there is for each: with this sample, one in 10^8 would hold more.
 FILLED = 5 / 16
 APART = 8  # counts, that threads add to at once, from one to the next
 STATES = 8
 MAX_RANKED = 8192  # of a sample, of which each number is compared with all; larger ones are sorted themselves
-MIN_SAMPLE = 1024  # numbers, from which on they are listed rather than drawn by all who compare them
+MIN_SAMPLE = 2048  # numbers, from which on they are listed rather than drawn by all who compare them
+# Entries, and the threads of a block that sorts a bucket if there are as many.
+THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
 MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
 MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
 MAX_KEPT = 12 << 10  # splitters in the shared memory of a block
@@ -45,13 +51,11 @@ Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]  # of coordinates that are
 Coalesced = tuple[Sequence[Tensor], Tensor, Tensor | None]  # coordinates, values, where they begin and end
 
 
-def print_coalesce(
-    column: torch.dtype, index: torch.dtype, T: torch.dtype, dims: int, threads: int = 512
-) -> str:
-    """The CUDA source that lists entries once for each place, for blocks of as many threads."""
+def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims: int) -> str:
+    """The CUDA source that lists entries once for each place."""
     words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
-    words |= {"DIMS": dims, "FEW": FEW, "BLOCK": threads, "EACH": EACH, "CAPACITY": EACH * threads}
-    words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART}
+    words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED, "CHUNK": CHUNK}
+    words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     text = (Path(__file__).parent / "c" / "coalesce.cu").read_text(encoding="utf-8")
     return "\n\n".join([print_prelude(), "\n".join(lines), text])
@@ -60,7 +64,7 @@ def print_coalesce(
 class CudaCoalescing(CudaEntries):
     """The routines, coalescing by kernels of its own."""
 
-    threads_of_sort = 512  # of a block that sorts a bucket
+    most_threads = 512  # of a block that sorts a bucket
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,14 +82,14 @@ class CudaCoalescing(CudaEntries):
         with in_context(device):
             kernel = self._coalesces.get((dtypes, len(columns)))
             if kernel is None:
-                text = print_coalesce(*dtypes, len(columns), self.threads_of_sort)
-                kernel = self._coalesces[dtypes, len(columns)] = self.make_kernel(text, "entries that repeat")
+                kernel = self.make_kernel(print_coalesce(*dtypes, len(columns)), "entries that repeat")
+                self._coalesces[dtypes, len(columns)] = kernel
             if not kernel.is_ready():
                 return None
             check_waiting(device, "the number of places of entries")
             plain = [column.contiguous() for column in columns]
             coordinates = [*map(address_of, plain), *sizes, *shifts]
-            sort = _Sort(kernel, self.threads_of_sort, device, coordinates, shifts[-1])
+            sort = _Sort(kernel, self.most_threads, device, coordinates, shifts[-1])
             return self._coalesce(sort, plain, values, index, T)
 
     def _coalesce(
@@ -100,15 +104,15 @@ class CudaCoalescing(CudaEntries):
         listed = [array.data_ptr() for array in (told, *crd, pos)]
         numbers = sort(entries)
         if is_plain:
-            sort.launch("scorch_place", numbers, [*listed, 0, 0, address_of(values), sums.data_ptr()])
+            sort.place(numbers, listed, address_of(values), sums.data_ptr())
         else:
-            order, first = sort.place(numbers, listed)
+            order, first = sort.order(numbers, listed)
         settle(device)
         is_refused, is_unsorted, is_long, places = told.tolist()
         if is_refused or not is_unsorted:
             return None if is_refused else _as_given(columns, values, index)
         if is_plain and is_long:
-            order, first = sort.place(numbers, listed)
+            order, first = sort.order(numbers, listed)
         crd = [_shortened(array, places) for array in crd]
         if is_plain and not is_long:
             return crd, _shortened(sums, places), pos
@@ -116,15 +120,17 @@ class CudaCoalescing(CudaEntries):
 
 
 class _Numbers(NamedTuple):
-    """Numbers that are sorted, as kernels take them; addresses into ``memory``."""
+    """Numbers that are sorted by blocks of ``threads``, as kernels take them: addresses into ``memory``."""
 
     memory: Tensor
+    threads: int
     count: int
     bits: int
     source: int
     sample: int
     samples: int
     buckets: int
+    capacity: int
     splitters: int
     stride: int
     half: int
@@ -141,45 +147,54 @@ class _Sort:
     """The launches that sort entries by ``coordinates``, the slots that tell of them."""
 
     def __init__(
-        self, kernel: CudaKernel, threads: int, device: torch.device, coordinates: Sequence[int], bits: int
+        self,
+        kernel: CudaKernel,
+        most_threads: int,
+        device: torch.device,
+        coordinates: Sequence[int],
+        bits: int,
     ) -> None:
-        self.kernel, self.threads, self.device = kernel, threads, device
+        self.kernel, self.most_threads, self.device = kernel, most_threads, device
         self.coordinates, self.bits = coordinates, bits
-        self.capacity = EACH * threads  # of a bucket
         self.unplaced = [0] * (len(coordinates) // 3 + 6)
 
     def __call__(self, count: int, source: int = 0) -> _Numbers:
         """Sort the entries, or as many numbers at ``source``."""
         numbers = self._allocate(count, source)
         if numbers.sample:
-            self.launch("scorch_sample", numbers, threads=numbers.samples)
+            self.launch("scorch_sample", numbers, -(-numbers.samples // numbers.threads))
         if numbers.samples <= MAX_RANKED:
-            self.launch("scorch_rank", numbers, threads=WARP * numbers.samples)
+            ranked = RANKED * numbers.threads // WARP  # by a block
+            self.launch("scorch_rank", numbers, -(-numbers.samples // ranked) or 1)
         else:
             sample = self(numbers.samples, numbers.sample)
             numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
-        spreading = min(count, MAX_BLOCKS * self.threads)
+        blocks = min(MAX_BLOCKS, -(-count // (SPREAD * numbers.threads)))
         kept = 8 * (numbers.buckets >> numbers.shift) + 8
-        self.launch("scorch_spread", numbers, threads=spreading, shared=kept)
-        self.launch("scorch_sort", numbers)
+        self.launch("scorch_spread", numbers, blocks, kept)
+        self.launch("scorch_sort", numbers, numbers.buckets, 8 * (EACH + 1) * numbers.threads)
         return numbers
 
     def _allocate(self, count: int, source: int) -> _Numbers:
-        buckets = 1 if count <= self.capacity else -(-count // int(FILLED * self.capacity))
+        threads = min(self.most_threads, next((n for least, n in THREADS if count >= least)))
+        capacity = EACH * threads
+        buckets = 1 if count <= capacity else -(-count // int(FILLED * capacity))
         samples = OVERSAMPLING * buckets if buckets > 1 else 0
         room = samples if samples >= MIN_SAMPLE else 0
         state, begins = (STATES + buckets * APART) // 2, buckets // 2 + 1  # of 32 bits
-        sizes = [buckets * self.capacity, count, buckets, room, state, begins, begins]
+        sizes = [buckets * capacity, count, buckets, room, state, begins, begins]
         memory = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
         at = [memory.data_ptr() + 8 * before for before in accumulate(sizes[:-1], initial=0)]
         return _Numbers(
             memory,
+            threads,
             count,
             self.bits,
             source,
             sample=at[3] if room else 0,
             samples=samples,
             buckets=buckets,
+            capacity=capacity,
             splitters=at[2],
             stride=1,
             half=(1 << (buckets - 1).bit_length()) // 2,
@@ -193,17 +208,21 @@ class _Sort:
         )
 
     def launch(
-        self, name: str, numbers: _Numbers, placed: Sequence[int] = (), threads: int = 0, shared: int = 0
+        self, name: str, numbers: _Numbers, blocks: int, shared: int = 0, placed: Sequence[int] = ()
     ) -> None:
-        """Run a function with as many threads; with a block for each bucket unless that says otherwise."""
-        slots = [*self.coordinates, *numbers[1:], *(placed or self.unplaced)]
-        blocks = -(-threads // self.threads) or numbers.buckets
-        self.kernel.launch_blocks(name, slots, blocks, self.threads, shared, self.device.index)
+        """Run a function with as many blocks, each with as many bytes of shared memory."""
+        slots = [*self.coordinates, *numbers[2:], *(placed or self.unplaced)]
+        self.kernel.launch_blocks(name, slots, blocks, numbers.threads, shared, self.device.index)
 
-    def place(self, numbers: _Numbers, listed: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def place(self, numbers: _Numbers, listed: Sequence[int], values: int, sums: int) -> None:
+        """List the places, and add up the values of each."""
+        self.launch("scorch_place", numbers, numbers.buckets, placed=[*listed, 0, 0, values, sums])
+
+    def order(self, numbers: _Numbers, listed: Sequence[int]) -> tuple[Tensor, Tensor]:
         """List the places; return the order of entries, and where each place begins in it."""
         first, order = (torch.empty(numbers.count, dtype=torch.int64, device=self.device) for _ in range(2))
-        self.launch("scorch_place", numbers, [*listed, first.data_ptr(), order.data_ptr(), 0, 0])
+        placed = [*listed, first.data_ptr(), order.data_ptr(), 0, 0]
+        self.launch("scorch_place", numbers, numbers.buckets, placed=placed)
         return order, first
 
 
@@ -221,9 +240,10 @@ def _shifts(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.devic
 
 
 def _shortened(array: Tensor, count: int) -> Tensor:
-    """Return the first elements of an array, in memory of their own where it would keep much more."""
-    kept = array[:count]
-    return kept if count >= MIN_FILLED * array.numel() else kept.clone()
+    """Return the first elements of an array, which is shortened; in other memory if it keeps much more."""
+    is_filled = count >= MIN_FILLED * array.numel()
+    kept = array.resize_(count)
+    return kept if is_filled else kept.clone()
 
 
 def _as_given(columns: Sequence[Tensor], values: Tensor, index: torch.dtype) -> Coalesced:

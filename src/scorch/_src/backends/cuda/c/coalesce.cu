@@ -6,7 +6,7 @@
 // McKellar, 1970): a sample, sorted, gives splitters; each number goes to the bucket between two of them, and a
 // block sorts each bucket. A splitter is the least number of its bucket.
 
-enum { REFUSED, UNSORTED, LONG, SPREAD, SORTED, PLACES, STATES = 8 };  // states; counts of numbers come behind
+enum { REFUSED, UNSORTED, LONG, SPREAD_DONE, SORT_DONE, STATES = 8 };  // behind them come the counts of buckets
 
 struct slots {
   const COLUMN *columns[DIMS];
@@ -15,7 +15,7 @@ struct slots {
   i64 bits;                       // those of an entry's position
   const u64 *source;              // the numbers; 0 where they are made of coordinates
   u64 *sample;                    // some of them; 0 where nobody listed them
-  i64 samples, buckets;
+  i64 samples, buckets, capacity;
   u64 *splitters;                 // of each bucket, those between left out
   i64 stride;                     // from one splitter to the next
   i64 half, shift;                // half of a power of two above the buckets; a block keeps one splitter in 2^shift
@@ -23,7 +23,7 @@ struct slots {
   const u32 *before;              // the state of the sort of the sample, which may be refused; 0 where there is none
   u32 *begins;                    // of each bucket in the order, and the end
   u32 *places;                    // the number of the place of each bucket's first entry
-  u64 *spread;                    // the numbers in buckets, each with room for CAPACITY
+  u64 *spread;                    // the numbers in buckets, each with room for capacity
   u64 *sorted;
   i64 *told;                      // for the host: refused, unsorted, long, and the number of places
   INDEX *crd[DIMS];               // of each place
@@ -73,7 +73,7 @@ static inline u64 sampled(const struct slots a, u32 number) {
 
 // The sum of what threads below have, and of what all have.
 static inline u32 sum_below(u32 own, u32 *all) {
-  STATIC_SHARED u32 totals[BLOCK / 32];
+  STATIC_SHARED u32 totals[32];
   const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u32 total = own, below = 0;  // of the lanes of this one's group, and of those below it
   for (int step = 1; step < 32; step *= 2) {
@@ -84,7 +84,7 @@ static inline u32 sum_below(u32 own, u32 *all) {
   if (lane == 0) totals[warp] = total;
   __syncthreads();
   *all = 0;
-  for (u32 other = 0; other < BLOCK / 32; other++) {
+  for (u32 other = 0; other < blockDim.x / 32; other++) {
     if (other < warp) below += totals[other];
     *all += totals[other];
   }
@@ -107,7 +107,7 @@ static inline int is_last(u32 *arrived) {
 // The sum of counts before each, and of all behind the last.
 static inline void add_up(const u32 *counts, i64 stride, u32 *sums, i64 number) {
   u32 before = 0, all;
-  for (i64 start = 0; start < number; start += BLOCK) {
+  for (i64 start = 0; start < number; start += blockDim.x) {
     const i64 at = start + threadIdx.x;
     const u32 below = sum_below(at < number ? counts[at * stride] : 0, &all);
     if (at < number) sums[at] = before + below;
@@ -127,24 +127,35 @@ KERNEL void scorch_sample(const struct slots a) {
   for (i64 at = FIRST_UNIT(1); at < a.samples; at += UNITS(1)) a.sample[at] = draw(a, at);
 }
 
-// Each warp counts how many of the sample are below one of it.
+// Each warp counts how many of the sample are below some of it.
 KERNEL void scorch_rank(const struct slots a) {
-  STATIC_SHARED u64 others[2 * BLOCK];
+  STATIC_SHARED u64 others[CHUNK];
   const u32 samples = (u32)a.samples, lane = threadIdx.x % 32;
+  const u32 each = blockDim.x / 32 * RANKED;  // that a block compares
   if (!a.sample) clear(a);
-  for (u32 start = blockIdx.x * (BLOCK / 32); start < samples; start += gridDim.x * (BLOCK / 32)) {
-    const u32 at = start + threadIdx.x / 32;
-    const u64 own = at < samples ? sampled(a, at) : 0;
-    u32 rank = 0;
-    for (u32 from = 0; from < samples; from += 2 * BLOCK) {
-      const u32 number = samples - from < 2 * BLOCK ? samples - from : 2 * BLOCK;
+  for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
+    const u32 first = start + threadIdx.x / 32 * RANKED;
+    u64 own[RANKED];
+    u32 ranks[RANKED];
+#pragma unroll
+    for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? sampled(a, first + r) : 0, ranks[r] = 0;
+    for (u32 from = 0; from < samples; from += CHUNK) {
+      const u32 number = samples - from < CHUNK ? samples - from : CHUNK;
       __syncthreads();
-      for (u32 i = threadIdx.x; i < number; i += BLOCK) others[i] = sampled(a, from + i);
+      for (u32 i = threadIdx.x; i < number; i += blockDim.x) others[i] = sampled(a, from + i);
       __syncthreads();
-      for (u32 i = lane; i < number; i += 32) rank += others[i] < own;
+      for (u32 i = lane; i < number; i += 32) {
+        const u64 other = others[i];
+#pragma unroll
+        for (int r = 0; r < RANKED; r++) ranks[r] += other < own[r];
+      }
     }
-    for (int step = 16; step; step /= 2) rank += EXCHANGE(rank, step, 32);
-    if (lane == 0 && at < samples && rank % OVERSAMPLING == 0) a.splitters[rank / OVERSAMPLING] = own;
+#pragma unroll
+    for (int r = 0; r < RANKED; r++) {
+      for (int step = 16; step; step /= 2) ranks[r] += EXCHANGE(ranks[r], step, 32);
+      const int is_splitter = first + r < samples && ranks[r] % OVERSAMPLING == 0;
+      if (lane == 0 && is_splitter) a.splitters[ranks[r] / OVERSAMPLING] = own[r];
+    }
   }
 }
 
@@ -164,24 +175,64 @@ static inline u32 bucket_of(const struct slots a, const u64 *kept, u64 number) {
   return bucket;
 }
 
+// Reserve places in buckets for the numbers of a block: threads count together before they add to what all share.
+static inline void reserve(const struct slots a, u32 *counted, const u32 *buckets, u32 *places, u32 number) {
+  u32 *counts = a.state + STATES;
+  if (a.buckets > MAX_COUNTED) {
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++)
+      if (r < number) places[r] = atomicAdd(counts + buckets[r] * APART, 1u);
+    return;
+  }
+  for (u32 at = threadIdx.x; at < a.buckets; at += blockDim.x) counted[at] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++)
+    if (r < number) places[r] = atomicAdd(counted + buckets[r], 1u);
+  __syncthreads();
+  for (u32 at = threadIdx.x; at < a.buckets; at += blockDim.x)
+    if (counted[at]) counted[at] = atomicAdd(counts + at * APART, counted[at]);
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++)
+    if (r < number) places[r] += counted[buckets[r]];
+  __syncthreads();
+}
+
 KERNEL void scorch_spread(const struct slots a) {
+  STATIC_SHARED u32 counted[MAX_COUNTED];
   SHARED(memory);
   u64 *kept = (u64 *)memory;
-  u32 *counts = a.state + STATES;
   if (a.buckets > 1)
     for (i64 at = threadIdx.x; at << a.shift < a.buckets; at += blockDim.x) kept[at] = splitter(a, at << a.shift);
   __syncthreads();
+  const i64 each = SPREAD * (i64)blockDim.x;
   int is_outside = a.before && a.before[REFUSED], is_unsorted = a.source != 0;
-  for (i64 entry = FIRST_UNIT(1); entry < a.entries; entry += UNITS(1)) {
-    const u64 number = number_of(a, entry, &is_outside);
-    if (!a.source && entry && number_of(a, entry - 1, &is_outside) >> a.bits >= number >> a.bits) is_unsorted = 1;
-    const u32 bucket = bucket_of(a, kept, number), place = atomicAdd(counts + bucket * APART, 1u);
-    if (place < CAPACITY) a.spread[(i64)bucket * CAPACITY + place] = number;
-    else is_outside = 1;
+  for (i64 start = blockIdx.x * each; start < a.entries; start += gridDim.x * each) {
+    u64 numbers[SPREAD];
+    u32 buckets[SPREAD], places[SPREAD], number = 0;
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++) {
+      const i64 entry = start + r * (i64)blockDim.x + threadIdx.x;
+      if (entry >= a.entries) continue;
+      numbers[r] = number_of(a, entry, &is_outside), number = r + 1;
+      const u64 before = a.source || !entry ? 0 : number_of(a, entry - 1, &is_outside);
+      if (entry && before >> a.bits >= numbers[r] >> a.bits) is_unsorted = 1;
+    }
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++)
+      if (r < number) buckets[r] = bucket_of(a, kept, numbers[r]);
+    reserve(a, counted, buckets, places, number);
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++) {
+      if (r >= number) continue;
+      if (places[r] < a.capacity) a.spread[buckets[r] * a.capacity + places[r]] = numbers[r];
+      else is_outside = 1;
+    }
   }
   if (is_outside) note(a.state + REFUSED);
   if (is_unsorted) note(a.state + UNSORTED);
-  if (is_last(a.state + SPREAD)) add_up(counts, APART, a.begins, a.buckets);
+  if (is_last(a.state + SPREAD_DONE)) add_up(a.state + STATES, APART, a.begins, a.buckets);
 }
 
 // A bitonic sort (Batcher, 1968) of as many numbers, a power of two; each thread has EACH that follow each other.
@@ -194,12 +245,12 @@ static inline void sort(u64 *own, u64 *shared, u32 number) {
       __syncthreads();
 #pragma unroll
       for (int r = 0; r < EACH; r++)
-        if (is_needed) shared[r * BLOCK + threadIdx.x] = own[r];
+        if (is_needed) shared[r * blockDim.x + threadIdx.x] = own[r];
       __syncthreads();
 #pragma unroll
       for (int r = 0; r < EACH; r++)
         if (is_needed) {
-          const u64 theirs = shared[r * BLOCK + other];
+          const u64 theirs = shared[r * blockDim.x + other];
           if ((theirs < own[r]) == takes_least) own[r] = theirs;
         }
     }
@@ -228,7 +279,8 @@ static inline void sort(u64 *own, u64 *shared, u32 number) {
 #define SHARED_AT(i) shared[(i) + (i) / EACH]  // so that no two threads of a warp need one bank
 
 KERNEL void scorch_sort(const struct slots a) {
-  STATIC_SHARED u64 shared[CAPACITY + CAPACITY / EACH];
+  SHARED(memory);
+  u64 *shared = (u64 *)memory;
   if (a.state[REFUSED] || !a.state[UNSORTED]) return;
   for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
     const u32 begin = a.begins[bucket], count = a.begins[bucket + 1] - begin;
@@ -238,7 +290,7 @@ KERNEL void scorch_sort(const struct slots a) {
 #pragma unroll
     for (int r = 0; r < EACH; r++) {
       const u32 at = r * (number / EACH) + threadIdx.x, is_there = threadIdx.x < number / EACH && at < count;
-      own[r] = is_there ? a.spread[bucket * CAPACITY + at] : ~0ull;
+      own[r] = is_there ? a.spread[bucket * a.capacity + at] : ~0ull;
     }
     sort(own, shared, number);
     __syncthreads();
@@ -257,7 +309,7 @@ KERNEL void scorch_sort(const struct slots a) {
     sum_below(starts, &all);
     if (threadIdx.x == 0) a.places[bucket] = all;  // those that begin behind its first entry, the next bucket's too
   }
-  if (is_last(a.state + SORTED)) add_up(a.places, 1, a.places, a.buckets);
+  if (is_last(a.state + SORT_DONE)) add_up(a.places, 1, a.places, a.buckets);
 }
 
 // places ------------------------------------------------------------------------------------------------------
