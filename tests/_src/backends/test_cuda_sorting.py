@@ -97,7 +97,6 @@ def test_entries_of_many_buckets_are_those_of_torch(kind: str, monkeypatch: pyte
     """A sample is compared with itself, or sorted as entries are; not all splitters fit into a block."""
     check_coalesced(drawn_places(kind, 3000, 90), torch.rand(3000), (90, 90))
     monkeypatch.setattr(coalescing, "MAX_RANKED", 100)
-    monkeypatch.setattr(coalescing, "MIN_SAMPLE", 50)
     monkeypatch.setattr(coalescing, "MAX_KEPT", 3)
     check_coalesced(drawn_places(kind, 5000, 90), torch.rand(5000, dtype=torch.float64), (90, 90))
 
@@ -180,11 +179,12 @@ def test_all_is_launched_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) 
     places, values = drawn_places("any", 1500, 90), torch.rand(1500)
     launched: list[int] = []
     monkeypatch.setattr(kernel, "LAUNCHES", [record])
-    monkeypatch.setattr(coalescing, "settle", lambda device: launched.append(len(record.launched)))
+    monkeypatch.setattr(coalescing.Mark, "wait", lambda mark: launched.append(len(record.launched)))
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (90, 90))
     names = [launch.name for _, launch, _ in record.launched]
-    assert names == ["scorch_rank", "scorch_spread", "scorch_sort", "scorch_place"] and launched == [4]
+    assert names == [f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place")]
+    assert launched == [5]
 
 
 def test_torch_does_it_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Entries that repeat, added up on CUDA devices: ``c/coalesce.cu`` sorts them by their places, and lists these.
 
-Everything is launched before the host waits, which it does once, for the number of places: arrays have room for
-as many places as entries, and are copied to shorter ones only where much of that room is left.
+The host waits once, for the number of places, and goes on while a kernel that is launched already lists them:
+arrays have room for as many places as entries, and are copied to shorter ones only where much of it is left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from scorch._src.backends.cuda.entries import FEW, CudaEntries
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.streams import check_waiting, settle
+from scorch._src.backends.cuda.streams import Mark, check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
@@ -37,9 +37,9 @@ FILLED = 5 / 16
 APART = 8  # counts, that threads add to at once, from one to the next
 STATES = 8
 MAX_RANKED = 8192  # of a sample, of which each number is compared with all; larger ones are sorted themselves
-MIN_SAMPLE = 2048  # numbers, from which on they are listed rather than drawn by all who compare them
 # Entries, and the threads of a block that sorts a bucket if there are as many.
 THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
+MAX_THREADS = 1024  # of a block
 MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
 MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
 MAX_KEPT = 12 << 10  # splitters in the shared memory of a block
@@ -101,13 +101,14 @@ class CudaCoalescing(CudaEntries):
         is_plain = values.dtype == T and values.dim() == 1 and values.is_contiguous()
         sums = values.new_empty(entries if is_plain else 0)
         told = torch.empty(4, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-        listed = [array.data_ptr() for array in (told, *crd, pos)]
-        numbers = sort(entries)
+        listed = [array.data_ptr() for array in (*crd, pos)]
+        numbers = sort(entries, told=told.data_ptr())
+        mark = Mark(device)
         if is_plain:
             sort.place(numbers, listed, address_of(values), sums.data_ptr())
         else:
             order, first = sort.order(numbers, listed)
-        settle(device)
+        mark.wait()
         is_refused, is_unsorted, is_long, places = told.tolist()
         if is_refused or not is_unsorted:
             return None if is_refused else _as_given(columns, values, index)
@@ -141,6 +142,7 @@ class _Numbers(NamedTuple):
     places: int
     spread: int
     sorted: int
+    told: int
 
 
 class _Sort:
@@ -156,17 +158,16 @@ class _Sort:
     ) -> None:
         self.kernel, self.most_threads, self.device = kernel, most_threads, device
         self.coordinates, self.bits = coordinates, bits
-        self.unplaced = [0] * (len(coordinates) // 3 + 6)
+        self.unplaced = [0] * (len(coordinates) // 3 + 5)
 
-    def __call__(self, count: int, source: int = 0) -> _Numbers:
-        """Sort the entries, or as many numbers at ``source``."""
-        numbers = self._allocate(count, source)
-        if numbers.sample:
-            self.launch("scorch_sample", numbers, -(-numbers.samples // numbers.threads))
-        if numbers.samples <= MAX_RANKED:
+    def __call__(self, count: int, source: int = 0, told: int = 0) -> _Numbers:
+        """Sort the entries, or as many numbers at ``source``; ``told`` learns the number of places."""
+        numbers = self._allocate(count, source, told)
+        self.launch("scorch_sample", numbers, -(-max(numbers.samples, numbers.buckets) // numbers.threads))
+        if 0 < numbers.samples <= MAX_RANKED:
             ranked = RANKED * numbers.threads // WARP  # by a block
-            self.launch("scorch_rank", numbers, -(-numbers.samples // ranked) or 1)
-        else:
+            self.launch("scorch_rank", numbers, -(-numbers.samples // ranked))
+        elif numbers.samples:
             sample = self(numbers.samples, numbers.sample)
             numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
         blocks = min(MAX_BLOCKS, -(-count // (SPREAD * numbers.threads)))
@@ -175,14 +176,13 @@ class _Sort:
         self.launch("scorch_sort", numbers, numbers.buckets, 8 * (EACH + 1) * numbers.threads)
         return numbers
 
-    def _allocate(self, count: int, source: int) -> _Numbers:
+    def _allocate(self, count: int, source: int, told: int) -> _Numbers:
         threads = min(self.most_threads, next((n for least, n in THREADS if count >= least)))
         capacity = EACH * threads
         buckets = 1 if count <= capacity else -(-count // int(FILLED * capacity))
         samples = OVERSAMPLING * buckets if buckets > 1 else 0
-        room = samples if samples >= MIN_SAMPLE else 0
         state, begins = (STATES + buckets * APART) // 2, buckets // 2 + 1  # of 32 bits
-        sizes = [buckets * capacity, count, buckets, room, state, begins, begins]
+        sizes = [buckets * capacity, count, buckets, samples, state, begins, begins]
         memory = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
         at = [memory.data_ptr() + 8 * before for before in accumulate(sizes[:-1], initial=0)]
         return _Numbers(
@@ -191,7 +191,7 @@ class _Sort:
             count,
             self.bits,
             source,
-            sample=at[3] if room else 0,
+            sample=at[3],
             samples=samples,
             buckets=buckets,
             capacity=capacity,
@@ -205,24 +205,26 @@ class _Sort:
             places=at[6],
             spread=at[0],
             sorted=at[1],
+            told=told,
         )
 
-    def launch(
-        self, name: str, numbers: _Numbers, blocks: int, shared: int = 0, placed: Sequence[int] = ()
-    ) -> None:
+    def launch(self, name: str, numbers: _Numbers, blocks: int, shared: int = 0) -> None:
         """Run a function with as many blocks, each with as many bytes of shared memory."""
-        slots = [*self.coordinates, *numbers[2:], *(placed or self.unplaced)]
+        slots = [*self.coordinates, *numbers[2:], *self.unplaced]
         self.kernel.launch_blocks(name, slots, blocks, numbers.threads, shared, self.device.index)
+
+    def _launch_place(self, numbers: _Numbers, placed: Sequence[int]) -> None:
+        slots, threads = [*self.coordinates, *numbers[2:], *placed], min(MAX_THREADS, 4 * numbers.threads)
+        self.kernel.launch_blocks("scorch_place", slots, numbers.buckets, threads, 0, self.device.index)
 
     def place(self, numbers: _Numbers, listed: Sequence[int], values: int, sums: int) -> None:
         """List the places, and add up the values of each."""
-        self.launch("scorch_place", numbers, numbers.buckets, placed=[*listed, 0, 0, values, sums])
+        self._launch_place(numbers, [*listed, 0, 0, values, sums])
 
     def order(self, numbers: _Numbers, listed: Sequence[int]) -> tuple[Tensor, Tensor]:
         """List the places; return the order of entries, and where each place begins in it."""
         first, order = (torch.empty(numbers.count, dtype=torch.int64, device=self.device) for _ in range(2))
-        placed = [*listed, first.data_ptr(), order.data_ptr(), 0, 0]
-        self.launch("scorch_place", numbers, numbers.buckets, placed=placed)
+        self._launch_place(numbers, [*listed, first.data_ptr(), order.data_ptr(), 0, 0])
         return order, first
 
 

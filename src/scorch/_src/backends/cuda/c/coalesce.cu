@@ -14,18 +14,18 @@ struct slots {
   i64 entries;                    // numbers that are sorted
   i64 bits;                       // those of an entry's position
   const u64 *source;              // the numbers; 0 where they are made of coordinates
-  u64 *sample;                    // some of them; 0 where nobody listed them
+  u64 *sample;                    // some of them
   i64 samples, buckets, capacity;
   u64 *splitters;                 // of each bucket, those between left out
   i64 stride;                     // from one splitter to the next
   i64 half, shift;                // half of a power of two above the buckets; a block keeps one splitter in 2^shift
   u32 *state;
   const u32 *before;              // the state of the sort of the sample, which may be refused; 0 where there is none
-  u32 *begins;                    // of each bucket in the order, and the end
+  u32 *begins;                    // of each bucket in the order, and the end; unless blocks find them themselves
   u32 *places;                    // the number of the place of each bucket's first entry
   u64 *spread;                    // the numbers in buckets, each with room for capacity
   u64 *sorted;
-  i64 *told;                      // for the host: refused, unsorted, long, and the number of places
+  i64 *told;                      // for the host: refused, unsorted, long, and the number of places; 0 for a sample
   INDEX *crd[DIMS];               // of each place
   INDEX *pos;                     // where the list of places begins and ends
   i64 *first, *order;             // where each place begins in the order, and the order; 0 where nobody asks
@@ -63,10 +63,6 @@ static inline u64 draw(const struct slots a, u64 number) {
   hash = (hash ^ hash >> 15) * 2246822519u;
   int is_outside = 0;
   return number_of(a, (i64)(begin + (hash ^ hash >> 13) % (end - begin)), &is_outside);
-}
-
-static inline u64 sampled(const struct slots a, u32 number) {
-  return a.sample ? a.sample[number] : draw(a, number);
 }
 
 // sums over a block -------------------------------------------------------------------------------------------
@@ -116,6 +112,19 @@ static inline void add_up(const u32 *counts, i64 stride, u32 *sums, i64 number) 
   if (threadIdx.x == 0) sums[number] = before;
 }
 
+static inline u32 count_of(const struct slots a, i64 bucket) {
+  return a.state[STATES + bucket * APART];
+}
+
+// Where the numbers of a bucket begin in the order.
+static inline u32 begin_of(const struct slots a, i64 bucket) {
+  if (a.buckets > MAX_COUNTED) return a.begins[bucket];
+  u32 before = 0, all;
+  for (u32 at = threadIdx.x; at < bucket; at += blockDim.x) before += count_of(a, at);
+  sum_below(before, &all);
+  return all;
+}
+
 // splitters ---------------------------------------------------------------------------------------------------
 
 static inline void clear(const struct slots a) {
@@ -132,17 +141,16 @@ KERNEL void scorch_rank(const struct slots a) {
   STATIC_SHARED u64 others[CHUNK];
   const u32 samples = (u32)a.samples, lane = threadIdx.x % 32;
   const u32 each = blockDim.x / 32 * RANKED;  // that a block compares
-  if (!a.sample) clear(a);
   for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
     const u32 first = start + threadIdx.x / 32 * RANKED;
     u64 own[RANKED];
     u32 ranks[RANKED];
 #pragma unroll
-    for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? sampled(a, first + r) : 0, ranks[r] = 0;
+    for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? a.sample[first + r] : 0, ranks[r] = 0;
     for (u32 from = 0; from < samples; from += CHUNK) {
       const u32 number = samples - from < CHUNK ? samples - from : CHUNK;
       __syncthreads();
-      for (u32 i = threadIdx.x; i < number; i += blockDim.x) others[i] = sampled(a, from + i);
+      for (u32 i = threadIdx.x; i < number; i += blockDim.x) others[i] = a.sample[from + i];
       __syncthreads();
       for (u32 i = lane; i < number; i += 32) {
         const u64 other = others[i];
@@ -232,45 +240,66 @@ KERNEL void scorch_spread(const struct slots a) {
   }
   if (is_outside) note(a.state + REFUSED);
   if (is_unsorted) note(a.state + UNSORTED);
-  if (is_last(a.state + SPREAD_DONE)) add_up(a.state + STATES, APART, a.begins, a.buckets);
+  if (a.buckets > MAX_COUNTED && is_last(a.state + SPREAD_DONE))
+    add_up(a.state + STATES, APART, a.begins, a.buckets);
+}
+
+// Keep the least or the greatest of two numbers, and put the other one in its place.
+static inline void put_in_order(u64 *low, u64 *high) {
+  const u64 one = *low, other = *high;
+  const int is_wrong = other < one;
+  *low = is_wrong ? other : one, *high = is_wrong ? one : other;
+}
+
+static inline u64 lesser(u64 own, u64 theirs, int is_above) {
+  return (theirs < own) != is_above ? theirs : own;
+}
+
+// Wait for the threads that have numbers at this distance: those of a warp, or of the block.
+static inline void wait_for(u32 step) {
+  if (step < 32 * EACH) SYNC_WARP();
+  else __syncthreads();
 }
 
 // A bitonic sort (Batcher, 1968) of as many numbers, a power of two; each thread has EACH that follow each other.
+// Halves that are sorted become one: the first step compares them from both ends, so that all steps put the
+// lesser number first.
 static inline void sort(u64 *own, u64 *shared, u32 number) {
   const u32 first = threadIdx.x * EACH, is_needed = (first & ~(32 * EACH - 1)) < number;
   for (u32 size = 2; size <= number; size *= 2) {
     u32 step = size / 2;
-    for (; step >= 32 * EACH; step /= 2) {
-      const u32 other = threadIdx.x ^ step / EACH, takes_least = !(first & step) == !(first & size);
-      __syncthreads();
+    for (; step >= 32 * EACH || (step == size / 2 && step >= EACH); step /= 2) {
+      const int is_mirrored = step == size / 2, is_above = (first & step) != 0;
+      const u32 other = threadIdx.x ^ (is_mirrored ? size / EACH - 1 : step / EACH);
+      wait_for(step);
 #pragma unroll
       for (int r = 0; r < EACH; r++)
         if (is_needed) shared[r * blockDim.x + threadIdx.x] = own[r];
-      __syncthreads();
+      wait_for(step);
 #pragma unroll
       for (int r = 0; r < EACH; r++)
         if (is_needed) {
-          const u64 theirs = shared[r * blockDim.x + other];
-          if ((theirs < own[r]) == takes_least) own[r] = theirs;
+          const u64 theirs = shared[(is_mirrored ? EACH - 1 - r : r) * blockDim.x + other];
+          own[r] = lesser(own[r], theirs, is_above);
         }
     }
     if (!is_needed) continue;
     for (; step >= EACH; step /= 2) {
-      const u32 takes_least = !(first & step) == !(first & size);
+      const int is_above = (first & step) != 0;
 #pragma unroll
-      for (int r = 0; r < EACH; r++) {
-        const u64 theirs = EXCHANGE(own[r], step / EACH, 32);
-        if ((theirs < own[r]) == takes_least) own[r] = theirs;
-      }
+      for (int r = 0; r < EACH; r++) own[r] = lesser(own[r], EXCHANGE(own[r], step / EACH, 32), is_above);
     }
 #pragma unroll
-    for (int within = EACH / 2; within; within /= 2) {
-      if (within >= size) continue;
+    for (u32 within = EACH / 2; within; within /= 2) {
+      if (within > size / 2) continue;
+      if (within == size / 2) {
 #pragma unroll
-      for (int r = 0; r < EACH; r++) {
-        const u64 low = own[r], high = own[(r | within) % EACH];
-        const int is_swapped = !(r & within) && (low > high) == !((first + r) & size);
-        if (is_swapped) own[r] = high, own[(r | within) % EACH] = low;
+        for (u32 r = 0; r < EACH; r++)
+          if (!(r & within)) put_in_order(own + r, own + (r ^ (2 * within - 1)));
+      } else {
+#pragma unroll
+        for (u32 r = 0; r < EACH; r++)
+          if (!(r & within)) put_in_order(own + r, own + (r ^ within));
       }
     }
   }
@@ -278,24 +307,35 @@ static inline void sort(u64 *own, u64 *shared, u32 number) {
 
 #define SHARED_AT(i) shared[(i) + (i) / EACH]  // so that no two threads of a warp need one bank
 
+static inline void tell(const struct slots a, i64 places) {
+  for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
+  a.told[3] = places;
+}
+
 KERNEL void scorch_sort(const struct slots a) {
   SHARED(memory);
   u64 *shared = (u64 *)memory;
-  if (a.state[REFUSED] || !a.state[UNSORTED]) return;
+  if (a.state[REFUSED] || !a.state[UNSORTED]) {
+    if (FIRST_UNIT(1) == 0 && a.told) tell(a, 0);
+    return;
+  }
   for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
-    const u32 begin = a.begins[bucket], count = a.begins[bucket + 1] - begin;
-    u32 number = 32 * EACH, starts = 0, all;
+    const u32 count = count_of(a, bucket);
+    u32 number = 32 * EACH;
     while (number < count) number *= 2;
     u64 own[EACH];
+    const u64 *spread = a.spread + bucket * a.capacity;
 #pragma unroll
-    for (int r = 0; r < EACH; r++) {
-      const u32 at = r * (number / EACH) + threadIdx.x, is_there = threadIdx.x < number / EACH && at < count;
-      own[r] = is_there ? a.spread[bucket * a.capacity + at] : ~0ull;
+    for (u32 r = 0, at = threadIdx.x; r < EACH; r++, at += number / EACH) {
+      const int is_there = threadIdx.x < number / EACH && at < count;
+      own[r] = is_there ? spread[at] : ~0ull;
     }
     sort(own, shared, number);
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < EACH; r++) SHARED_AT(threadIdx.x * EACH + r) = own[r];
+    u32 starts = 0, all;
+    const u32 begin = begin_of(a, bucket);
     __syncthreads();
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
       const u64 here = SHARED_AT(i);
@@ -309,7 +349,9 @@ KERNEL void scorch_sort(const struct slots a) {
     sum_below(starts, &all);
     if (threadIdx.x == 0) a.places[bucket] = all;  // those that begin behind its first entry, the next bucket's too
   }
-  if (is_last(a.state + SORT_DONE)) add_up(a.places, 1, a.places, a.buckets);
+  if (!is_last(a.state + SORT_DONE)) return;
+  add_up(a.places, 1, a.places, a.buckets);
+  if (threadIdx.x == 0 && a.told) tell(a, (i64)a.places[a.buckets] + 1);
 }
 
 // places ------------------------------------------------------------------------------------------------------
@@ -330,18 +372,11 @@ static inline void list_place(const struct slots a, i64 place, i64 entry) {
   a.sums[place] = sum;
 }
 
-static inline void tell(const struct slots a) {
-  const i64 places = (i64)a.places[a.buckets] + 1;
-  for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
-  a.told[3] = places;
-  a.pos[0] = 0, a.pos[1] = (INDEX)places;
-}
-
 KERNEL void scorch_place(const struct slots a) {
-  if (FIRST_UNIT(1) == 0) tell(a);
+  if (FIRST_UNIT(1) == 0) a.pos[0] = 0, a.pos[1] = (INDEX)a.places[a.buckets] + 1;
   if (a.state[REFUSED] || !a.state[UNSORTED]) return;
   for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
-    const i64 begin = a.begins[bucket], end = a.begins[bucket + 1];
+    const i64 begin = begin_of(a, bucket), end = begin + count_of(a, bucket);
     i64 place = a.places[bucket];
     for (i64 start = begin; start < end; start += blockDim.x) {
       const i64 entry = start + threadIdx.x;
