@@ -27,13 +27,12 @@ WARP = 32
 MAX_DIMS = 8
 BITS = 64  # of what is sorted: the coordinates of an entry, and its number
 EACH = 8  # numbers of a thread in the sort of a bucket
-SPREAD = 4  # numbers that a thread spreads to buckets at once
+SPREAD = 2  # numbers that a thread spreads to buckets at once
 RANKED = 4  # numbers of the sample that a warp compares with all others at once
 CHUNK = 1024  # numbers of the sample that a block reads at once
 MAX_COUNTED = 1024  # buckets that the threads of a block count together
-OVERSAMPLING = 16  # numbers of the sample for each bucket
-# A bucket holds 3.2 times what there is for each: with this sample, one in 10^8 would hold more.
-FILLED = 5 / 16
+OVERSAMPLING = 14  # numbers of the sample for each bucket
+FILLED = 5 / 16  # of the room of a bucket, on average; with this sample, one bucket of 10^7 needs more than all
 APART = 8  # counts, that threads add to at once, from one to the next
 STATES = 8
 MAX_RANKED = 8192  # of a sample, of which each number is compared with all; larger ones are sorted themselves
@@ -42,7 +41,7 @@ THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
 MAX_THREADS = 1024  # of a block
 MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
 MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
-MAX_KEPT = 12 << 10  # splitters in the shared memory of a block
+MAX_KEPT = 4 << 10  # splitters in the shared memory of a block
 
 _NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
 _INDICES = (torch.int32, torch.int64)
@@ -171,8 +170,7 @@ class _Sort:
             sample = self(numbers.samples, numbers.sample)
             numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
         blocks = min(MAX_BLOCKS, -(-count // (SPREAD * numbers.threads)))
-        kept = 8 * (numbers.buckets >> numbers.shift) + 8
-        self.launch("scorch_spread", numbers, blocks, kept)
+        self.launch("scorch_spread", numbers, blocks, 16 * (numbers.half >> numbers.shift))
         self.launch("scorch_sort", numbers, numbers.buckets, 8 * (EACH + 1) * numbers.threads)
         return numbers
 

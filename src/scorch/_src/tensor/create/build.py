@@ -98,7 +98,8 @@ def _from_rows(
     routines = routines_for(crd[0])
     coalesced = routines.coalesce(crd, sizes[: len(crd)], values, dtype)
     if coalesced is not None:
-        return wrap(convert(_listed(form, sizes, *coalesced), target_format))
+        listed = _listed(form, sizes, *coalesced)
+        return wrap(listed if target_format is form else convert(listed, target_format))
     check_all_coordinates(name, crd, sizes)
     arrays = [own(array, dtype) for array in crd]
     sorting = routines.sort_entries(arrays, sizes[: len(crd)])

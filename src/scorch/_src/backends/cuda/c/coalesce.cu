@@ -18,7 +18,7 @@ struct slots {
   i64 samples, buckets, capacity;
   u64 *splitters;                 // of each bucket, those between left out
   i64 stride;                     // from one splitter to the next
-  i64 half, shift;                // half of a power of two above the buckets; a block keeps one splitter in 2^shift
+  i64 half, shift;                // half of a power of two from the buckets on; a block keeps a splitter in 2^shift
   u32 *state;
   const u32 *before;              // the state of the sort of the sample, which may be refused; 0 where there is none
   u32 *begins;                    // of each bucket in the order, and the end; unless blocks find them themselves
@@ -67,6 +67,12 @@ static inline u64 draw(const struct slots a, u64 number) {
 
 // sums over a block -------------------------------------------------------------------------------------------
 
+// The sum over the lanes of a warp.
+static inline u32 sum_of_warp(u32 own) {
+  for (int step = 16; step; step /= 2) own += EXCHANGE(own, step, 32);
+  return own;
+}
+
 // The sum of what threads below have, and of what all have.
 static inline u32 sum_below(u32 own, u32 *all) {
   STATIC_SHARED u32 totals[32];
@@ -79,25 +85,24 @@ static inline u32 sum_below(u32 own, u32 *all) {
   }
   if (lane == 0) totals[warp] = total;
   __syncthreads();
-  *all = 0;
-  for (u32 other = 0; other < blockDim.x / 32; other++) {
-    if (other < warp) below += totals[other];
-    *all += totals[other];
-  }
+  const u32 other = lane < blockDim.x / 32 ? totals[lane] : 0;
+  *all = sum_of_warp(other);
+  below += sum_of_warp(lane < warp ? other : 0);
   __syncthreads();
   return below;
 }
 
-// Whether this is the last block to arrive, which sees what the others wrote.
+// Whether this is the last block to arrive, which sees what the first threads of others wrote, and atomics.
 static inline int is_last(u32 *arrived) {
   STATIC_SHARED u32 turn;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) turn = atomicAdd(arrived, 1u);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    turn = atomicAdd(arrived, 1u);
+    __threadfence();
+  }
   __syncthreads();
-  if (turn + 1 < gridDim.x) return 0;
-  __threadfence();
-  return 1;
+  return turn + 1 == gridDim.x;
 }
 
 // The sum of counts before each, and of all behind the last.
@@ -160,27 +165,35 @@ KERNEL void scorch_rank(const struct slots a) {
     }
 #pragma unroll
     for (int r = 0; r < RANKED; r++) {
-      for (int step = 16; step; step /= 2) ranks[r] += EXCHANGE(ranks[r], step, 32);
-      const int is_splitter = first + r < samples && ranks[r] % OVERSAMPLING == 0;
-      if (lane == 0 && is_splitter) a.splitters[ranks[r] / OVERSAMPLING] = own[r];
+      const u32 rank = sum_of_warp(ranks[r]);
+      const int is_splitter = first + r < samples && rank % OVERSAMPLING == 0;
+      if (lane == 0 && is_splitter) a.splitters[rank / OVERSAMPLING] = own[r];
     }
   }
 }
 
 // buckets -----------------------------------------------------------------------------------------------------
 
-static inline u32 bucket_of(const struct slots a, const u64 *kept, u64 number) {
-  const u32 buckets = (u32)a.buckets, shift = (u32)a.shift;
-  u32 bucket = 0, half = (u32)a.half;
-  for (; half >> shift; half /= 2) {
-    const u32 at = bucket + half;
-    if (at < buckets && kept[at >> shift] <= number) bucket = at;
+// Read the splitters that a block keeps; behind them there is nothing below a number.
+static inline void keep_splitters(const struct slots a, u64 *kept) {
+  for (i64 at = threadIdx.x; at < 2 * (a.half >> a.shift); at += blockDim.x)
+    kept[at] = at << a.shift < a.buckets ? splitter(a, at << a.shift) : ~0ull;
+}
+
+static inline void find_buckets(const struct slots a, const u64 *kept, const u64 *numbers, u32 *buckets) {
+  const u32 last = (u32)(a.buckets - 1 >> a.shift);
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++) buckets[r] = 0;
+  for (u32 half = (u32)(a.half >> a.shift); half; half /= 2)
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++)
+      if (kept[buckets[r] + half] <= numbers[r]) buckets[r] += half;
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++) {
+    buckets[r] = (buckets[r] < last ? buckets[r] : last) << a.shift;
+    for (u32 half = 1u << a.shift >> 1; half; half /= 2)
+      if (buckets[r] + half < a.buckets && splitter(a, buckets[r] + half) <= numbers[r]) buckets[r] += half;
   }
-  for (; half; half /= 2) {
-    const u32 at = bucket + half;
-    if (at < buckets && splitter(a, at) <= number) bucket = at;
-  }
-  return bucket;
 }
 
 // Reserve places in buckets for the numbers of a block: threads count together before they add to what all share.
@@ -211,8 +224,7 @@ KERNEL void scorch_spread(const struct slots a) {
   STATIC_SHARED u32 counted[MAX_COUNTED];
   SHARED(memory);
   u64 *kept = (u64 *)memory;
-  if (a.buckets > 1)
-    for (i64 at = threadIdx.x; at << a.shift < a.buckets; at += blockDim.x) kept[at] = splitter(a, at << a.shift);
+  keep_splitters(a, kept);
   __syncthreads();
   const i64 each = SPREAD * (i64)blockDim.x;
   int is_outside = a.before && a.before[REFUSED], is_unsorted = a.source != 0;
@@ -222,14 +234,13 @@ KERNEL void scorch_spread(const struct slots a) {
 #pragma unroll
     for (int r = 0; r < SPREAD; r++) {
       const i64 entry = start + r * (i64)blockDim.x + threadIdx.x;
+      numbers[r] = 0;
       if (entry >= a.entries) continue;
       numbers[r] = number_of(a, entry, &is_outside), number = r + 1;
       const u64 before = a.source || !entry ? 0 : number_of(a, entry - 1, &is_outside);
       if (entry && before >> a.bits >= numbers[r] >> a.bits) is_unsorted = 1;
     }
-#pragma unroll
-    for (int r = 0; r < SPREAD; r++)
-      if (r < number) buckets[r] = bucket_of(a, kept, numbers[r]);
+    find_buckets(a, kept, numbers, buckets);
     reserve(a, counted, buckets, places, number);
 #pragma unroll
     for (int r = 0; r < SPREAD; r++) {
@@ -244,68 +255,68 @@ KERNEL void scorch_spread(const struct slots a) {
     add_up(a.state + STATES, APART, a.begins, a.buckets);
 }
 
-// Keep the least or the greatest of two numbers, and put the other one in its place.
+#define SHARED_AT(i) shared[(i) + (i) / EACH]  // so that threads of a warp need few numbers of one bank
+
 static inline void put_in_order(u64 *low, u64 *high) {
   const u64 one = *low, other = *high;
   const int is_wrong = other < one;
   *low = is_wrong ? other : one, *high = is_wrong ? one : other;
 }
 
-static inline u64 lesser(u64 own, u64 theirs, int is_above) {
-  return (theirs < own) != is_above ? theirs : own;
+// Sort the numbers of a thread by a bitonic network (Batcher, 1968).
+static inline void sort_own(u64 *own) {
+#pragma unroll
+  for (int size = 2; size <= EACH; size *= 2)
+#pragma unroll
+    for (int step = size / 2; step; step /= 2)
+#pragma unroll
+      for (int r = 0; r < EACH; r++)
+        if (!(r & step)) put_in_order(own + (r & size ? r | step : r), own + (r & size ? r : r | step));
 }
 
-// Wait for the threads that have numbers at this distance: those of a warp, or of the block.
-static inline void wait_for(u32 step) {
-  if (step < 32 * EACH) SYNC_WARP();
+// Return how many of the first numbers that two sorted runs have together, ``ahead``, are from the first run.
+static inline u32 split(const u64 *shared, u32 one, u32 length, u32 other, u32 other_length, u32 ahead) {
+  u32 low = ahead > other_length ? ahead - other_length : 0, high = ahead < length ? ahead : length;
+  while (low < high) {
+    const u32 middle = (low + high) / 2;
+    if (SHARED_AT(one + middle) < SHARED_AT(other + ahead - 1 - middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// Wait for the threads that have runs in common: those of a warp, or of the block.
+static inline void wait_for(u32 run) {
+  if (run < 32 * EACH) SYNC_WARP();
   else __syncthreads();
 }
 
-// A bitonic sort (Batcher, 1968) of as many numbers, a power of two; each thread has EACH that follow each other.
-// Halves that are sorted become one: the first step compares them from both ends, so that all steps put the
-// lesser number first.
+// A merge sort of as many numbers, of which each thread has EACH that follow each other: two runs become one, and
+// a thread finds the part of both that is its own (Odeh et al., 2012: merge path).
 static inline void sort(u64 *own, u64 *shared, u32 number) {
-  const u32 first = threadIdx.x * EACH, is_needed = (first & ~(32 * EACH - 1)) < number;
-  for (u32 size = 2; size <= number; size *= 2) {
-    u32 step = size / 2;
-    for (; step >= 32 * EACH || (step == size / 2 && step >= EACH); step /= 2) {
-      const int is_mirrored = step == size / 2, is_above = (first & step) != 0;
-      const u32 other = threadIdx.x ^ (is_mirrored ? size / EACH - 1 : step / EACH);
-      wait_for(step);
+  const u32 first = threadIdx.x * EACH;
+  sort_own(own);
+  for (u32 run = EACH; run < number; run *= 2) {
+    wait_for(run / 2);
+    if (first < number)
 #pragma unroll
-      for (int r = 0; r < EACH; r++)
-        if (is_needed) shared[r * blockDim.x + threadIdx.x] = own[r];
-      wait_for(step);
+      for (int r = 0; r < EACH; r++) SHARED_AT(first + r) = own[r];
+    wait_for(run);
+    if (first >= number) continue;
+    const u32 one = first & ~(2 * run - 1), other = one + run < number ? one + run : number;
+    const u32 end = other + run < number ? other + run : number, ahead = first - one;
+    u32 at = split(shared, one, other - one, other, end - other, ahead), next = other + ahead - at;
+    at += one;
+    u64 here = at < other ? SHARED_AT(at) : ~0ull, there = next < end ? SHARED_AT(next) : ~0ull;
 #pragma unroll
-      for (int r = 0; r < EACH; r++)
-        if (is_needed) {
-          const u64 theirs = shared[(is_mirrored ? EACH - 1 - r : r) * blockDim.x + other];
-          own[r] = lesser(own[r], theirs, is_above);
-        }
-    }
-    if (!is_needed) continue;
-    for (; step >= EACH; step /= 2) {
-      const int is_above = (first & step) != 0;
-#pragma unroll
-      for (int r = 0; r < EACH; r++) own[r] = lesser(own[r], EXCHANGE(own[r], step / EACH, 32), is_above);
-    }
-#pragma unroll
-    for (u32 within = EACH / 2; within; within /= 2) {
-      if (within > size / 2) continue;
-      if (within == size / 2) {
-#pragma unroll
-        for (u32 r = 0; r < EACH; r++)
-          if (!(r & within)) put_in_order(own + r, own + (r ^ (2 * within - 1)));
-      } else {
-#pragma unroll
-        for (u32 r = 0; r < EACH; r++)
-          if (!(r & within)) put_in_order(own + r, own + (r ^ within));
-      }
+    for (int r = 0; r < EACH; r++) {
+      const int is_here = here < there;
+      own[r] = is_here ? here : there;
+      if (is_here) at++, here = at < other ? SHARED_AT(at) : ~0ull;
+      else next++, there = next < end ? SHARED_AT(next) : ~0ull;
     }
   }
 }
-
-#define SHARED_AT(i) shared[(i) + (i) / EACH]  // so that no two threads of a warp need one bank
 
 static inline void tell(const struct slots a, i64 places) {
   for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
@@ -321,16 +332,13 @@ KERNEL void scorch_sort(const struct slots a) {
   }
   for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
     const u32 count = count_of(a, bucket);
-    u32 number = 32 * EACH;
-    while (number < count) number *= 2;
-    u64 own[EACH];
     const u64 *spread = a.spread + bucket * a.capacity;
+    for (u32 at = threadIdx.x; at < count; at += blockDim.x) SHARED_AT(at) = spread[at];
+    __syncthreads();
+    u64 own[EACH];
 #pragma unroll
-    for (u32 r = 0, at = threadIdx.x; r < EACH; r++, at += number / EACH) {
-      const int is_there = threadIdx.x < number / EACH && at < count;
-      own[r] = is_there ? spread[at] : ~0ull;
-    }
-    sort(own, shared, number);
+    for (u32 r = 0; r < EACH; r++) own[r] = threadIdx.x * EACH + r < count ? SHARED_AT(threadIdx.x * EACH + r) : ~0ull;
+    sort(own, shared, count);
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < EACH; r++) SHARED_AT(threadIdx.x * EACH + r) = own[r];
