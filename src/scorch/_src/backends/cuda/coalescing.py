@@ -1,4 +1,4 @@
-"""Entries that repeat, added up on CUDA devices: ``c/coalesce.cu`` sorts them by their places, and lists these.
+"""Entries that repeat, added up on CUDA devices: ``c/coalesce.cu`` sorts them by place, and lists the places.
 
 The host waits once, for the number of places, and goes on while a kernel that is launched already lists them:
 arrays have room for as many places as entries, and are copied to shorter ones only where much of it is left.
@@ -29,16 +29,18 @@ BITS = 64  # of what is sorted: the coordinates of an entry, and its number
 EACH = 8  # numbers of a thread in the sort of a bucket
 SPREAD = 2  # numbers that a thread spreads to buckets at once
 RANKED = 4  # numbers of the sample that a warp compares with all others at once
-CHUNK = 1024  # numbers of the sample that a block reads at once
 MAX_COUNTED = 1024  # buckets that the threads of a block count together
 OVERSAMPLING = 14  # numbers of the sample for each bucket
-FILLED = 5 / 16  # of the room of a bucket, on average; with this sample, one bucket of 10^7 needs more than all
+FILLED = (
+    5 / 16
+)  # of the room of a bucket, on average; with this sample, one bucket of 10^7 needs more than all
 APART = 8  # counts, that threads add to at once, from one to the next
 STATES = 8
-MAX_RANKED = 8192  # of a sample, of which each number is compared with all; larger ones are sorted themselves
+MAX_RANKED = 6144  # of a sample, of which each number is compared with all; larger ones are sorted themselves
 # Entries, and the threads of a block that sorts a bucket if there are as many.
 THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
 MAX_THREADS = 1024  # of a block
+THREADS_OF_RANK = 128  # of a block that compares a sample
 MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
 MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
 MAX_KEPT = 4 << 10  # splitters in the shared memory of a block
@@ -53,7 +55,7 @@ Coalesced = tuple[Sequence[Tensor], Tensor, Tensor | None]  # coordinates, value
 def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims: int) -> str:
     """The CUDA source that lists entries once for each place."""
     words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
-    words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED, "CHUNK": CHUNK}
+    words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED}
     words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     text = (Path(__file__).parent / "c" / "coalesce.cu").read_text(encoding="utf-8")
@@ -113,10 +115,13 @@ class CudaCoalescing(CudaEntries):
             return None if is_refused else _as_given(columns, values, index)
         if is_plain and is_long:
             order, first = sort.order(numbers, listed)
-        crd = [_shortened(array, places) for array in crd]
+        is_filled = places >= MIN_FILLED * entries
+        kept = [array.resize_(places) for array in ((*crd, sums) if is_plain and not is_long else crd)]
+        if not is_filled:
+            kept = [array.clone() for array in kept]
         if is_plain and not is_long:
-            return crd, _shortened(sums, places), pos
-        return crd, self.sum_entries(Sorted(order, crd, first[:places]), values), pos
+            return kept[:-1], kept[-1], pos
+        return kept, self.sum_entries(Sorted(order, kept, first[:places]), values), pos
 
 
 class _Numbers(NamedTuple):
@@ -164,8 +169,8 @@ class _Sort:
         numbers = self._allocate(count, source, told)
         self.launch("scorch_sample", numbers, -(-max(numbers.samples, numbers.buckets) // numbers.threads))
         if 0 < numbers.samples <= MAX_RANKED:
-            ranked = RANKED * numbers.threads // WARP  # by a block
-            self.launch("scorch_rank", numbers, -(-numbers.samples // ranked))
+            blocks = -(-numbers.samples // (RANKED * THREADS_OF_RANK // WARP))
+            self.launch("scorch_rank", numbers, blocks, 8 * numbers.samples, THREADS_OF_RANK)
         elif numbers.samples:
             sample = self(numbers.samples, numbers.sample)
             numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
@@ -206,10 +211,11 @@ class _Sort:
             told=told,
         )
 
-    def launch(self, name: str, numbers: _Numbers, blocks: int, shared: int = 0) -> None:
+    def launch(self, name: str, numbers: _Numbers, blocks: int, shared: int = 0, threads: int = 0) -> None:
         """Run a function with as many blocks, each with as many bytes of shared memory."""
         slots = [*self.coordinates, *numbers[2:], *self.unplaced]
-        self.kernel.launch_blocks(name, slots, blocks, numbers.threads, shared, self.device.index)
+        threads = threads or numbers.threads
+        self.kernel.launch_blocks(name, slots, blocks, threads, shared, self.device.index)
 
     def _launch_place(self, numbers: _Numbers, placed: Sequence[int]) -> None:
         slots, threads = [*self.coordinates, *numbers[2:], *placed], min(MAX_THREADS, 4 * numbers.threads)
@@ -227,7 +233,7 @@ class _Sort:
 
 
 def _shifts(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.device) -> list[int] | None:
-    """Return the bits below each coordinate in the number of an entry; None where a kernel cannot sort them."""
+    """Return the bits below each coordinate in the number of an entry; None where it has too many."""
     first, count = columns[0], columns[0].numel()
     is_plain = all(column.dtype == first.dtype and column.device == device for column in columns)
     if not is_plain or first.dtype not in _INDICES or len(columns) > MAX_DIMS or not all(sizes):
@@ -237,13 +243,6 @@ def _shifts(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.devic
     if not 1 < count <= LAST_INT32 or sum(widths) > BITS:
         return None
     return [*accumulate(reversed(widths[1:]))][::-1]
-
-
-def _shortened(array: Tensor, count: int) -> Tensor:
-    """Return the first elements of an array, which is shortened; in other memory if it keeps much more."""
-    is_filled = count >= MIN_FILLED * array.numel()
-    kept = array.resize_(count)
-    return kept if is_filled else kept.clone()
 
 
 def _as_given(columns: Sequence[Tensor], values: Tensor, index: torch.dtype) -> Coalesced:

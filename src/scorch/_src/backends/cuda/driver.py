@@ -67,9 +67,7 @@ def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device
     _launch(function, slots, (blocks_for(threads), THREADS, 0), device)
 
 
-def _launch(
-    function: ctypes.c_void_p, slots: Sequence[int], grid: tuple[int, int, int], device: int
-) -> None:
+def _launch(function: ctypes.c_void_p, slots: Sequence[int], grid: tuple[int, int, int], device: int) -> None:
     """Run a kernel with a number of blocks, of threads in each, and of bytes of shared memory."""
     blocks, threads, shared = grid
     block = _arguments()

@@ -1,7 +1,7 @@
 """Compressed columns on CUDA devices: kernels before and after a stable sort by torch (``c/transpose.cu``).
 
-The host waits for nothing. Columns are sorted in the narrowest dtype that holds them all: the sort takes a pass
-for each of their bytes.
+The host waits for nothing. Columns are sorted in the narrowest dtype that holds them all: the sort takes a
+pass for each of their bytes.
 """
 
 from __future__ import annotations

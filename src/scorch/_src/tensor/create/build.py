@@ -129,8 +129,10 @@ def _listed(
         pos = torch.zeros(2, dtype=first.dtype, device=first.device)
         pos[1:].fill_(count)
     below = (None,) * (len(sizes) - len(columns))
-    counts = level_counts(form, sizes, [count] * len(columns))
-    pattern = Pattern(form, sizes, (pos, *(None for _ in others), *below), (*columns, *below), tuple(counts))
+    counts = [count] * len(columns)
+    if below:
+        counts = level_counts(form, sizes, counts)
+    pattern = Pattern(form, sizes, (pos, *[None] * len(others), *below), (*columns, *below), tuple(counts))
     return Storage(pattern, values if values.dim() == 1 else values.reshape(-1))
 
 

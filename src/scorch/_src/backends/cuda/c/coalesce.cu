@@ -143,25 +143,21 @@ KERNEL void scorch_sample(const struct slots a) {
 
 // Each warp counts how many of the sample are below some of it.
 KERNEL void scorch_rank(const struct slots a) {
-  STATIC_SHARED u64 others[CHUNK];
-  const u32 samples = (u32)a.samples, lane = threadIdx.x % 32;
-  const u32 each = blockDim.x / 32 * RANKED;  // that a block compares
+  SHARED(memory);
+  u64 *sample = (u64 *)memory;
+  const u32 samples = (u32)a.samples, lane = threadIdx.x % 32, each = blockDim.x / 32 * RANKED;
+  for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = a.sample[at];
+  __syncthreads();
   for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
     const u32 first = start + threadIdx.x / 32 * RANKED;
     u64 own[RANKED];
     u32 ranks[RANKED];
 #pragma unroll
-    for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? a.sample[first + r] : 0, ranks[r] = 0;
-    for (u32 from = 0; from < samples; from += CHUNK) {
-      const u32 number = samples - from < CHUNK ? samples - from : CHUNK;
-      __syncthreads();
-      for (u32 i = threadIdx.x; i < number; i += blockDim.x) others[i] = a.sample[from + i];
-      __syncthreads();
-      for (u32 i = lane; i < number; i += 32) {
-        const u64 other = others[i];
+    for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? sample[first + r] : 0, ranks[r] = 0;
+    for (u32 at = lane; at < samples; at += 32) {
+      const u64 other = sample[at];
 #pragma unroll
-        for (int r = 0; r < RANKED; r++) ranks[r] += other < own[r];
-      }
+      for (int r = 0; r < RANKED; r++) ranks[r] += other < own[r];
     }
 #pragma unroll
     for (int r = 0; r < RANKED; r++) {
@@ -312,8 +308,10 @@ static inline void sort(u64 *own, u64 *shared, u32 number) {
     for (int r = 0; r < EACH; r++) {
       const int is_here = here < there;
       own[r] = is_here ? here : there;
-      if (is_here) at++, here = at < other ? SHARED_AT(at) : ~0ull;
-      else next++, there = next < end ? SHARED_AT(next) : ~0ull;
+      const u32 following = (is_here ? at : next) + 1, last = is_here ? other : end;
+      const u64 found = following < last ? SHARED_AT(following) : ~0ull;
+      if (is_here) at = following, here = found;
+      else next = following, there = found;
     }
   }
 }
