@@ -129,7 +129,7 @@ class _Numbers(NamedTuple):
 
     memory: Tensor
     threads: int
-    count: int
+    entries: int
     bits: int
     source: int
     sample: int
@@ -227,7 +227,7 @@ class _Sort:
 
     def order(self, numbers: _Numbers, listed: Sequence[int]) -> tuple[Tensor, Tensor]:
         """List the places; return the order of entries, and where each place begins in it."""
-        first, order = (torch.empty(numbers.count, dtype=torch.int64, device=self.device) for _ in range(2))
+        first, order = (torch.empty(numbers.entries, dtype=torch.int64, device=self.device) for _ in range(2))
         self._launch_place(numbers, [*listed, first.data_ptr(), order.data_ptr(), 0, 0])
         return order, first
 
