@@ -40,7 +40,7 @@ MAX_RANKED = 6144  # of a sample, of which each number is compared with all; lar
 # Entries, and the threads of a block that sorts a bucket if there are as many.
 THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
 MAX_THREADS = 1024  # of a block
-THREADS_OF_RANK = 128  # of a block that compares a sample
+THREADS_OF_RANK = 512  # of a block that compares a sample
 MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
 MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
 MAX_KEPT = 4 << 10  # splitters in the shared memory of a block

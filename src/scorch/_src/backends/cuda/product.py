@@ -33,7 +33,8 @@ ROWS_OF_BLOCK = THREADS // WARP
 FEW = 128  # products of a row that a warp lists
 MAX_BLOCKS = 1 << 14
 BITS_OF_TILE = 1024  # columns come in multiples of as many
-BYTES_OF_SUMS = 16 << 10  # of a row, in shared memory if there are no more
+AHEAD = 4  # entries of a row of A whose products are read at once
+BYTES_OF_SUMS = 4 << 10  # of a row, in shared memory if there are no more
 ARRAYS = 3  # of a matrix
 MAX_FEW_ROWS = 1024
 MIN_LONG_ROW = 512  # entries, on average, of rows that are cut
@@ -98,7 +99,7 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
         lines.append(f"#define ZERO make_{kind}(0, 0)")
     else:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
-    lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}"]
+    lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define AHEAD {AHEAD}"]
     text = (Path(__file__).parent / "c" / file).read_text(encoding="utf-8")
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), text])
 

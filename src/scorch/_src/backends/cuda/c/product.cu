@@ -162,7 +162,7 @@ static inline void add_term(const struct marks *m, T *sums, i64 column, T term) 
 }
 
 // Add up the products of a row, one entry of A after the other. Threads read where the rows of B begin for many
-// entries at once, and the numbers of the next one while they add up.
+// entries at once, and columns and values for AHEAD of them.
 static inline void add_products(const struct product x, i64 row, const struct marks *m, T *sums) {
   STATIC_SHARED B_INDEX begins[32 * WARPS], ends[32 * WARPS];
   STATIC_SHARED T factors[32 * WARPS];
@@ -175,21 +175,24 @@ static inline void add_products(const struct product x, i64 row, const struct ma
       factors[threadIdx.x] = A_VALUE(x.A_vals[start + threadIdx.x]);
     }
     __syncthreads();
-    i64 next = -1, q = begins[0] + threadIdx.x;
-    T value = ZERO;
-    if (q < ends[0]) next = x.B_crd[q], value = B_VALUE(x.B_vals[q]);
-    for (int e = 0; e < entries; e++) {
-      const i64 column = next;
-      const T factor = factors[e], term = MUL(factor, value);
-      next = -1;
-      if (e + 1 < entries) {
-        q = begins[e + 1] + threadIdx.x;
-        if (q < ends[e + 1]) next = x.B_crd[q], value = B_VALUE(x.B_vals[q]);
+    for (int first = 0; first < entries; first += AHEAD) {
+      B_INDEX columns[AHEAD];
+      T terms[AHEAD];
+#pragma unroll
+      for (int r = 0; r < AHEAD; r++) {
+        const i64 q = first + r < entries ? begins[first + r] + (i64)threadIdx.x : 0;
+        columns[r] = -1;
+        if (first + r >= entries || q >= ends[first + r]) continue;
+        columns[r] = x.B_crd[q], terms[r] = MUL(factors[first + r], B_VALUE(x.B_vals[q]));
       }
-      if (column >= 0) add_term(m, sums, column, term);
-      for (i64 more = (i64)begins[e] + threadIdx.x + blockDim.x; more < ends[e]; more += blockDim.x)
-        add_term(m, sums, x.B_crd[more], MUL(factor, B_VALUE(x.B_vals[more])));
-      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < AHEAD; r++) {
+        if (first + r >= entries) continue;
+        if (columns[r] >= 0) add_term(m, sums, columns[r], terms[r]);
+        for (i64 q = begins[first + r] + (i64)threadIdx.x + blockDim.x; q < ends[first + r]; q += blockDim.x)
+          add_term(m, sums, x.B_crd[q], MUL(factors[first + r], B_VALUE(x.B_vals[q])));
+        __syncthreads();
+      }
     }
   }
 }
