@@ -115,6 +115,8 @@ def test_numbers_of_64_bits_are_sorted() -> None:
     places = torch.randint(1 << 31, (2, 4))
     places[:, 3] = (1 << 31) - 1
     check_coalesced(places, torch.rand(4), (1 << 31, 1 << 31))
+    flat = torch.cat([torch.zeros(1, 4, dtype=torch.int64), places])  # a dimension without bits above them
+    check_coalesced(flat, torch.rand(4), (1, 1 << 31, 1 << 31))
     places = torch.randint(1 << 31, (2, 5))
     assert ROUTINES.coalesce([*places], (1 << 31, 1 << 31), torch.rand(5), torch.int32) is None
     check_coalesced(places, torch.rand(5), (1 << 31, 1 << 31))

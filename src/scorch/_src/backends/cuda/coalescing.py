@@ -1,4 +1,4 @@
-"""Entries that repeat, added up on CUDA devices: ``c/coalesce.cu`` sorts them by place, and lists the places.
+"""Entries that repeat, added up on CUDA devices, by ``c/sort_entries.cu`` and ``c/coalesce.cu``.
 
 The host waits once, for the number of places, and goes on while a kernel that is launched already lists them:
 arrays have room for as many places as entries, and are copied to shorter ones only where much of it is left.
@@ -58,8 +58,9 @@ def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims
     words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED}
     words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
-    text = (Path(__file__).parent / "c" / "coalesce.cu").read_text(encoding="utf-8")
-    return "\n\n".join([print_prelude(), "\n".join(lines), text])
+    folder = Path(__file__).parent / "c"
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("sort_entries.cu", "coalesce.cu")]
+    return "\n\n".join([print_prelude(), "\n".join(lines), *texts])
 
 
 class CudaCoalescing(CudaEntries):
@@ -240,9 +241,9 @@ def _shifts(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.devic
         return None
     widths = [(size - 1).bit_length() for size in sizes]
     widths.append((count - 1).bit_length())
-    if not 1 < count <= LAST_INT32 or sum(widths) > BITS:
-        return None
-    return [*accumulate(reversed(widths[1:]))][::-1]
+    shifts = [*accumulate(reversed(widths[1:]))][::-1]
+    is_narrow = shifts[0] < BITS and shifts[0] + widths[0] <= BITS
+    return shifts if is_narrow and 1 < count <= LAST_INT32 else None
 
 
 def _as_given(columns: Sequence[Tensor], values: Tensor, index: torch.dtype) -> Coalesced:
