@@ -48,6 +48,7 @@ static unsigned shared_memory[1 << 16];
 #define SYNC_WARP wait_for_warp
 static void wait_for_warp(void);
 #define __syncthreads wait_for_all
+#define __threadfence()
 #define __popc __builtin_popcount
 #define __ffs __builtin_ffs
 #define atomicOr(place, value) (*(place) |= (value))
@@ -193,6 +194,7 @@ class EmulatedRoutines(EmulatedAttention, CudaRoutines):
     """Routines of CUDA devices, run on the host."""
 
     make_kernel = EmulatedKernel
+    most_threads = THREADS
 
 
 class EmulatedExecutable(CudaExecutable):

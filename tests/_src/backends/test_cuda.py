@@ -13,6 +13,7 @@ import grid_emulator
 import scorch
 from scorch._src.backends.base import Schedule
 from scorch._src.backends.cuda import nvrtc, streams
+from scorch._src.backends.cuda import product as product_of_sparse
 from scorch._src.backends.cuda.facts import facts_of
 from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.print.cuda import print_cuda
@@ -225,6 +226,19 @@ def test_products_of_sparse_matrices(
         by_columns = A.to_format("csc") @ B.to_format("csc")
     torch.testing.assert_close(by_columns.to_dense(), expected.to_dense())
     torch.testing.assert_close(square.to_dense(), (A @ A.T).to_dense())
+
+
+@pytest.mark.parametrize("room", [product_of_sparse.BYTES_OF_SUMS, 64])
+def test_products_with_long_rows(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row has more entries than a block has threads; its sums fit into shared memory, or do not."""
+    monkeypatch.setattr(product_of_sparse, "BYTES_OF_SUMS", room)
+    a, b = torch.rand(3, 300), torch.rand(300, 400) * (torch.rand(300, 400) < 0.4)
+    a[1] = 0
+    A, B = (scorch.from_torch(dense, format="csr") for dense in (a, b))
+    with scorch.settings(backend="emulated"):
+        found, again = A @ B, A @ B
+    torch.testing.assert_close(found.to_dense(), a @ b)
+    assert torch.equal(found.values(), again.values())
 
 
 def test_operands_on_two_devices_are_named() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
-from scorch._src.backends.cuda import kernel, sorting
+from scorch._src.backends.cuda import coalescing, kernel
 from scorch._src.backends.cuda.kernel import Launches
 from scorch._src.backends.routines import Routines
 from scorch.errors import DtypeError, IndexRangeError
@@ -77,6 +77,63 @@ def test_entries_are_those_of_torch(data: st.DataObject) -> None:
     check_coalesced(places.to(index), values, (*shape, *dense))
 
 
+def drawn_places(kind: str, count: int, size: int) -> torch.Tensor:
+    """Draw the places of entries in a square matrix."""
+    keys = torch.randint(size * size, (count,))
+    if kind in ("sorted", "reversed"):
+        keys = keys.sort(descending=kind == "reversed").values
+    if kind == "by columns":
+        keys = keys.sort().values * size % (size * size)
+    if kind == "many repeat":
+        keys[count // 4 :] %= 5
+    if kind == "one place":
+        keys = torch.full((count,), size + 1)
+    return torch.stack([keys // size, keys % size])
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["any", "sorted", "reversed", "by columns", "many repeat", "one place"])
+def test_entries_of_many_buckets_are_those_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample is compared with itself, or sorted as entries are; not all splitters fit into a block."""
+    check_coalesced(drawn_places(kind, 3000, 90), torch.rand(3000), (90, 90))
+    monkeypatch.setattr(coalescing, "MAX_RANKED", 100)
+    monkeypatch.setattr(coalescing, "MAX_KEPT", 3)
+    check_coalesced(drawn_places(kind, 5000, 90), torch.rand(5000, dtype=torch.float64), (90, 90))
+
+
+def test_buckets_that_overflow_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalescing, "FILLED", 1.0)
+    places, values = drawn_places("any", 5000, 90), torch.rand(5000)
+    assert ROUTINES.coalesce([*places], (90, 90), values, torch.int32) is None
+    monkeypatch.setattr(coalescing, "MAX_RANKED", 50)  # that of the sample does
+    assert ROUTINES.coalesce([*places], (90, 90), values, torch.int32) is None
+    check_coalesced(places, values, (90, 90))
+
+
+def test_numbers_of_64_bits_are_sorted() -> None:
+    """Both the coordinates and the entry of the last number have no bit that is zero."""
+    places = torch.randint(1 << 31, (2, 4))
+    places[:, 3] = (1 << 31) - 1
+    check_coalesced(places, torch.rand(4), (1 << 31, 1 << 31))
+    flat = torch.cat([torch.zeros(1, 4, dtype=torch.int64), places])  # a dimension without bits above them
+    check_coalesced(flat, torch.rand(4), (1, 1 << 31, 1 << 31))
+    places = torch.randint(1 << 31, (2, 5))
+    assert ROUTINES.coalesce([*places], (1 << 31, 1 << 31), torch.rand(5), torch.int32) is None
+    check_coalesced(places, torch.rand(5), (1 << 31, 1 << 31))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_entries_are_listed(count: int) -> None:
+    check_coalesced(torch.ones(2, count, dtype=torch.int64), torch.rand(count), (3, 4))
+
+
+def test_memory_is_shortened_where_many_repeat() -> None:
+    for count, size in ((300, 300), (300, 9)):
+        S = check_coalesced(drawn_places("any", count, size), torch.rand(count), (size, size))
+        arrays = (*S.storage.pattern.arrays[1:], S.storage.values)
+        assert all(array.untyped_storage().nbytes() * 3 <= array.nbytes * 4 for array in arrays)
+
+
 def test_coordinates_with_gaps_between_them_are_taken() -> None:
     places = torch.randint(5, (40, 2)).T
     check_coalesced(places, torch.rand(40), (5, 5))
@@ -89,9 +146,7 @@ def test_entries_that_are_sorted_share_their_values() -> None:
     assert S.values().data_ptr() == values.data_ptr()
 
 
-@pytest.mark.parametrize("few", [1, 1 << 20])
-def test_coordinates_outside_are_refused(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "MIN_LOOKED_AT", few)
+def test_coordinates_outside_are_refused() -> None:
     for wrong in (-1, 4):
         places = torch.tensor([[2, 0, 0], [0, wrong, 3]])
         refused = pytest.raises(IndexRangeError, match=rf"indices\[1\] has {wrong} at entry 1")
@@ -119,6 +174,19 @@ def test_the_number_of_places_is_all_that_is_waited_for(monkeypatch: pytest.Monk
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (30, 30)).coalesce()
     assert waited == [4]
+
+
+def test_all_is_launched_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Launches()
+    places, values = drawn_places("any", 1500, 90), torch.rand(1500)
+    launched: list[int] = []
+    monkeypatch.setattr(kernel, "LAUNCHES", [record])
+    monkeypatch.setattr(coalescing.Mark, "wait", lambda mark: launched.append(len(record.launched)))
+    with scorch.settings(backend="emulated"):
+        scorch.sparse_coo_tensor(places, values, (90, 90))
+    names = [launch.name for _, launch, _ in record.launched]
+    assert names == [f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place")]
+    assert launched == [5]
 
 
 def test_torch_does_it_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

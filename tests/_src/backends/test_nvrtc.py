@@ -20,7 +20,7 @@ import scorch
 from _src.backends.test_cuda import CALLS, drawn
 from _src.backends.test_cuda_routines import SHAPES
 from golden_statements import NAMES, statements
-from scorch._src.backends.cuda import attention, entries, nvrtc, product, routines, sorting
+from scorch._src.backends.cuda import attention, coalescing, entries, nvrtc, product, routines, sorting
 from scorch.errors import CompilationError
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -143,10 +143,10 @@ def test_sums_of_entries(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_orders_of_entries(architecture: str) -> None:
     check(sorting.print_transpose(torch.int32, torch.int16), architecture, "grid")
-    narrow = torch.int64, torch.int32, torch.int32, torch.float32, 2
-    wide = torch.int32, torch.int64, torch.int64, torch.float64, 4
+    narrow = torch.int64, torch.int32, torch.float32, 2
+    wide = torch.int32, torch.int64, torch.float64, 4
     for form in (narrow, wide):
-        check(sorting.print_coalesce(*form), architecture, "grid")
+        check(coalescing.print_coalesce(*form), architecture, "grid")
 
 
 def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

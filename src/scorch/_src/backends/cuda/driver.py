@@ -64,13 +64,19 @@ def _arguments() -> _Block:
 
 def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device: int) -> None:
     """Run a kernel with as many threads on the current stream of a device whose context is current."""
+    _launch(function, slots, (blocks_for(threads), THREADS, 0), device)
+
+
+def _launch(function: ctypes.c_void_p, slots: Sequence[int], grid: tuple[int, int, int], device: int) -> None:
+    """Run a kernel with a number of blocks, of threads in each, and of bytes of shared memory."""
+    blocks, threads, shared = grid
     block = _arguments()
     _layout(len(slots)).pack_into(block.memory, 0, *slots)
     number = cuda_stream_of(device)
     stream = block.streams.get(number)
     if stream is None:
         stream = block.streams[number] = ctypes.c_void_p(number)
-    status = block.launch(function, blocks_for(threads), 1, 1, THREADS, 1, 1, 0, stream, block.pointers, None)
+    status = block.launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, block.pointers, None)
     if status:
         _check(status, "launch a kernel")
 
@@ -111,11 +117,7 @@ def launch_blocks(
     if shared > USUAL_SHARED_MEMORY:
         status = driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared)
         _check(status, "give a kernel its shared memory")
-    block = (ctypes.c_longlong * len(slots))(*slots)
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-    stream = ctypes.c_void_p(cuda_stream_of(device))
-    status = driver().cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
-    _check(status, "launch a kernel")
+    _launch(function, slots, (blocks, threads, shared), device)
 
 
 def shared_memory(device: int) -> int:

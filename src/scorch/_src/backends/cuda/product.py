@@ -33,6 +33,8 @@ ROWS_OF_BLOCK = THREADS // WARP
 FEW = 128  # products of a row that a warp lists
 MAX_BLOCKS = 1 << 14
 BITS_OF_TILE = 1024  # columns come in multiples of as many
+AHEAD = 4  # entries of a row of A whose products are read at once
+BYTES_OF_SUMS = 4 << 10  # of a row, in shared memory if there are no more
 ARRAYS = 3  # of a matrix
 MAX_FEW_ROWS = 1024
 MIN_LONG_ROW = 512  # entries, on average, of rows that are cut
@@ -97,7 +99,7 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
         lines.append(f"#define ZERO make_{kind}(0, 0)")
     else:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
-    lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}"]
+    lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define AHEAD {AHEAD}"]
     text = (Path(__file__).parent / "c" / file).read_text(encoding="utf-8")
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), text])
 
@@ -161,9 +163,9 @@ class ProductExecutable(CudaExecutable):
         shared = bytes_of_tile(self.width_of_tile(call.device))
         few, many = (min(blocks, MAX_BLOCKS) for blocks in (-(-self.rows // ROWS_OF_BLOCK), self.rows))
         launches = []
-        for what in ("count", "fill"):
+        for what, sums in (("count", 0), ("fill", BYTES_OF_SUMS)):
             launches.append(Launch(f"scorch_{what}_few", few, THREADS))
-            launches.append(Launch(f"scorch_{what}_many", many, THREADS, shared))
+            launches.append(Launch(f"scorch_{what}_many", many, THREADS, shared + sums))
         return launches
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
@@ -182,7 +184,7 @@ class ProductExecutable(CudaExecutable):
         counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
         left = torch.empty(self.rows + 1, dtype=torch.int64, device=device)
         left[:1] = 0
-        given = [*map(self.slot, arrays), self.rows, tiles, width, self.slot(left)]
+        given = [*map(self.slot, arrays), self.rows, tiles, width, self.room, self.slot(left)]
         self.run_both("count", [*given, self.slot(counts), 0, 0, 0], width, device)
         places, crd, values = self._allocated(counts)
         if crd.numel():
@@ -208,14 +210,20 @@ class ProductExecutable(CudaExecutable):
         """Run the functions for rows with few products and for those with many."""
         if self.rows:
             self.launch_rows(f"scorch_{what}_few", slots, -(-self.rows // ROWS_OF_BLOCK), 0, device)
-            self.launch_rows(f"scorch_{what}_many", slots, self.rows, bytes_of_tile(width), device)
+            shared = bytes_of_tile(width) + (BYTES_OF_SUMS if what == "fill" else 0)
+            self.launch_rows(f"scorch_{what}_many", slots, self.rows, shared, device)
+
+    @property
+    def room(self) -> int:
+        """How many sums of a row are in shared memory."""
+        return BYTES_OF_SUMS // self.dtype.itemsize
 
     def width_of_tile(self, device: torch.device) -> int:
         """Return how many columns have a bit in shared memory at once."""
         columns = max(1, self.result_columns)
         most = driver.shared_memory(device.index or 0)
         width = -(-columns // BITS_OF_TILE) * BITS_OF_TILE
-        while bytes_of_tile(width) > most:
+        while bytes_of_tile(width) + BYTES_OF_SUMS > most:
             width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
         return width
 

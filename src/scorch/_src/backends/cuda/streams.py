@@ -24,6 +24,19 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+class Mark:
+    """A point of the current stream that the host can wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event = torch.cuda.Event() if device.type == "cuda" else None
+        if self.event is not None:
+            self.event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> None:
+        if self.event is not None:
+            self.event.synchronize()
+
+
 class Recorded:
     """The point of a stream up to which arrays were computed."""
 

@@ -98,7 +98,8 @@ def _from_rows(
     routines = routines_for(crd[0])
     coalesced = routines.coalesce(crd, sizes[: len(crd)], values, dtype)
     if coalesced is not None:
-        return wrap(convert(_listed(form, sizes, *coalesced), target_format))
+        listed = _listed(form, sizes, *coalesced)
+        return wrap(listed if target_format is form else convert(listed, target_format))
     check_all_coordinates(name, crd, sizes)
     arrays = [own(array, dtype) for array in crd]
     sorting = routines.sort_entries(arrays, sizes[: len(crd)])
@@ -128,8 +129,10 @@ def _listed(
         pos = torch.zeros(2, dtype=first.dtype, device=first.device)
         pos[1:].fill_(count)
     below = (None,) * (len(sizes) - len(columns))
-    counts = level_counts(form, sizes, [count] * len(columns))
-    pattern = Pattern(form, sizes, (pos, *(None for _ in others), *below), (*columns, *below), tuple(counts))
+    counts = [count] * len(columns)
+    if below:
+        counts = level_counts(form, sizes, counts)
+    pattern = Pattern(form, sizes, (pos, *[None] * len(others), *below), (*columns, *below), tuple(counts))
     return Storage(pattern, values if values.dim() == 1 else values.reshape(-1))
 
 

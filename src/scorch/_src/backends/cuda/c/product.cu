@@ -12,6 +12,7 @@ struct product {
   const B_INDEX *B_pos, *B_crd;
   const B_TYPE *B_vals;
   i64 rows, tiles, width;  // columns of a tile: a multiple of 1024
+  i64 room;                // for sums of a row in shared memory
   u64 *left;               // how many rows are left to blocks, and which
   i64 *counts;             // of each tile of each row
   const i64 *R_pos;        // where each tile of each row begins
@@ -144,8 +145,62 @@ KERNEL void scorch_count_many(const struct product x) {
   }
 }
 
+struct marks {
+  i64 first, width;        // columns of the tile
+  const u32 *bits, *before_part;
+  const u16 *before_word;  // marks before each word, in its part
+};
+
+// Add a term to the sum of its column.
+static inline void add_term(const struct marks *m, T *sums, i64 column, T term) {
+  const i64 k = column - m->first;
+  if (k < 0 || k >= m->width) return;
+  const int word = (int)(k >> 5);
+  const u32 lower = (u32)__popc((int)(m->bits[word] & ((1u << (k & 31)) - 1)));
+  T *sum = sums + m->before_part[word / 32] + m->before_word[word] + lower;
+  *sum = ADD(*sum, term);
+}
+
+// Add up the products of a row, one entry of A after the other. Threads read where the rows of B begin for many
+// entries at once, and columns and values for AHEAD of them.
+static inline void add_products(const struct product x, i64 row, const struct marks *m, T *sums) {
+  STATIC_SHARED B_INDEX begins[32 * WARPS], ends[32 * WARPS];
+  STATIC_SHARED T factors[32 * WARPS];
+  const i64 end = x.A_pos[row + 1];
+  for (i64 start = x.A_pos[row]; start < end; start += blockDim.x) {
+    const int entries = (int)(end - start < blockDim.x ? end - start : blockDim.x);
+    if (threadIdx.x < entries) {
+      const i64 j = x.A_crd[start + threadIdx.x];
+      begins[threadIdx.x] = x.B_pos[j], ends[threadIdx.x] = x.B_pos[j + 1];
+      factors[threadIdx.x] = A_VALUE(x.A_vals[start + threadIdx.x]);
+    }
+    __syncthreads();
+    for (int first = 0; first < entries; first += AHEAD) {
+      B_INDEX columns[AHEAD];
+      T terms[AHEAD];
+#pragma unroll
+      for (int r = 0; r < AHEAD; r++) {
+        const i64 q = first + r < entries ? begins[first + r] + (i64)threadIdx.x : 0;
+        columns[r] = -1;
+        if (first + r >= entries || q >= ends[first + r]) continue;
+        columns[r] = x.B_crd[q], terms[r] = MUL(factors[first + r], B_VALUE(x.B_vals[q]));
+      }
+#pragma unroll
+      for (int r = 0; r < AHEAD; r++) {
+        if (first + r >= entries) continue;
+        if (columns[r] >= 0) add_term(m, sums, columns[r], terms[r]);
+        for (i64 q = begins[first + r] + (i64)threadIdx.x + blockDim.x; q < ends[first + r]; q += blockDim.x)
+          add_term(m, sums, x.B_crd[q], MUL(factors[first + r], B_VALUE(x.B_vals[q])));
+        __syncthreads();
+      }
+    }
+  }
+}
+
 KERNEL void scorch_fill_many(const struct product x) {
-  SHARED(bits);
+  SHARED(memory);
+  T *own_sums = (T *)memory;
+  u32 *bits = (u32 *)(own_sums + x.room);
   const int words = (int)(x.width / 32), parts = words / 32;
   u32 *touched = bits + words, *before_part = touched + parts, *sums = before_part + parts;
   u16 *before_word = (u16 *)(sums + blockDim.x);
@@ -154,7 +209,9 @@ KERNEL void scorch_fill_many(const struct product x) {
   const i64 turns = (i64)x.left[0] * x.tiles;
   for (i64 turn = blockIdx.x; turn < turns; turn += gridDim.x) {
     const i64 row = (i64)x.left[1 + turn / x.tiles], tile = turn % x.tiles, first = tile * x.width;
-    const i64 begin = x.R_pos[row * x.tiles + tile];
+    const i64 begin = x.R_pos[row * x.tiles + tile], number_of_sums = x.R_pos[row * x.tiles + tile + 1] - begin;
+    const struct marks marks = {first, x.width, bits, before_part, before_word};
+    T *sums_of_row = number_of_sums <= x.room ? own_sums : x.R_vals + begin;
     mark(x, row, first, bits, touched);
     __syncthreads();
     const int each = (parts + blockDim.x - 1) / blockDim.x, from = threadIdx.x * each;
@@ -179,29 +236,19 @@ KERNEL void scorch_fill_many(const struct product x) {
     }
     const u32 offset = sums[threadIdx.x] - number;
     for (int t = from; t < to; t++) {
-      i64 place = begin + (before_part[t] += offset);
+      i64 place = before_part[t] += offset;
       for (u32 some = touched[t]; some; some &= some - 1) {
         const int word = t * 32 + __ffs((int)some) - 1;
         for (u32 left = bits[word]; left; left &= left - 1, place++) {
-          x.R_crd[place] = (R_INDEX)(first + word * 32 + __ffs((int)left) - 1);
-          x.R_vals[place] = ZERO;
+          x.R_crd[begin + place] = (R_INDEX)(first + word * 32 + __ffs((int)left) - 1);
+          sums_of_row[place] = ZERO;
         }
       }
     }
     __syncthreads();
-    for (i64 p = x.A_pos[row]; p < x.A_pos[row + 1]; p++) {
-      const i64 j = x.A_crd[p];
-      const T a = A_VALUE(x.A_vals[p]);
-      for (i64 q = x.B_pos[j] + threadIdx.x; q < x.B_pos[j + 1]; q += blockDim.x) {
-        const i64 k = x.B_crd[q] - first;
-        if (k < 0 || k >= x.width) continue;
-        const int word = (int)(k >> 5);
-        const u32 lower = (u32)__popc((int)(bits[word] & ((1u << (k & 31)) - 1)));
-        const i64 place = begin + before_part[word / 32] + before_word[word] + lower;
-        x.R_vals[place] = ADD(x.R_vals[place], MUL(a, B_VALUE(x.B_vals[q])));
-      }
-      __syncthreads();
-    }
+    add_products(x, row, &marks, sums_of_row);
+    if (sums_of_row == own_sums)
+      for (i64 at = threadIdx.x; at < number_of_sums; at += blockDim.x) x.R_vals[begin + at] = own_sums[at];
     clear(bits, touched, parts);
     __syncthreads();
   }

@@ -1,0 +1,360 @@
+// Entries in any order, of which some may stand for one place, sorted (``coalesce.cu`` lists the places).
+//
+// What is sorted are numbers: the coordinates of an entry, the first one highest, above the entry's own position.
+// No two are equal, so that there is one order, in whatever order threads come. It is a sample sort (Frazer and
+// McKellar, 1970): a sample, sorted, gives splitters; each number goes to the bucket between two of them, and a
+// block sorts each bucket. A splitter is the least number of its bucket.
+
+enum { REFUSED, UNSORTED, LONG, SPREAD_DONE, SORT_DONE, STATES = 8 };  // behind them come the counts of buckets
+
+struct slots {
+  const COLUMN *columns[DIMS];
+  i64 sizes[DIMS], shifts[DIMS];  // where the bits of a coordinate begin
+  i64 entries;                    // numbers that are sorted
+  i64 bits;                       // those of an entry's position
+  const u64 *source;              // the numbers; 0 where they are made of coordinates
+  u64 *sample;                    // some of them
+  i64 samples, buckets, capacity;
+  u64 *splitters;                 // of each bucket, those between left out
+  i64 stride;                     // from one splitter to the next
+  i64 half, shift;                // half of a power of two from the buckets on; a block keeps a splitter in 2^shift
+  u32 *state;
+  const u32 *before;              // the state of the sort of the sample, which may be refused; 0 where there is none
+  u32 *begins;                    // of each bucket in the order, and the end; unless blocks find them themselves
+  u32 *places;                    // the number of the place of each bucket's first entry
+  u64 *spread;                    // the numbers in buckets, each with room for capacity
+  u64 *sorted;
+  i64 *told;                      // for the host: refused, unsorted, long, and the number of places; 0 for a sample
+  INDEX *crd[DIMS];               // of each place
+  INDEX *pos;                     // where the list of places begins and ends
+  i64 *first, *order;             // where each place begins in the order, and the order; 0 where nobody asks
+  const T *values;
+  T *sums;                        // 0 where others add up
+};
+
+// numbers -----------------------------------------------------------------------------------------------------
+
+static inline u64 number_of(const struct slots a, i64 entry, int *is_outside) {
+  if (a.source) return a.source[entry];
+  u64 number = (u64)entry;
+#pragma unroll
+  for (int dim = 0; dim < DIMS; dim++) {
+    const i64 coordinate = a.columns[dim][entry];
+    if (coordinate < 0 || coordinate >= a.sizes[dim]) *is_outside = 1;
+    else number |= (u64)coordinate << a.shifts[dim];
+  }
+  return number;
+}
+
+static inline void note(u32 *flag) {
+  if (!*flag) *flag = 1;
+}
+
+static inline u64 splitter(const struct slots a, i64 bucket) {
+  return a.splitters[bucket * a.stride];
+}
+
+// A number of each part of the source, at a place that looks random: numbers may come in any order.
+static inline u64 draw(const struct slots a, u64 number) {
+  const u64 entries = (u64)a.entries, samples = (u64)a.samples;
+  const u64 begin = number * entries / samples, end = (number + 1) * entries / samples;
+  u32 hash = (u32)number * 2654435761u;
+  hash = (hash ^ hash >> 15) * 2246822519u;
+  int is_outside = 0;
+  return number_of(a, (i64)(begin + (hash ^ hash >> 13) % (end - begin)), &is_outside);
+}
+
+// sums over a block -------------------------------------------------------------------------------------------
+
+// The sum over the lanes of a warp.
+static inline u32 sum_of_warp(u32 own) {
+  for (int step = 16; step; step /= 2) own += EXCHANGE(own, step, 32);
+  return own;
+}
+
+// The sum of what threads below have, and of what all have.
+static inline u32 sum_below(u32 own, u32 *all) {
+  STATIC_SHARED u32 totals[32];
+  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u32 total = own, below = 0;  // of the lanes of this one's group, and of those below it
+  for (int step = 1; step < 32; step *= 2) {
+    const u32 others = EXCHANGE(total, step, 32);
+    if (lane & step) below += others;
+    total += others;
+  }
+  if (lane == 0) totals[warp] = total;
+  __syncthreads();
+  const u32 other = lane < blockDim.x / 32 ? totals[lane] : 0;
+  *all = sum_of_warp(other);
+  below += sum_of_warp(lane < warp ? other : 0);
+  __syncthreads();
+  return below;
+}
+
+// Whether this is the last block to arrive, which sees what the first threads of others wrote, and atomics.
+static inline int is_last(u32 *arrived) {
+  STATIC_SHARED u32 turn;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    turn = atomicAdd(arrived, 1u);
+    __threadfence();
+  }
+  __syncthreads();
+  return turn + 1 == gridDim.x;
+}
+
+// The sum of counts before each, and of all behind the last.
+static inline void add_up(const u32 *counts, i64 stride, u32 *sums, i64 number) {
+  u32 before = 0, all;
+  for (i64 start = 0; start < number; start += blockDim.x) {
+    const i64 at = start + threadIdx.x;
+    const u32 below = sum_below(at < number ? counts[at * stride] : 0, &all);
+    if (at < number) sums[at] = before + below;
+    before += all;
+  }
+  if (threadIdx.x == 0) sums[number] = before;
+}
+
+static inline u32 count_of(const struct slots a, i64 bucket) {
+  return a.state[STATES + bucket * APART];
+}
+
+// Where the numbers of a bucket begin in the order.
+static inline u32 begin_of(const struct slots a, i64 bucket) {
+  if (a.buckets > MAX_COUNTED) return a.begins[bucket];
+  u32 before = 0, all;
+  for (u32 at = threadIdx.x; at < bucket; at += blockDim.x) before += count_of(a, at);
+  sum_below(before, &all);
+  return all;
+}
+
+// splitters ---------------------------------------------------------------------------------------------------
+
+static inline void clear(const struct slots a) {
+  for (i64 at = FIRST_UNIT(1); at < STATES + a.buckets * APART; at += UNITS(1)) a.state[at] = 0;
+}
+
+KERNEL void scorch_sample(const struct slots a) {
+  clear(a);
+  for (i64 at = FIRST_UNIT(1); at < a.samples; at += UNITS(1)) a.sample[at] = draw(a, at);
+}
+
+// Each warp counts how many of the sample are below some of it.
+KERNEL void scorch_rank(const struct slots a) {
+  SHARED(memory);
+  u64 *sample = (u64 *)memory;
+  const u32 samples = (u32)a.samples, lane = threadIdx.x % 32, each = blockDim.x / 32 * RANKED;
+  for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = a.sample[at];
+  __syncthreads();
+  for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
+    const u32 first = start + threadIdx.x / 32 * RANKED;
+    u64 own[RANKED];
+    u32 ranks[RANKED];
+#pragma unroll
+    for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? sample[first + r] : 0, ranks[r] = 0;
+    for (u32 at = lane; at < samples; at += 32) {
+      const u64 other = sample[at];
+#pragma unroll
+      for (int r = 0; r < RANKED; r++) ranks[r] += other < own[r];
+    }
+#pragma unroll
+    for (int r = 0; r < RANKED; r++) {
+      const u32 rank = sum_of_warp(ranks[r]);
+      const int is_splitter = first + r < samples && rank % OVERSAMPLING == 0;
+      if (lane == 0 && is_splitter) a.splitters[rank / OVERSAMPLING] = own[r];
+    }
+  }
+}
+
+// buckets -----------------------------------------------------------------------------------------------------
+
+// Read the splitters that a block keeps; behind them there is nothing below a number.
+static inline void keep_splitters(const struct slots a, u64 *kept) {
+  for (i64 at = threadIdx.x; at < 2 * (a.half >> a.shift); at += blockDim.x)
+    kept[at] = at << a.shift < a.buckets ? splitter(a, at << a.shift) : ~0ull;
+}
+
+static inline void find_buckets(const struct slots a, const u64 *kept, const u64 *numbers, u32 *buckets) {
+  const u32 last = (u32)(a.buckets - 1 >> a.shift);
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++) buckets[r] = 0;
+  for (u32 half = (u32)(a.half >> a.shift); half; half /= 2)
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++)
+      if (kept[buckets[r] + half] <= numbers[r]) buckets[r] += half;
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++) {
+    buckets[r] = (buckets[r] < last ? buckets[r] : last) << a.shift;
+    for (u32 half = 1u << a.shift >> 1; half; half /= 2)
+      if (buckets[r] + half < a.buckets && splitter(a, buckets[r] + half) <= numbers[r]) buckets[r] += half;
+  }
+}
+
+// Reserve places in buckets for the numbers of a block: threads count together before they add to what all share.
+static inline void reserve(const struct slots a, u32 *counted, const u32 *buckets, u32 *places, u32 number) {
+  u32 *counts = a.state + STATES;
+  if (a.buckets > MAX_COUNTED) {
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++)
+      if (r < number) places[r] = atomicAdd(counts + buckets[r] * APART, 1u);
+    return;
+  }
+  for (u32 at = threadIdx.x; at < a.buckets; at += blockDim.x) counted[at] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++)
+    if (r < number) places[r] = atomicAdd(counted + buckets[r], 1u);
+  __syncthreads();
+  for (u32 at = threadIdx.x; at < a.buckets; at += blockDim.x)
+    if (counted[at]) counted[at] = atomicAdd(counts + at * APART, counted[at]);
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < SPREAD; r++)
+    if (r < number) places[r] += counted[buckets[r]];
+  __syncthreads();
+}
+
+KERNEL void scorch_spread(const struct slots a) {
+  STATIC_SHARED u32 counted[MAX_COUNTED];
+  SHARED(memory);
+  u64 *kept = (u64 *)memory;
+  keep_splitters(a, kept);
+  __syncthreads();
+  const i64 each = SPREAD * (i64)blockDim.x;
+  int is_outside = a.before && a.before[REFUSED], is_unsorted = a.source != 0;
+  for (i64 start = blockIdx.x * each; start < a.entries; start += gridDim.x * each) {
+    u64 numbers[SPREAD];
+    u32 buckets[SPREAD], places[SPREAD], number = 0;
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++) {
+      const i64 entry = start + r * (i64)blockDim.x + threadIdx.x;
+      numbers[r] = 0;
+      if (entry >= a.entries) continue;
+      numbers[r] = number_of(a, entry, &is_outside), number = r + 1;
+      const u64 before = a.source || !entry ? 0 : number_of(a, entry - 1, &is_outside);
+      if (entry && before >> a.bits >= numbers[r] >> a.bits) is_unsorted = 1;
+    }
+    find_buckets(a, kept, numbers, buckets);
+    reserve(a, counted, buckets, places, number);
+#pragma unroll
+    for (int r = 0; r < SPREAD; r++) {
+      if (r >= number) continue;
+      if (places[r] < a.capacity) a.spread[buckets[r] * a.capacity + places[r]] = numbers[r];
+      else is_outside = 1;
+    }
+  }
+  if (is_outside) note(a.state + REFUSED);
+  if (is_unsorted) note(a.state + UNSORTED);
+  if (a.buckets > MAX_COUNTED && is_last(a.state + SPREAD_DONE))
+    add_up(a.state + STATES, APART, a.begins, a.buckets);
+}
+
+#define SHARED_AT(i) shared[(i) + (i) / EACH]  // so that threads of a warp need few numbers of one bank
+
+static inline void put_in_order(u64 *low, u64 *high) {
+  const u64 one = *low, other = *high;
+  const int is_wrong = other < one;
+  *low = is_wrong ? other : one, *high = is_wrong ? one : other;
+}
+
+// Sort the numbers of a thread by a bitonic network (Batcher, 1968).
+static inline void sort_own(u64 *own) {
+#pragma unroll
+  for (int size = 2; size <= EACH; size *= 2)
+#pragma unroll
+    for (int step = size / 2; step; step /= 2)
+#pragma unroll
+      for (int r = 0; r < EACH; r++)
+        if (!(r & step)) put_in_order(own + (r & size ? r | step : r), own + (r & size ? r : r | step));
+}
+
+// Return how many of the first numbers that two sorted runs have together, ``ahead``, are from the first run.
+static inline u32 split(const u64 *shared, u32 one, u32 length, u32 other, u32 other_length, u32 ahead) {
+  u32 low = ahead > other_length ? ahead - other_length : 0, high = ahead < length ? ahead : length;
+  while (low < high) {
+    const u32 middle = (low + high) / 2;
+    if (SHARED_AT(one + middle) < SHARED_AT(other + ahead - 1 - middle)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// Wait for the threads that have runs in common: those of a warp, or of the block.
+static inline void wait_for(u32 run) {
+  if (run < 32 * EACH) SYNC_WARP();
+  else __syncthreads();
+}
+
+// A merge sort of as many numbers, of which each thread has EACH that follow each other: two runs become one, and
+// a thread finds the part of both that is its own (Odeh et al., 2012: merge path).
+static inline void sort(u64 *own, u64 *shared, u32 number) {
+  const u32 first = threadIdx.x * EACH;
+  sort_own(own);
+  for (u32 run = EACH; run < number; run *= 2) {
+    wait_for(run / 2);
+    if (first < number)
+#pragma unroll
+      for (int r = 0; r < EACH; r++) SHARED_AT(first + r) = own[r];
+    wait_for(run);
+    if (first >= number) continue;
+    const u32 one = first & ~(2 * run - 1), other = one + run < number ? one + run : number;
+    const u32 end = other + run < number ? other + run : number, ahead = first - one;
+    u32 at = split(shared, one, other - one, other, end - other, ahead), next = other + ahead - at;
+    at += one;
+    u64 here = at < other ? SHARED_AT(at) : ~0ull, there = next < end ? SHARED_AT(next) : ~0ull;
+#pragma unroll
+    for (int r = 0; r < EACH; r++) {
+      const int is_here = here < there;
+      own[r] = is_here ? here : there;
+      const u32 following = (is_here ? at : next) + 1, last = is_here ? other : end;
+      const u64 found = following < last ? SHARED_AT(following) : ~0ull;
+      if (is_here) at = following, here = found;
+      else next = following, there = found;
+    }
+  }
+}
+
+static inline void tell(const struct slots a, i64 places) {
+  for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
+  a.told[3] = places;
+}
+
+KERNEL void scorch_sort(const struct slots a) {
+  SHARED(memory);
+  u64 *shared = (u64 *)memory;
+  if (a.state[REFUSED] || !a.state[UNSORTED]) {
+    if (FIRST_UNIT(1) == 0 && a.told) tell(a, 0);
+    return;
+  }
+  for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
+    const u32 count = count_of(a, bucket);
+    const u64 *spread = a.spread + bucket * a.capacity;
+    for (u32 at = threadIdx.x; at < count; at += blockDim.x) SHARED_AT(at) = spread[at];
+    __syncthreads();
+    u64 own[EACH];
+#pragma unroll
+    for (u32 r = 0; r < EACH; r++) own[r] = threadIdx.x * EACH + r < count ? SHARED_AT(threadIdx.x * EACH + r) : ~0ull;
+    sort(own, shared, count);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < EACH; r++) SHARED_AT(threadIdx.x * EACH + r) = own[r];
+    u32 starts = 0, all;
+    const u32 begin = begin_of(a, bucket);
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
+      const u64 here = SHARED_AT(i);
+      a.sorted[begin + i] = here;
+      if (begin + i + 1 < a.entries) {
+        const u64 next = i + 1 < count ? SHARED_AT(i + 1) : splitter(a, bucket + 1);
+        starts += next >> a.bits != here >> a.bits;
+      }
+      if (i >= FEW && SHARED_AT(i - FEW) >> a.bits == here >> a.bits) note(a.state + LONG);
+    }
+    sum_below(starts, &all);
+    if (threadIdx.x == 0) a.places[bucket] = all;  // those that begin behind its first entry, the next bucket's too
+  }
+  if (!is_last(a.state + SORT_DONE)) return;
+  add_up(a.places, 1, a.places, a.buckets);
+  if (threadIdx.x == 0 && a.told) tell(a, (i64)a.places[a.buckets] + 1);
+}

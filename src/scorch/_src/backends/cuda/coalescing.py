@@ -1,0 +1,251 @@
+"""Entries that repeat, added up on CUDA devices, by ``c/sort_entries.cu`` and ``c/coalesce.cu``.
+
+The host waits once, for the number of places, and goes on while a kernel that is launched already lists them:
+arrays have room for as many places as entries, and are copied to shorter ones only where much of it is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from scorch._src.backends.cuda.entries import FEW, CudaEntries
+from scorch._src.backends.cuda.executable import in_context
+from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.streams import Mark, check_waiting
+from scorch._src.backends.launcher import address_of
+from scorch._src.backends.print.cuda import print_prelude
+from scorch._src.backends.routines import Tensor
+from scorch._src.backends.sort_entries import Sorted
+from scorch._src.loops.types import LAST_INT32
+
+WARP = 32
+MAX_DIMS = 8
+BITS = 64  # of what is sorted: the coordinates of an entry, and its number
+EACH = 8  # numbers of a thread in the sort of a bucket
+SPREAD = 2  # numbers that a thread spreads to buckets at once
+RANKED = 4  # numbers of the sample that a warp compares with all others at once
+MAX_COUNTED = 1024  # buckets that the threads of a block count together
+OVERSAMPLING = 14  # numbers of the sample for each bucket
+FILLED = (
+    5 / 16
+)  # of the room of a bucket, on average; with this sample, one bucket of 10^7 needs more than all
+APART = 8  # counts, that threads add to at once, from one to the next
+STATES = 8
+MAX_RANKED = 6144  # of a sample, of which each number is compared with all; larger ones are sorted themselves
+# Entries, and the threads of a block that sorts a bucket if there are as many.
+THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
+MAX_THREADS = 1024  # of a block
+THREADS_OF_RANK = 512  # of a block that compares a sample
+MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
+MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
+MAX_KEPT = 4 << 10  # splitters in the shared memory of a block
+
+_NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
+_INDICES = (torch.int32, torch.int64)
+
+Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]  # of coordinates that are given, of new ones, of values
+Coalesced = tuple[Sequence[Tensor], Tensor, Tensor | None]  # coordinates, values, where they begin and end
+
+
+def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims: int) -> str:
+    """The CUDA source that lists entries once for each place."""
+    words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
+    words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED}
+    words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
+    lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
+    folder = Path(__file__).parent / "c"
+    texts = [(folder / name).read_text(encoding="utf-8") for name in ("sort_entries.cu", "coalesce.cu")]
+    return "\n\n".join([print_prelude(), "\n".join(lines), *texts])
+
+
+class CudaCoalescing(CudaEntries):
+    """The routines, coalescing by kernels of its own."""
+
+    most_threads = 512  # of a block that sorts a bucket
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._coalesces: dict[tuple[Dtypes, int], CudaKernel] = {}
+
+    def coalesce(
+        self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
+    ) -> Coalesced | None:
+        device = values.device
+        shifts = _shifts(columns, sizes, device)
+        if shifts is None or not self.has_kernels(device):
+            return None
+        T = values.dtype if values.dtype in _NAMES else torch.float32
+        dtypes = columns[0].dtype, index, T
+        with in_context(device):
+            kernel = self._coalesces.get((dtypes, len(columns)))
+            if kernel is None:
+                kernel = self.make_kernel(print_coalesce(*dtypes, len(columns)), "entries that repeat")
+                self._coalesces[dtypes, len(columns)] = kernel
+            if not kernel.is_ready():
+                return None
+            check_waiting(device, "the number of places of entries")
+            plain = [column.contiguous() for column in columns]
+            coordinates = [*map(address_of, plain), *sizes, *shifts]
+            sort = _Sort(kernel, self.most_threads, device, coordinates, shifts[-1])
+            return self._coalesce(sort, plain, values, index, T)
+
+    def _coalesce(
+        self, sort: _Sort, columns: Sequence[Tensor], values: Tensor, index: torch.dtype, T: torch.dtype
+    ) -> Coalesced | None:
+        device, entries = values.device, len(columns[0])
+        crd = [torch.empty(entries, dtype=index, device=device) for _ in columns]
+        pos = torch.empty(2, dtype=index, device=device)
+        is_plain = values.dtype == T and values.dim() == 1 and values.is_contiguous()
+        sums = values.new_empty(entries if is_plain else 0)
+        told = torch.empty(4, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        listed = [array.data_ptr() for array in (*crd, pos)]
+        numbers = sort(entries, told=told.data_ptr())
+        mark = Mark(device)
+        if is_plain:
+            sort.place(numbers, listed, address_of(values), sums.data_ptr())
+        else:
+            order, first = sort.order(numbers, listed)
+        mark.wait()
+        is_refused, is_unsorted, is_long, places = told.tolist()
+        if is_refused or not is_unsorted:
+            return None if is_refused else _as_given(columns, values, index)
+        if is_plain and is_long:
+            order, first = sort.order(numbers, listed)
+        is_filled = places >= MIN_FILLED * entries
+        kept = [array.resize_(places) for array in ((*crd, sums) if is_plain and not is_long else crd)]
+        if not is_filled:
+            kept = [array.clone() for array in kept]
+        if is_plain and not is_long:
+            return kept[:-1], kept[-1], pos
+        return kept, self.sum_entries(Sorted(order, kept, first[:places]), values), pos
+
+
+class _Numbers(NamedTuple):
+    """Numbers that are sorted by blocks of ``threads``, as kernels take them: addresses into ``memory``."""
+
+    memory: Tensor
+    threads: int
+    entries: int
+    bits: int
+    source: int
+    sample: int
+    samples: int
+    buckets: int
+    capacity: int
+    splitters: int
+    stride: int
+    half: int
+    shift: int
+    state: int
+    before: int
+    begins: int
+    places: int
+    spread: int
+    sorted: int
+    told: int
+
+
+class _Sort:
+    """The launches that sort entries by ``coordinates``, the slots that tell of them."""
+
+    def __init__(
+        self,
+        kernel: CudaKernel,
+        most_threads: int,
+        device: torch.device,
+        coordinates: Sequence[int],
+        bits: int,
+    ) -> None:
+        self.kernel, self.most_threads, self.device = kernel, most_threads, device
+        self.coordinates, self.bits = coordinates, bits
+        self.unplaced = [0] * (len(coordinates) // 3 + 5)
+
+    def __call__(self, count: int, source: int = 0, told: int = 0) -> _Numbers:
+        """Sort the entries, or as many numbers at ``source``; ``told`` learns the number of places."""
+        numbers = self._allocate(count, source, told)
+        self.launch("scorch_sample", numbers, -(-max(numbers.samples, numbers.buckets) // numbers.threads))
+        if 0 < numbers.samples <= MAX_RANKED:
+            blocks = -(-numbers.samples // (RANKED * THREADS_OF_RANK // WARP))
+            self.launch("scorch_rank", numbers, blocks, 8 * numbers.samples, THREADS_OF_RANK)
+        elif numbers.samples:
+            sample = self(numbers.samples, numbers.sample)
+            numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
+        blocks = min(MAX_BLOCKS, -(-count // (SPREAD * numbers.threads)))
+        self.launch("scorch_spread", numbers, blocks, 16 * (numbers.half >> numbers.shift))
+        self.launch("scorch_sort", numbers, numbers.buckets, 8 * (EACH + 1) * numbers.threads)
+        return numbers
+
+    def _allocate(self, count: int, source: int, told: int) -> _Numbers:
+        threads = min(self.most_threads, next((n for least, n in THREADS if count >= least)))
+        capacity = EACH * threads
+        buckets = 1 if count <= capacity else -(-count // int(FILLED * capacity))
+        samples = OVERSAMPLING * buckets if buckets > 1 else 0
+        state, begins = (STATES + buckets * APART) // 2, buckets // 2 + 1  # of 32 bits
+        sizes = [buckets * capacity, count, buckets, samples, state, begins, begins]
+        memory = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
+        at = [memory.data_ptr() + 8 * before for before in accumulate(sizes[:-1], initial=0)]
+        return _Numbers(
+            memory,
+            threads,
+            count,
+            self.bits,
+            source,
+            sample=at[3],
+            samples=samples,
+            buckets=buckets,
+            capacity=capacity,
+            splitters=at[2],
+            stride=1,
+            half=(1 << (buckets - 1).bit_length()) // 2,
+            shift=(-(-buckets // MAX_KEPT) - 1).bit_length(),
+            state=at[4],
+            before=0,
+            begins=at[5],
+            places=at[6],
+            spread=at[0],
+            sorted=at[1],
+            told=told,
+        )
+
+    def launch(self, name: str, numbers: _Numbers, blocks: int, shared: int = 0, threads: int = 0) -> None:
+        """Run a function with as many blocks, each with as many bytes of shared memory."""
+        slots = [*self.coordinates, *numbers[2:], *self.unplaced]
+        threads = threads or numbers.threads
+        self.kernel.launch_blocks(name, slots, blocks, threads, shared, self.device.index)
+
+    def _launch_place(self, numbers: _Numbers, placed: Sequence[int]) -> None:
+        slots, threads = [*self.coordinates, *numbers[2:], *placed], min(MAX_THREADS, 4 * numbers.threads)
+        self.kernel.launch_blocks("scorch_place", slots, numbers.buckets, threads, 0, self.device.index)
+
+    def place(self, numbers: _Numbers, listed: Sequence[int], values: int, sums: int) -> None:
+        """List the places, and add up the values of each."""
+        self._launch_place(numbers, [*listed, 0, 0, values, sums])
+
+    def order(self, numbers: _Numbers, listed: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """List the places; return the order of entries, and where each place begins in it."""
+        first, order = (torch.empty(numbers.entries, dtype=torch.int64, device=self.device) for _ in range(2))
+        self._launch_place(numbers, [*listed, first.data_ptr(), order.data_ptr(), 0, 0])
+        return order, first
+
+
+def _shifts(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.device) -> list[int] | None:
+    """Return the bits below each coordinate in the number of an entry; None where it has too many."""
+    first, count = columns[0], columns[0].numel()
+    is_plain = all(column.dtype == first.dtype and column.device == device for column in columns)
+    if not is_plain or first.dtype not in _INDICES or len(columns) > MAX_DIMS or not all(sizes):
+        return None
+    widths = [(size - 1).bit_length() for size in sizes]
+    widths.append((count - 1).bit_length())
+    shifts = [*accumulate(reversed(widths[1:]))][::-1]
+    is_narrow = shifts[0] < BITS and shifts[0] + widths[0] <= BITS
+    return shifts if is_narrow and 1 < count <= LAST_INT32 else None
+
+
+def _as_given(columns: Sequence[Tensor], values: Tensor, index: torch.dtype) -> Coalesced:
+    """Return entries that are sorted and differ; their coordinates are copied."""
+    return [column.to(index, copy=True) for column in columns], values, None
