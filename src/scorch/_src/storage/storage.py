@@ -298,6 +298,7 @@ class Storage:
     followers: list[weakref.ref[Storage]] | None = None
     forgotten: tuple[Pattern, torch.Tensor] | None = None
     deferred: tuple[Check, Pattern, torch.Tensor] | None = None
+    pending: Callable[[Storage], Storage] | None = None  # computes the arrays of a view that nobody has read
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -340,7 +341,7 @@ class Storage:
         """Replace the entries, without notice to followers."""
         self.pattern = pattern
         self.values = values if values.is_contiguous() else values.contiguous()
-        for name in ("key", "tensors", "forgotten"):
+        for name in ("key", "tensors", "forgotten", "pending"):
             self.__dict__.pop(name, None)
 
     def defer(self, check: Check) -> None:
@@ -367,15 +368,19 @@ class Storage:
         return torch.empty_strided(shape, self.strides.find(), device="meta")
 
     def _forget(self) -> None:
-        if self.forgotten is None:
+        if self.forgotten is None and self.pending is None:
             mark_written(self.values)
             self.forgotten = self.pattern, self.values
             for name in ("pattern", "values", "key", "tensors"):
                 self.__dict__.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
-        """Recompute what a view has dropped, or run a deferred check; other attributes do not come here."""
-        forgotten, origin, deferred = self.forgotten, self.origin, self.deferred
+        """Compute what a view has dropped or never read, or run a deferred check; nothing else comes here."""
+        forgotten, origin, deferred, pending = self.forgotten, self.origin, self.deferred, self.pending
+        if pending is not None and name in ("pattern", "values"):
+            current = pending(self)
+            self.take(current.pattern, current.values)
+            return self.__dict__[name]
         if deferred is not None and name in ("pattern", "values"):
             check, pattern, values = deferred
             self.take(check(pattern, values), values)
@@ -385,7 +390,7 @@ class Storage:
             raise AttributeError(f"a storage has no {name!r}")
         if forgotten is None or origin is None:  # another thread has recomputed it
             return self.__dict__[name]
-        current = Storage.recompute_view(*origin, forgotten[0])
+        current = Storage.recompute_view(*origin, forgotten[0].format)
         self.take(current.pattern, current.values)
         return self.__dict__[name]
 

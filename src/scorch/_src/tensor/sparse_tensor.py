@@ -86,14 +86,17 @@ class SparseTensor(torch.Tensor):
     has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 
     @staticmethod
-    def __new__(cls, storage: Storage) -> SparseTensor:
-        shape = storage.pattern.shape
-        values = storage.values
-        dtype = values.dtype
+    def __new__(
+        cls, storage: Storage, shape: tuple[int, ...] | None = None, values: torch.Tensor | None = None
+    ) -> SparseTensor:
+        """Wrap a storage; ``shape`` and ``values`` of its kind where its arrays are computed later."""
         if type(storage) is TracedStorage:
             return wrap_traced(cls, storage)  # type: ignore[return-value]
+        if shape is None or values is None:
+            shape, values = storage.pattern.shape, storage.values
+        dtype = values.dtype
         try:  # naming the usual dtype and device doubles the cost
-            if values.is_cpu and dtype is _default_dtype():
+            if dtype is _default_dtype() and values.is_cpu:
                 tensor: SparseTensor = make_wrapper_subclass(cls, shape)
             else:
                 tensor = make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device)
@@ -345,12 +348,16 @@ def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
     """Link ``view``, which is ``steps`` of ``source``, and its base: writes to one change the other."""
+    is_reshaped = has_strides((source,)) and any(step.func in _RESHAPED for step in steps)
+    if not is_reshaped or not _is_copy(source.storage, steps):
+        join_view(view, source, steps)
+
+
+def join_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
+    """Link a view that shares memory with its base for certain."""
     above, origin = source.storage, source.storage.origin
     if origin is not None:
         above = origin.source
-    is_reshaped = has_strides((source,)) and any(step.func in _RESHAPED for step in steps)
-    if is_reshaped and _is_copy(source.storage, steps):
-        return
     if view.storage is not source.storage:
         view.storage.follow(Origin(above, steps if origin is None else (*origin.steps, *steps)))
     link = source.view_of
