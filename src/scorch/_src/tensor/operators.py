@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.tensor.dispatch_rules import register_for
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, without_base
@@ -42,6 +43,8 @@ def run_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     operator = None if kwargs or len_torch_dispatch_stack() else _operator_of(func, args)
     if operator is not None and takes_list(operator) and type(args[1]) is int:
         args = args[0], list(args[1:])  # ``S.permute(1, 0)``
+    if operator is None:
+        register_for(func)
     with DisableTorchFunctionSubclass():
         if operator is not None:
             result = SparseTensor.__torch_dispatch__(operator, (), args, {})
