@@ -24,8 +24,8 @@ CALLS = """
 A @ x; A @ X; A @ A; X @ A; A + A; A - A; A * A; A * X; A * 2; A / 2; A + X; -A; A ** 2; A > 0; A == A
 A.sum(); A.sum(1); A.mean(); A.max(); A.amax(1); A.norm(); torch.relu(A); torch.sin(A); A.exp(); A.abs()
 torch.softmax(A, 1); A.T; A.T @ x; A[3]; A[3, 4]; A[1:9]; A[:, 2]; A.diagonal(); A.tril(); torch.cat([A, A])
-torch.stack([A, A]); A.reshape(32, 128); A.flatten(); A.split(16); A.topk(3); A.sort(); A.flip(0); A.roll(1, 0)
-A.mul_(2); A.add_(A); A.zero_(); A[1] = 0; A.to_dense(); A.to_format("csc"); A.to_format("coo")
+torch.stack([A, A]); A.reshape(32, 128); A.flatten(); A.split(16); A.topk(3); A.sort(); A.flip(0)
+A.roll(1, 0); A.mul_(2); A.add_(A); A.zero_(); A[1] = 0; A.to_dense(); A.to_format("csc"); A.to_format("coo")
 A.to_sparse_csr(); A.double(); A.clone(); repr(A); scorch.from_torch(d, format="csr")
 torch.mm(A, X); torch.addmm(X, A, X); F.linear(X, A); torch.einsum("ij,jk->ik", A, X)
 scorch.einsum("ij,j->i", A, x); scorch.einsum("ij,ik,jk->ij", A, X, X)
@@ -42,7 +42,7 @@ x, X = torch.rand(64), torch.rand(64, 64)
 
 
 def time_in_child(call: str) -> tuple[float, list[str]]:
-    """Make ``call`` in a forked process; return its time in milliseconds, and the slow modules it imported."""
+    """Make ``call`` in a forked process; return its milliseconds, and what slow modules it imported."""
     import torch
     import torch.nn.functional as F
 

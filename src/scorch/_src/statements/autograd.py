@@ -253,7 +253,7 @@ class _OfTensors(torch.autograd.Function):
                 arrays.append(tensor)
         ctx.leaves = [place for place, tensor in enumerate(inputs) if type(tensor) is SparseTensor]
         ctx.shape = None if added is None else added.shape
-        result = call.known
+        result: torch.Tensor = call.known
         if call.is_new:
             call.operands = call.known = None
         else:
