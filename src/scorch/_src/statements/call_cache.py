@@ -76,14 +76,14 @@ def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) 
 
     None where there is none, where something tracks the call, or where a tensor is a view.
     """
+    if is_grad_enabled() and any_requires_grad(left, right):
+        return None
     if LIVE or type(head[1]) is Format or is_any_autocast_enabled():  # a format: see ``describe``
         return None
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or len_torch_dispatch_stack():
         return None
     in_force = in_block() or applied[0]  # as ``current()``
     if LISTENERS or not (in_force is DEFAULT or _is_usual(in_force)):
-        return None
-    if is_grad_enabled() and any_requires_grad(left, right):
         return None
     first = left.storage
     if first.origin is not None or first.strides is not None:
