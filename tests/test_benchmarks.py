@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from benchmarks import compare, frames, models, overhead, pruned
+from benchmarks import compare, first_calls, frames, models, overhead, pruned
 from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
@@ -393,6 +393,13 @@ def test_overhead_of_calls_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def forked(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
     return run_python(command[1:], env=env, check=True)
+
+
+def test_first_calls_are_measured_in_processes_of_their_own() -> None:
+    # from one that has called nothing
+    program = [Path(first_calls.__file__), "--rounds", "1", "--json", "--only", "A.T @ x"]
+    (row,) = json.loads(run_python(program, check=True).stdout)
+    assert row["call"] == "A.T @ x" and 0 < row["least"] <= row["median"] and row["imports"] == []
 
 
 @pytest.mark.long

@@ -26,6 +26,8 @@ GROWING = {
     "scorch._src.backends.cuda.kernel.LAUNCHES": "whoever records launches leaves again",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",
+    "scorch._src.backends.base._ROUTINES": "one entry for each device",
+    "scorch._src.tensor.dispatch_rules._registered": "names of operators of torch",
     "scorch.settings.BACKENDS": "filled by register_backend",
     "scorch._src.engine.notes.NODES": "filled by an import: the classes of nodes",
     "scorch._src.torch_internals._places": "filled by an import",

@@ -6,8 +6,13 @@ torch is here too, so that a program may say ``import scorch as torch``.
 
 # ruff: noqa: F401
 
+from scorch._src.collection import paused_collection as _paused_collection
+
+with _paused_collection():
+    from scorch._src import register  # and with it almost everything
+
 from scorch import errors, formats
-from scorch._src import __version__, namespace, register
+from scorch._src import __version__, namespace
 from scorch._src.backends.cpu.launch import release_memory
 from scorch._src.bounded import clear_plans, plan_statistics
 from scorch._src.compile.api import compile

@@ -69,6 +69,21 @@ A.coalesce(); A.crow_indices(); A.col_indices(); A.to_sparse_csr(); A.to_sparse_
 A.unsqueeze(0); A.squeeze(); torch.zeros_like(A); repr(A); A.permute(1, 0); A.view(256); A.expand(2, 16, 16)
 A.to(torch.float64); A.double(); A.int(); A.bool(); A.requires_grad_()
 scorch.nn.SparseLinear(16, 4)(d); torch.autograd.grad((A @ x).sum(), A)
+L.sum().backward(); (L @ x).sum().backward(); (L * 2).sum().backward(); torch.relu(L).sum().backward()
+(L * L).sum().backward(); (L + L).sum().backward(); (L - 2).sum().backward(); L.grad.mul_(2); B.mul_(2)
+B.add_(B); B.neg_(); B.clamp_(min=0); B.relu_(); B += B; B *= 2; B /= 2; B -= B; B.copy_(d); B.abs_()
+B[1] = 0; B[1, 2] = 3.0; B.fill_(0); B.zero_(); B.reshape(8, 32); B.flatten(); B.view(8, 32); B.ravel()
+B.split(4); B.chunk(2); torch.stack([B, B]); torch.hstack([B, B]); torch.vstack([B, B]); B.roll(1, 0)
+B.flip(0); B.topk(2); B.sort(); B.argsort(); B.repeat(2, 1); B.tile(2); B.narrow(0, 1, 3); B.select(0, 1)
+B.select(1, 1); B.movedim(0, 1); B.swapaxes(0, 1); B.mT; B.adjoint(); B.unflatten(0, (4, 4))
+torch.broadcast_to(B, (2, 16, 16)); B.gather(1, one); B.scatter(1, one, 1.0); B.masked_select(d > 0.5)
+torch.take(B, torch.tensor([1, 2])); B.trace(); B.diag(); B.diag_embed(); torch.kron(B[:2, :2], B[:2, :2])
+F.pad(B, (1, 1)); B.diff(); B.fliplr(); B.amin(1); B.argmin(1); B.max(1); B.cumprod(1); B.norm(dim=1)
+torch.linalg.norm(B); B.mode(); B.unique(); B.aminmax(); torch.allclose(B, B); torch.isclose(B, B)
+B.equal(B); B.isfinite(); B.logical_and(B); ~(B > 0); (B > 0) & (B > 0); 2 - B; B // 2; 2 ** B; 1 / B; B % 2
+B.type(torch.float64); F.normalize(B); F.cosine_similarity(B, B); F.layer_norm(B, (16,))
+F.embedding(torch.tensor([1, 2]), B); torch.sparse.softmax(B, 1); torch.cdist(B, B)
+B.index_add(0, torch.tensor([1]), B[:1]); B.tensor_split(2); torch.atleast_3d(B); torch.meshgrid(B[0], B[1])
 """
 
 
@@ -78,7 +93,8 @@ import sys, torch, scorch
 import torch.nn.functional as F
 torch.manual_seed(0)
 d, x = torch.rand(16, 16) * (torch.rand(16, 16) < 0.3), torch.rand(16, 16)
-A = scorch.from_torch(d, format="csr")
+A, B = scorch.from_torch(d, format="csr"), scorch.from_torch(d, format="csr")
+L, one = scorch.from_torch(d, format="csr").requires_grad_(), torch.zeros(16, 1, dtype=torch.int64)
 slow = [name for name in ("sympy", "torch._dynamo", "torch.distributed.tensor") if name not in sys.modules]
 for call in {COMMON_CALLS!r}.replace(chr(10), ";").split(";"):
     exec(call.strip())

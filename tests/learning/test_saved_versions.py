@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.devices import HOST
+from scorch._src.tensor.saved_versions import KNOWN, WITH_NUMBER, _saved_on
 
 ONE: dict[str, Callable[..., Any]] = {
     "exp": torch.exp,
@@ -129,3 +131,14 @@ def test_generators_are_left_alone() -> None:
     state = torch.get_rng_state()
     torch.maximum(S, S * 0.5)
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_table_has_what_torch_saves(name):
+    arguments = [(1,)] if name in WITH_NUMBER else [()]
+    arguments += [()] if name == "mean" else []
+    for home in (torch, torch.Tensor):
+        for more in arguments if hasattr(home, name) else ():
+            tensor = torch.rand(3, 3, requires_grad=True)
+            assert _saved_on(HOST, getattr(home, name), (tensor, *more), {}) == KNOWN[name]

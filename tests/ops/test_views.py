@@ -151,3 +151,46 @@ def test_results_are_of_the_kinds_that_torch_returns():
     assert type(S.topk(1)) is torch.return_types.topk and type(S.sort()) is torch.return_types.sort
     with pytest.raises(ValueError):
         S[::0]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("format", ["csr", "coo", "dcsr"])
+def test_a_row_that_was_not_read_shows_what_was_written_meanwhile(format):
+    dense = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    S = scorch.from_torch(dense, format=format)
+    rows, expected = [S[0], S[-2], S[2]], [dense[0], dense[-2], dense[2]]
+    for tensor in (S, dense):
+        tensor.mul_(2)
+        tensor[2, 1] = 7.0
+    S[0].add_(1)
+    dense[0].add_(1)
+    rows[1].neg_()
+    expected[1].neg_()
+    for row, want in zip(rows, expected, strict=True):
+        torch.testing.assert_close(row.to_dense(), want)
+    torch.testing.assert_close(S.to_dense(), dense)
+
+
+def test_a_row_is_first_read_inside_of_transforms_and_modes():
+    dense = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 1.0]])
+    S = scorch.from_torch(dense, format="csr")
+    rows = [S[1] for _ in range(3)]
+    gradient = torch.func.grad(lambda x: (rows[0] * x).sum())(torch.ones(3))
+    torch.testing.assert_close(gradient, dense[1])
+    with torch._subclasses.FakeTensorMode():
+        assert rows[1].nnz == 2
+    with torch.inference_mode():
+        assert rows[2].sum().item() == 4.0
+    for row in rows:
+        torch.testing.assert_close(row.to_dense(), dense[1])
+        assert row.format == scorch.Format("s") and not row.requires_grad
+
+
+def test_a_row_is_taken_without_reading_the_arrays():
+    S = scorch.from_torch(torch.eye(4), format="csr")
+    row = S[2]
+    assert "values" not in vars(row.storage) and row.shape == (4,) and row.dtype == torch.float32
+    assert row.nnz == 1 and "values" in vars(row.storage)
+    for wrong in (4, -5):
+        with pytest.raises(IndexError, match="out of bounds"):
+            S[wrong]

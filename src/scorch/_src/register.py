@@ -11,7 +11,7 @@ from scorch._src.nn import optimizer_hooks
 from scorch._src.ops import conv, embedding_bag, fallback, losses, torch_sparse
 from scorch._src.ops.attention import sdpa
 from scorch._src.ops.linalg import eigen, solve
-from scorch._src.ops.movement import index, join, movement, scatter, shape
+from scorch._src.ops.movement import index, join, movement, rows, scatter, shape
 from scorch._src.ops.pointwise import arithmetic, complex_parts, random_like, sets, zero_preserving
 from scorch._src.ops.products import linear, matmul, products
 from scorch._src.ops.reduction import (

@@ -31,7 +31,7 @@ from scorch._src.devices import HOST
 from scorch._src.loops.grid import Grid
 from scorch._src.loops.nodes import Kernel
 from scorch.errors import ArgumentError, DeviceError
-from scorch.settings import add_backend, current
+from scorch.settings import add_backend, applied, current, in_block
 
 Check = Callable[[int], None]  # takes bytes of dense memory, and raises if they are too many
 
@@ -124,6 +124,9 @@ class Direct(Protocol):
 
     def bind(self, guard: Any) -> Callable[..., Any]:
         """Return the function, which takes an output and the arrays."""
+
+    def bind_output(self, guard: Any, output: Any) -> Callable[..., Any]:
+        """Return a function of the arrays alone, as short as can be: it may raise a plain ``MemoryError``."""
 
 
 class Executable(ABC):
@@ -250,6 +253,7 @@ class Backend(ABC):
 
 
 _BACKENDS: dict[str, Backend] = {}
+_ROUTINES: dict[torch.device, Routines] = {}  # of the backend of each device
 _DEVICES: dict[str, None] = {}  # types of devices that some backend computes on
 _DEFAULT = "cpu"  # also plans what is to run on tensors without memory
 
@@ -257,6 +261,7 @@ _DEFAULT = "cpu"  # also plans what is to run on tensors without memory
 def register_backend(name: str, backend: Backend, purpose: str = "") -> None:
     """Add a backend: for the devices of type ``name``, and for ``settings(backend=name)``."""
     _BACKENDS[name] = backend
+    _ROUTINES.clear()
     _DEVICES[backend.device.type] = None
     add_backend(name, purpose)
 
@@ -294,7 +299,13 @@ def using_host_threads(threads: int) -> Iterator[None]:
 
 def routines_for(tensor: torch.Tensor) -> Routines:
     """Return the routines for arrays on the device of ``tensor``."""
-    return backend_for(tensor.device).routines
+    device = tensor.device
+    known = None if (in_block() or applied[0]).backend else _ROUTINES.get(device)
+    if known is None:
+        known = backend_for(device).routines
+        if not current().backend:
+            _ROUTINES[device] = known
+    return known
 
 
 def backend_for(device: torch.device | None = None) -> Backend:

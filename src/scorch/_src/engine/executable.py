@@ -74,6 +74,8 @@ class Prepared:
         below = range(plan.pattern_levels, len(plan.result))
         self.pattern_tail = math.prod(plan.result.level_size(level, self.shape) for level in below)
         self.slots = [(names.index(name), level) for name, level in plan.slots]
+        is_plain = not self.is_cast and not self.format.is_finished
+        self.appends_rows = bool(self.slots) and not self.below and is_plain  # one array of coordinates
         self.stored_shape = [self.shape[dim] for dim in plan.result.order] if plan.result.is_dense else []
         order = list(plan.result.order)
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
@@ -166,6 +168,11 @@ class Prepared:
 
     def wrap_new(self, output: tuple[Any, ...]) -> Storage:
         """Wrap the arrays of a new pattern: those of the builtin ``slots``, or of one by rows."""
+        if self.appends_rows:
+            pos, crd, values, nnz = output
+            above = self.above
+            arrays = (*above, pos), (*above, crd)
+            return Storage.of_new(Pattern(self.format, self.shape, *arrays, (*self.row_counts, nnz)), values)
         if self.slots:
             pos, *crds, values, nnz = output
         else:

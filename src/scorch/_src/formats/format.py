@@ -195,6 +195,18 @@ class Format:
         """The block size of ``dim``, or None if it is not split."""
         return dict(self.blocks).get(dim)
 
+    @functools.cached_property
+    def inner(self) -> Format:
+        """The format without its outermost level: that of a slice at one coordinate there."""
+        order = [dim - (dim > self.order[0]) for dim in self.order[1:]]
+        return Format(self.levels[1:], order=order, dims=len(order))
+
+    @functools.cached_property
+    def row(self) -> Format | None:
+        """The format of ``S[i]`` if that is sparse, and its arrays are slices of those of ``S``."""
+        is_outermost = len(self) > 1 and not self.is_blocked and self.order[0] == 0
+        return self.inner if is_outermost and not self.inner.is_dense else None
+
     def part(self, level: int) -> str:
         """``whole``, or which part of a split dimension the level stores: ``outer`` or ``inner``."""
         dim = self.order[level]

@@ -191,7 +191,8 @@ class SparseLinear(torch.nn.Module):
             and is_tracked_by_autograd_alone()
         ):
             self._check_seal()
-            output = linear_of_parameter(input, self._detached_weight(values), self.bias)
+            bias = self._parameters.get("bias")  # as ``self.bias``, which asks other places first
+            output = linear_of_parameter(input, self._detached_weight(values), bias)
             if output is not None:
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():

@@ -26,6 +26,7 @@ from scorch._src.tensor import registry
 from scorch._src.tensor.check_call import check_call, check_out
 from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.dispatch_rules import register_for
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, united
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -212,6 +213,7 @@ def name_of(func: Any) -> str:
 
 def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a function as torch decomposes it, into operators that have handlers."""
+    register_for(function)
     with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
@@ -239,6 +241,7 @@ def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         return _reshape_in_place(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs), name)
     functional = FUNCTIONAL.get(func.overloadpacket) or getattr(aten, name.removesuffix("_"), None)
     if name.endswith("_") and functional is not None:
+        register_for(functional)
         return replace_value(target, functional(*args, **kwargs), name)
     if name.endswith("_") and isinstance(target, SparseTensor):
         dense = target.to_dense()

@@ -72,7 +72,8 @@ def repeat_differentiable(
         formula, run = recent
         result = run(sources)
         if result is not None:
-            return _connect(formula, operands, None, result, added)
+            is_new = type(result) is torch.Tensor
+            return _connect(formula, operands, None, result, added, is_new)
     return _repeat_known(head, operands, quick, added)
 
 
@@ -139,8 +140,12 @@ def _connect(
     readable: Sequence[Any] | None,
     known: Any = None,
     added: torch.Tensor | None = None,
+    is_new: bool = False,
 ) -> Result:
-    """Run a formula on the arrays of tensors, and connect the result to those."""
+    """Run a formula on the arrays of tensors, and connect the result to those.
+
+    ``is_new``: the ``known`` result is a dense tensor that a kernel has just computed.
+    """
     inputs: list[torch.Tensor] = []
     patterns: list[Pattern | None] = []
     sources: list[Source] = []
@@ -160,7 +165,7 @@ def _connect(
             inputs.append(source)
         patterns.append(operand.storage.pattern)
         sources.append(weakref.ref(source))
-    call = Call(formula, patterns, sources, readable, known)
+    call = Call(formula, patterns, sources, readable, known, None, is_new)
     if is_by_autograd and any_requires_grad(*inputs):
         array: torch.Tensor = apply(_OfTensors, call, added, *inputs)
     else:
@@ -248,15 +253,23 @@ class _OfTensors(torch.autograd.Function):
                 arrays.append(tensor)
         ctx.leaves = [place for place, tensor in enumerate(inputs) if type(tensor) is SparseTensor]
         ctx.shape = None if added is None else added.shape
-        result = _run(call, arrays)
-        _save(ctx, call, arrays, ctx.needs_input_grad[2:])
+        result: torch.Tensor = call.known
+        if call.is_new:
+            call.operands = call.known = None
+        else:
+            result = _run(call, arrays)
+        ctx.call = call
+        is_read = call.formula.read_by_gradients(ctx.needs_input_grad[2:])
+        ctx.unread = [None if read else array for array, read in zip(arrays, is_read, strict=True)]
+        ctx.save_for_backward(*[array for array, read in zip(arrays, is_read, strict=True) if read])
         if added is None:
             return result
         return result + added if SKIP_RESULT.get() else result.add_(added)
 
     @staticmethod
     def backward(ctx: Any, incoming: torch.Tensor) -> Any:
-        call, arrays, (_, is_added, *needed) = ctx.call, list(ctx.saved_tensors), ctx.needs_input_grad
+        call, saved, (_, is_added, *needed) = ctx.call, iter(ctx.saved_tensors), ctx.needs_input_grad
+        arrays = [next(saved) if array is None else array.data for array in ctx.unread]
         if is_grad_enabled():  # gradients of gradients are connected to the leaves
             for place in ctx.leaves:
                 leaf = ctx.next_functions[place + (ctx.shape is not None)][0].variable

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from scorch._src.backends.base import Direct
@@ -22,9 +23,16 @@ from scorch._src.engine.executable import Prepared, Tensor, arrays_of, has_no_ga
 from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
+from scorch._src.grad_state import is_grad_enabled
 from scorch._src.storage.storage import Storage
-from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import len_torch_dispatch_stack, peek_interpreter_stack
+from scorch._src.tensor.flatten import LIVE
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, tensor_of
+from scorch._src.torch_internals import (
+    any_requires_grad,
+    is_any_autocast_enabled,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+)
 from scorch.settings import DEFAULT, Settings, applied, current, in_block
 
 MAX_CALLS = 4096
@@ -60,7 +68,41 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
     if result is None:
         run = _known_run(quick, sources)
         result = None if run is None else run(sources)
-    return SparseTensor(result) if type(result) is Storage and not as_storage else result
+    return tensor_of(result) if type(result) is Storage and not as_storage else result
+
+
+def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) -> Result | None:
+    """Repeat the last such call of a sparse tensor and another, sparse or a plain dense one.
+
+    None where there is none, where something tracks the call, or where a tensor is a view.
+    """
+    if is_grad_enabled() and any_requires_grad(left, right):
+        return None
+    if LIVE or type(head[1]) is Format or is_any_autocast_enabled():  # a format: see ``describe``
+        return None
+    if peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or len_torch_dispatch_stack():
+        return None
+    in_force = in_block() or applied[0]  # as ``current()``
+    if LISTENERS or not (in_force is DEFAULT or _is_usual(in_force)):
+        return None
+    first = left.storage
+    if first.origin is not None or first.strides is not None:
+        return None
+    second: Any = right
+    if type(right) is SparseTensor:
+        second = right.storage
+        if second.origin is not None or second.strides is not None:
+            return None
+        run = _recent.get((*head, first.key, second.key))
+    else:
+        run = None if right.is_neg() else _recent.get((*head, first.key, None))
+    result: Any = None if run is None else run((first, second))
+    return tensor_of(result) if type(result) is Storage else result
+
+
+def is_pair(operands: Operands) -> bool:
+    """Whether ``repeat_pair`` takes these operands."""
+    return len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS
 
 
 def may_repeat() -> bool:
@@ -202,7 +244,8 @@ def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources:
 
     The usual cases need no loop over operands.
     """
-    call = direct.bind(direct.guard([_guarded(sources[place]) for place in places]))
+    guard = direct.guard([_guarded(sources[place]) for place in places])
+    call = direct.bind(guard)
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
         return _run_on_pattern(prepared, direct, places, call)
     output = None if prepared.assembly == "shared" else direct.output
@@ -211,10 +254,12 @@ def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources:
     if is_dense and places == [0] and is_stored[0]:  # such as a sum
         return lambda sources: call(output, *sources[0].tensors)
     if is_dense and places == [0, 1] and is_stored == [True, False]:  # a sparse tensor times a dense one
-        return lambda sources: call(output, *sources[0].tensors, sources[1])
+        return _run_with_dense(output, call, direct.bind_output(guard, output))
     is_new = bool(prepared.slots) or prepared.assembly == "rows"
     if is_new and places == [0, 1] and is_stored == [True, True]:
-        return _run_sparse_pair(prepared, output, call)
+        return _run_sparse_pair(prepared, output, call, direct.bind_output(guard, output))
+    if is_dense:
+        return _run_dense(output, places, call, direct.bind_output(guard, output))
     return _run_any(prepared, direct, output, places, call)
 
 
@@ -225,12 +270,30 @@ def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
     return source, stride_order(source)
 
 
-def _run_sparse_pair(prepared: Prepared, output: Any, call: Call) -> Run:
+def _run_with_dense(output: Any, call: Call, short_call: Call) -> Run:
+    """Compute a dense result of a sparse tensor and a dense one."""
+
+    def run(sources: Sequence[Any]) -> Tensor | None:
+        first, second = sources
+        try:
+            result: Tensor | None = short_call(*first.tensors, second)
+        except MemoryError:  # raised again, in words about the kernel
+            result = call(output, *first.tensors, second)
+        return result
+
+    return run
+
+
+def _run_sparse_pair(prepared: Prepared, output: Any, call: Call, short_call: Call) -> Run:
     """Compute a new pattern from two sparse tensors."""
     wrap = prepared.wrap_new
 
     def run(sources: Sequence[Any]) -> Tensor | None:
-        arrays = call(output, *sources[0].tensors, *sources[1].tensors)
+        first, second = sources
+        try:
+            arrays = short_call(*first.tensors, *second.tensors)
+        except MemoryError:  # raised again, in words about the kernel
+            arrays = call(output, *first.tensors, *second.tensors)
         return None if arrays is None else wrap(arrays)
 
     return run
@@ -241,9 +304,10 @@ def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call:
     shared, output_of = places[prepared.pattern_source], direct.output_of
     form, shape = prepared.format, prepared.shape
     same = form  # the last object that was equal: identity is faster to check than equality
+    entries, output = -1, None  # the last number of them, and what was allocated
 
     def run(sources: Sequence[Any]) -> Tensor | None:
-        nonlocal same
+        nonlocal same, entries, output
         pattern = sources[shared].pattern
         if pattern.format is not same:
             if pattern.format != form:
@@ -258,8 +322,31 @@ def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call:
                 arrays += source.tensors
             else:
                 arrays.append(source)
-        values = call(output_of(pattern.counts[-1], True), *arrays)
-        return None if values is None else Storage(pattern, values)
+        count = pattern.counts[-1]
+        if count != entries:
+            entries, output = count, output_of(count, True)
+        values = call(output, *arrays)
+        return None if values is None else Storage.of_new(pattern, values)
+
+    return run
+
+
+def _run_dense(output: Any, places: list[int], call: Call, short_call: Call) -> Run:
+    """Compute a dense result, which lies row by row."""
+
+    def run(sources: Sequence[Any]) -> Tensor | None:
+        arrays: list[torch.Tensor] = []  # as ``arrays_of``
+        for place in places:
+            source = sources[place]
+            if type(source) is Storage:
+                arrays += source.tensors
+            else:
+                arrays.append(source)
+        try:
+            result: Tensor | None = short_call(*arrays)
+        except MemoryError:  # raised again, in words about the kernel
+            result = call(output, *arrays)
+        return result
 
     return run
 

@@ -19,7 +19,7 @@ from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
-from scorch._src.statements.call_cache import keep_call, repeat_call
+from scorch._src.statements.call_cache import is_pair, keep_call, repeat_call, repeat_pair
 from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contractions
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
@@ -58,10 +58,15 @@ def einsum(
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
     operands = args[1:] if head else args
+    known: SparseTensor | torch.Tensor | None = None
+    if head is not None and is_pair(operands):
+        known = repeat_pair(head, *operands)
+        if known is not None:
+            return known
     if is_differentiable(*operands):
         return differentiable_einsum(args, format, sparse_grad)
     if head is not None:
-        known: SparseTensor | torch.Tensor | None = repeat_call(head, operands)
+        known = repeat_call(head, operands)
         if known is not None:
             return known
     equation, operands = _arguments(args)

@@ -14,7 +14,7 @@ from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
-from scorch._src.statements.call_cache import repeat_call
+from scorch._src.statements.call_cache import is_pair, repeat_call, repeat_pair
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand
 from scorch._src.statements.statement import (
@@ -52,11 +52,14 @@ def evaluate(
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     head = (expression, format, *tensors)
+    known: SparseTensor | torch.Tensor | None = repeat_pair(head, *operands) if is_pair(operands) else None
+    if known is not None:
+        return known
     if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)
     known = repeat_call(head, operands)
     if known is not None:
-        return known  # type: ignore[no-any-return]
+        return known
     return wrap(run_new(head, parse(expression), tensors, format))
 
 

@@ -168,7 +168,8 @@ class Call:
 
     ``sources`` are the differentiable leaves of operands: sparse tensors, or the values they were built from.
     ``operands`` are the tensors whose arrays are passed to the run, if they can be read as they are, and
-    ``known`` a result that need not be computed; the run takes both, so that no graph keeps them.
+    ``known`` a result that need not be computed; the run takes both, so that no graph keeps them. One that
+    ``is_new`` is a dense tensor of its own.
     """
 
     formula: Formula
@@ -177,6 +178,7 @@ class Call:
     operands: Sequence[Any] | None = None
     known: Any = None
     pattern: Pattern | None = None
+    is_new: bool = False
 
     def shape(self, arrays: Sequence[torch.Tensor], place: int) -> tuple[int, ...]:
         """Return the shape of an operand."""

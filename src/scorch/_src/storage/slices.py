@@ -7,7 +7,6 @@ grow with the entries.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -54,7 +53,7 @@ def select_outer(storage: Storage, index: int) -> Storage | None:
     if not form.is_unique(0):  # coordinates in step with those of the outermost level: a list of its own
         pos[1] = torch.tensor([0, end - begin], dtype=pattern.index_dtype, device=pattern.device)
     shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
-    inner = inner_format(form)
+    inner = form.inner
     counts = tuple(end - begin for begin, end in ranges[1:])
     begin, end = ranges[-1]
     return assembled(inner, shape, pos[1:], crd[1:], counts, storage.values[begin:end])
@@ -85,7 +84,7 @@ def unbind_outer(storage: Storage) -> list[Storage | None]:
     )
     values = _split(storage.values, starts[-1], stops[-1])
     shape = tuple(size for dim, size in enumerate(pattern.shape) if dim != form.order[0])
-    inner = inner_format(form)
+    inner = form.inner
     slices: list[Storage | None] = [None] * size
     rows = zip(held.tolist(), zip(*pos, strict=True), zip(*crd, strict=True), counts, values, strict=True)
     for index, own_pos, own_crd, own_counts, own in rows:
@@ -124,13 +123,6 @@ def _split_pointers(
     lengths = stop - start
     pointers = array[joined_ranges(start, lengths)] - less.to(array.dtype).repeat_interleave(lengths)
     return torch.split(pointers, lengths.tolist())
-
-
-@functools.lru_cache(maxsize=256)
-def inner_format(form: Format) -> Format:
-    """Return ``form`` without its outermost level."""
-    order = [dim - (dim > form.order[0]) for dim in form.order[1:]]
-    return Format(form.levels[1:], order=order, dims=len(order))
 
 
 def element(storage: Storage, places: Sequence[int]) -> torch.Tensor:

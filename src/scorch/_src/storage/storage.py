@@ -45,6 +45,7 @@ def _key_of(descriptor: object) -> int:
 
 
 _lazy = functools.cached_property
+_new = object.__new__
 
 
 def _cache_of(most: int) -> Callable[[object], BoundedCache[Any, Any]]:
@@ -282,6 +283,25 @@ def run_steps(steps: tuple[Step, ...], source: torch.Tensor) -> Any:
     return source
 
 
+class _Restored:
+    """An attribute of a storage that ``restore`` sets where it is not there.
+
+    Unlike ``__getattr__``, it does not slow down every other attribute.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, storage: Storage | None, owner: type[Storage]) -> Any:
+        if storage is None:
+            return self
+        storage.restore()
+        try:
+            return storage.__dict__[self.name]
+        except KeyError:
+            raise AttributeError(f"a storage has no {self.name!r}") from None
+
+
 class Storage:
     """A pattern and its values, one for every position of the last level, without gaps in memory.
 
@@ -290,18 +310,30 @@ class Storage:
     One whose arrays are still to be read from a file is ``deferred``: they are checked at their first use.
     """
 
-    pattern: Pattern
-    values: torch.Tensor
+    if TYPE_CHECKING:
+        pattern: Pattern
+        values: torch.Tensor
+    else:
+        pattern, values = _Restored("pattern"), _Restored("values")
     recompute_view: ClassVar[Callable[..., Storage]]  # ``tensor.views.recompute_view``
     origin: Origin | None = None
     strides: Strides | None = None  # of a dense result, where it may not lie row by row
     followers: list[weakref.ref[Storage]] | None = None
     forgotten: tuple[Pattern, torch.Tensor] | None = None
     deferred: tuple[Check, Pattern, torch.Tensor] | None = None
+    pending: Callable[[Storage], Storage] | None = None  # computes the arrays of a view that nobody has read
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
         self.values = values if values.is_contiguous() else values.contiguous()
+
+    @staticmethod
+    def of_new(pattern: Pattern, values: torch.Tensor) -> Storage:
+        """Return the storage of values that were just computed, and lie without gaps for certain."""
+        storage: Storage = _new(Storage)
+        storage.pattern = pattern
+        storage.values = values
+        return storage
 
     @functools.cached_property
     def key(self) -> int:
@@ -340,7 +372,7 @@ class Storage:
         """Replace the entries, without notice to followers."""
         self.pattern = pattern
         self.values = values if values.is_contiguous() else values.contiguous()
-        for name in ("key", "tensors", "forgotten"):
+        for name in ("key", "tensors", "forgotten", "pending"):
             self.__dict__.pop(name, None)
 
     def defer(self, check: Check) -> None:
@@ -367,27 +399,25 @@ class Storage:
         return torch.empty_strided(shape, self.strides.find(), device="meta")
 
     def _forget(self) -> None:
-        if self.forgotten is None:
+        if self.forgotten is None and self.pending is None:
             mark_written(self.values)
             self.forgotten = self.pattern, self.values
             for name in ("pattern", "values", "key", "tensors"):
                 self.__dict__.pop(name, None)
 
-    def __getattr__(self, name: str) -> Any:
-        """Recompute what a view has dropped, or run a deferred check; other attributes do not come here."""
-        forgotten, origin, deferred = self.forgotten, self.origin, self.deferred
-        if deferred is not None and name in ("pattern", "values"):
+    def restore(self) -> None:
+        """Compute the arrays that a view has dropped or never read, or run a deferred check of them."""
+        forgotten, origin, deferred, pending = self.forgotten, self.origin, self.deferred, self.pending
+        if pending is not None:
+            current = pending(self)
+            self.take(current.pattern, current.values)
+        elif deferred is not None:
             check, pattern, values = deferred
             self.take(check(pattern, values), values)
             self.deferred = None
-            return self.__dict__[name]
-        if name not in ("pattern", "values") or (name not in self.__dict__ and forgotten is None):
-            raise AttributeError(f"a storage has no {name!r}")
-        if forgotten is None or origin is None:  # another thread has recomputed it
-            return self.__dict__[name]
-        current = Storage.recompute_view(*origin, forgotten[0])
-        self.take(current.pattern, current.values)
-        return self.__dict__[name]
+        elif forgotten is not None and origin is not None:  # else another thread has recomputed them
+            current = Storage.recompute_view(*origin, forgotten[0].format)
+            self.take(current.pattern, current.values)
 
     def __call__(self) -> NoReturn:
         """Refused: torch's ``tensor.storage()`` is the memory of a dense tensor."""

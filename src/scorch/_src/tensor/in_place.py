@@ -17,6 +17,7 @@ from scorch._src.devices import HOST
 from scorch._src.grad_state import is_grad_enabled, is_transformed
 from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
+from scorch._src.tensor.dispatch_rules import register_common
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -210,6 +211,7 @@ def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
         before = self.requires_grad
         torch.Tensor.requires_grad_(self, requires_grad)
     if requires_grad and not before:
+        register_common()
         _reconnect_views(self, is_written=False)
 
 

@@ -21,11 +21,12 @@ from torch.compiler import is_dynamo_compiling
 from scorch._src.devices import HOST
 from scorch._src.tensor.create.check import from_numpy
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
-from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.registry import entry
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
 from scorch._src.torch_internals import is_torch_function_enabled, len_torch_function_stack
 from scorch.errors import ArgumentError, InPlaceError, UnsupportedError
 
-PLAIN = frozenset({int, float, SparseTensor, torch.Tensor, torch.nn.Parameter})
+PLAIN = TENSORS | {int, float}
 
 # NumPy's functions behind Python's operators, which take numbers on either side.
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -135,10 +136,19 @@ def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
     With a number or a tensor of ours or torch's own it bypasses torch, which would call the same function.
     """
     plain, run = getattr(torch.Tensor, name), SparseTensor.__torch_function__
+    registered = entry(plain)
 
     def method(self: SparseTensor, other: Any) -> Any:
-        is_plain = type(other) in PLAIN and type(self) is SparseTensor and not is_dynamo_compiling()
+        kind = type(other)
+        is_plain = kind in PLAIN and type(self) is SparseTensor and not is_dynamo_compiling()
         if is_plain and is_torch_function_enabled() and not len_torch_function_stack():
+            if kind in TENSORS and registered.repeat is not None:
+                try:
+                    known = registered.repeat(self, other)
+                except Exception:  # the usual way raises it, in words about this call
+                    known = None
+                if known is not None:
+                    return known
             try:
                 return run(plain, (), (self, other))
             except TypeError:

@@ -15,9 +15,10 @@ import torch
 from torch.autograd import forward_ad
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.tensor.dispatch_rules import register_for
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements
-from scorch._src.tensor.sparse_tensor import SparseTensor, without_base
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, without_base
 from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     DispatchKey,
@@ -29,7 +30,6 @@ from scorch._src.torch_internals import (
 
 MAX_KINDS = 4096
 _NUMBERS = frozenset({bool, int, float, type(None)})
-_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, SparseTensor})
 _SIMPLE_TYPES = frozenset({"Tensor", "number", "int", "float", "bool"})
 _METHOD = type(torch.Tensor.tril)
 _BUILTINS = (type(torch.tril), _METHOD)
@@ -42,6 +42,8 @@ def run_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     operator = None if kwargs or len_torch_dispatch_stack() else _operator_of(func, args)
     if operator is not None and len(args) > 1 and takes_list(operator) and type(args[1]) is int:
         args = args[0], list(args[1:])  # ``S.permute(1, 0)``
+    if operator is None:
+        register_for(func)
     with DisableTorchFunctionSubclass():
         if operator is not None:
             result = SparseTensor.__torch_dispatch__(operator, (), args, {})
@@ -54,7 +56,7 @@ def _operator_of(func: Any, args: tuple[Any, ...]) -> Any:
     kinds = tuple(map(type, args))
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or is_any_autocast_enabled():
         return None
-    if not all(kind in _TENSORS or kind in _NUMBERS for kind in kinds):
+    if not all(kind in TENSORS or kind in _NUMBERS for kind in kinds):
         return None
     key = func, kinds
     if key not in _operators:

@@ -31,6 +31,8 @@ class Entry:
     checks_operands: bool = False  # ``run`` refuses operands without memory itself
     # with so many arguments, numbers after the first, it is the function of the stored values
     maps_values: int = 0
+    # repeats the call of a sparse tensor and another that nothing tracks; None where there is more to do
+    repeat: Rule = None
     record: Rule = None  # the rule of ``scorch.compile`` that makes it a statement
     fake: Rule = None  # in graphs: a function of dense tensors with its shapes
     stand_in: Rule = None  # in graphs: what gives what it gives, without samples

@@ -2,7 +2,8 @@
 
 Gradient formulas save operands or results, and torch refuses a backward after a write to those. Scorch may
 save fewer: the gradient of ``torch.maximum`` needs no values, only which of them was larger. Programs must
-not come to depend on that. What torch saves is recorded once for each kind of call, by a run on meta tensors.
+not come to depend on that. What torch saves is recorded once for each kind of call, by a run on meta tensors;
+for the most frequent it is in a table, since torch imports half of its compiler for such a run.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ class Saved(NamedTuple):
     operands: tuple[int, ...]
     results: tuple[int, ...]
 
+
+_NEITHER, _OPERAND, _RESULT, _BOTH = Saved((), ()), Saved((0,), ()), Saved((), (0,)), Saved((0,), (0,))
+KNOWN = {  # of calls of a tensor, or of a tensor and a number
+    **dict.fromkeys(("add", "mean", "rsub", "sub"), _NEITHER),
+    **dict.fromkeys(("atan", "cos", "erf", "log", "log1p", "sin", "square", "var"), _OPERAND),
+    **dict.fromkeys(("exp", "expm1", "reciprocal", "rsqrt", "sigmoid", "sqrt", "tanh"), _RESULT),
+    **dict.fromkeys(("log_softmax", "softmax"), _RESULT),
+    **dict.fromkeys(("logsumexp", "norm", "std"), _BOTH),
+}
+WITH_NUMBER = frozenset({"add", "log_softmax", "logsumexp", "mean", "rsub", "softmax", "sub"})
 
 _SAVED: BoundedCache[Any, Saved] = BoundedCache(MAX_CALL_KINDS)  # by the kind of call
 
@@ -86,10 +97,20 @@ def _kind(leaf: Any) -> Any:
 
 def _saved_by_torch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
     """Record which tensors torch saves in a call: run it on meta tensors, or on small dense ones."""
+    name = getattr(func, "__name__", "").removeprefix("__").removesuffix("__")
+    if name in KNOWN and not kwargs and _is_frequent(name, args):
+        return KNOWN[name]
     saved = _saved_on(META, func, args, kwargs)
     if saved is None and sum(leaf.numel() for leaf in tensors_in((args, kwargs))) <= MAX_ELEMENTS:
         saved = _saved_on(HOST, func, args, kwargs)
     return Saved((), ()) if saved is None else saved
+
+
+def _is_frequent(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a call takes one tensor of floating-point numbers, and a number if its function does."""
+    if not isinstance(args[0], torch.Tensor) or not args[0].is_floating_point():
+        return False
+    return len(args) == 1 or (len(args) == 2 and name in WITH_NUMBER and type(args[1]) in (int, float))
 
 
 def _saved_on(device: torch.device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved | None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from scorch._src.bounded import BoundedCache
+from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import (
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
 
 _default_dtype = torch.get_default_dtype
 NUMBERS = frozenset({int, float})
+MAX_CONSTANTS = 256
+_EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
+_constants: BoundedCache[tuple[float, torch.dtype], torch.Tensor] = BoundedCache(MAX_CONSTANTS)
 
 
 class ViewOf(NamedTuple):
@@ -86,14 +91,17 @@ class SparseTensor(torch.Tensor):
     has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 
     @staticmethod
-    def __new__(cls, storage: Storage) -> SparseTensor:
-        shape = storage.pattern.shape
-        values = storage.values
-        dtype = values.dtype
+    def __new__(
+        cls, storage: Storage, shape: tuple[int, ...] | None = None, values: torch.Tensor | None = None
+    ) -> SparseTensor:
+        """Wrap a storage; ``shape`` and ``values`` of its kind where its arrays are computed later."""
         if type(storage) is TracedStorage:
             return wrap_traced(cls, storage)  # type: ignore[return-value]
+        if shape is None or values is None:
+            shape, values = storage.pattern.shape, storage.values
+        dtype = values.dtype
         try:  # naming the usual dtype and device doubles the cost
-            if values.is_cpu and dtype is _default_dtype():
+            if dtype is _default_dtype() and values.is_cpu:
                 tensor: SparseTensor = make_wrapper_subclass(cls, shape)
             else:
                 tensor = make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device)
@@ -315,6 +323,8 @@ for _name in ALL_NAMES:
     setattr(SparseTensor, _name, _array(_name))
 
 
+TENSORS = frozenset({SparseTensor, torch.Tensor, torch.nn.Parameter})
+
 _aten = torch.ops.aten
 _DETACHED = {_aten.detach.default, _aten.lift_fresh.default}
 _COPIED = {_aten._conj.default, _aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default}
@@ -345,12 +355,16 @@ def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
     """Link ``view``, which is ``steps`` of ``source``, and its base: writes to one change the other."""
+    is_reshaped = has_strides((source,)) and any(step.func in _RESHAPED for step in steps)
+    if not is_reshaped or not _is_copy(source.storage, steps):
+        join_view(view, source, steps)
+
+
+def join_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
+    """Link a view that shares memory with its base for certain."""
     above, origin = source.storage, source.storage.origin
     if origin is not None:
         above = origin.source
-    is_reshaped = has_strides((source,)) and any(step.func in _RESHAPED for step in steps)
-    if is_reshaped and _is_copy(source.storage, steps):
-        return
     if view.storage is not source.storage:
         view.storage.follow(Origin(above, steps if origin is None else (*origin.steps, *steps)))
     link = source.view_of
@@ -402,19 +416,39 @@ def _map_values(func: Any, args: tuple[Any, ...]) -> SparseTensor | None:
     if type(tensor) is not SparseTensor or peek_interpreter_stack() is not None:
         return None
     storage = tensor.storage
-    is_tracked = (is_grad_enabled() and any_requires_grad(tensor)) or forward_ad._current_level >= 0
-    if is_tracked or storage.origin is not None or storage.strides is not None:
+    if (is_grad_enabled() and any_requires_grad(tensor)) or forward_ad._current_level >= 0:
         return None
+    if storage.origin is not None or storage.strides is not None:
+        return None
+    values = storage.values
     if len(args) == 1:
-        values = func(storage.values)
+        values = func(values)
     else:
-        number = args[1]
+        number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
             return None
-        values = func(storage.values, number)
+        if dtype in _EXACT:  # torch would make a tensor of the number at every call, and convert it
+            constant = _constants.get((number, dtype))
+            if constant is None:
+                constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
+            number = constant
+        values = func(values, number)
     if type(values) is not torch.Tensor or values.requires_grad:
         return None
-    return SparseTensor(Storage(storage.pattern, values))
+    return tensor_of(Storage.of_new(storage.pattern, values))
+
+
+def tensor_of(storage: Storage) -> SparseTensor:
+    """Return ``SparseTensor(storage)``, in less time for a storage of the usual kind."""
+    values = storage.values
+    if values.dtype is _default_dtype() and values.is_cpu:
+        try:
+            tensor: SparseTensor = make_wrapper_subclass(SparseTensor, storage.pattern.shape)
+        except RuntimeError:
+            return SparseTensor(storage)  # raises the error
+        tensor.storage = storage
+        return tensor
+    return SparseTensor(storage)
 
 
 def wrap(result: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:

@@ -161,9 +161,9 @@ def _merge_copies(
     return merged.storage.pattern, merged.storage.values, values
 
 
-def recompute_view(source: Storage, steps: tuple[Step, ...], before: Pattern) -> Storage:
-    """Recompute a view of a storage, stored as ``before`` was."""
-    pattern, positions = positions_through(steps, source.pattern, before.format)
+def recompute_view(source: Storage, steps: tuple[Step, ...], form: Format) -> Storage:
+    """Recompute a view of a storage, in the format that it had."""
+    pattern, positions = positions_through(steps, source.pattern, form)
     return Storage(pattern, select_values(source.values, positions))
 
 

@@ -235,6 +235,12 @@ class DirectCall:
 
         return call
 
+    def bind_output(self, guard: bytes | None, output: bytes) -> Callable[..., Any]:
+        if self.executable.is_serial:
+            header = self.executable.packed_headers(1)[0]
+            return functools.partial(self.builtin, self.address, header, output, guard)
+        return functools.partial(self.bind(guard), output)
+
 
 class CpuGroup(Compiled, GroupExecutable):
     """The kernel of a group in C."""

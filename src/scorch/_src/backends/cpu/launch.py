@@ -124,12 +124,6 @@ def _nothing() -> int:
     return jit.load(source, label="nothing").address("scorch_compute")
 
 
-def are_small_and_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
-    """Check that all numbers in small arrays are finite; None for others."""
-    functions = builtins()
-    return None if functions is None else functions.finite(*arrays)
-
-
 def release_memory() -> int:
     """Return the pooled memory of freed results to the system; return its bytes."""
     functions = builtins()

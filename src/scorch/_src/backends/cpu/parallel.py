@@ -94,6 +94,8 @@ def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
     """Return how many of ``threads`` share ``work`` on a quiet machine, and on a busy one."""
     if threads < 2 or not least:
         return threads, threads
+    if work < least * CHEAPEST:  # whatever a loop costs, which takes time to measure
+        return 1, 1
     least *= relative_cost(threads)
     return (threads if work >= least else 1), (threads if work >= BUSY_FACTOR * least else 1)
 

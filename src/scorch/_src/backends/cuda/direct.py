@@ -72,6 +72,9 @@ class CudaCall:
 
         return call
 
+    def bind_output(self, guard: Guard | None, output: tuple[int, ...]) -> Any:
+        return functools.partial(self.bind(guard), output)
+
 
 def quick_fill(executable: CudaExecutable) -> Fill:
     """Return what ``executable.filled`` does, shorter for a call that is one launch."""

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import as_dense, run_densely, run_torch, store_like
-from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys, infer_shape
+from scorch._src.ops.movement.infer_shape import infer_shape
+from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.slices import outer_dim, select_rows
 from scorch._src.tensor.broadcast import broadcast_shape, expanded

@@ -14,7 +14,8 @@ import torch
 
 from scorch._src.formats import as_format
 from scorch._src.ops.fallback import run_densely, run_torch
-from scorch._src.ops.movement.shape import as_meta, build_from_coordinates, split_entries
+from scorch._src.ops.movement.infer_shape import as_meta
+from scorch._src.ops.movement.shape import build_from_coordinates, split_entries
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.slices import concat_matrices, concat_outer, outer_dim, shift
 from scorch._src.storage.storage import Pattern, Storage
@@ -63,7 +64,7 @@ def _join_if_alike(tensors: Sequence[Any], dim: int) -> SparseTensor | None:
 @implements(aten.cat)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """Concatenate along ``dim``; sparse unless dense tensors fill most of it."""
-    like = aten.cat.default([as_meta(tensor) for tensor in tensors], dim)
+    like = _joined_shell(tensors, dim)
     shape, dim = tuple(like.shape), dim % like.dim()
     nonempty = [tensor for tensor in tensors if tuple(tensor.shape) != (0,) or len(shape) == 1]
     sparse = [tensor for tensor in nonempty if isinstance(tensor, SparseTensor)]
@@ -75,6 +76,18 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
         if result is not None:
             return result
     return _place(tensors, nonempty, (dim,), like, dim == 0)
+
+
+def _joined_shell(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return a meta tensor like the result; torch's own way, which also raises errors, imports sympy."""
+    rank, dtypes = tensors[0].dim() if tensors else 0, {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1 and -rank <= dim < rank and all(tensor.dim() == rank for tensor in tensors):
+        shapes = [list(tensor.shape) for tensor in tensors]
+        length = sum(shape.pop(dim) for shape in shapes)
+        if all(shape == shapes[0] for shape in shapes):
+            shapes[0].insert(dim % rank, length)
+            return torch.empty(shapes[0], dtype=tensors[0].dtype, device="meta")
+    return aten.cat.default([as_meta(tensor) for tensor in tensors], dim)  # type: ignore[no-any-return]
 
 
 def _join_storages(parts: Sequence[Storage], dim: int, shape: Shape) -> SparseTensor | None:

@@ -25,7 +25,8 @@ from scorch._src.ops.movement.index import (
     normalize_indices,
     run_on_empty,
 )
-from scorch._src.ops.movement.shape import as_meta, infer_shape, split_entries
+from scorch._src.ops.movement.infer_shape import as_meta, infer_shape
+from scorch._src.ops.movement.shape import split_entries
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.tensor.entries import Entries, Shape, entries_of, from_entries

@@ -21,10 +21,10 @@ from scorch._src.formats import Format
 from scorch._src.formats.compressed import Compressed
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.ops.fallback import run_densely
+from scorch._src.ops.movement.infer_shape import infer_shape
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.slices import (
     element,
-    inner_format,
     outer_dim,
     outer_slice,
     select_outer,
@@ -35,24 +35,9 @@ from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import IndexRangeError, UnsupportedError
+from scorch.errors import UnsupportedError
 
 aten = torch.ops.aten
-
-
-def as_meta(tensor: Any) -> Any:
-    """Return a meta tensor of the same shape and dtype; anything else as it is."""
-    if not isinstance(tensor, torch.Tensor):
-        return tensor
-    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
-
-
-def infer_shape(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Shape:
-    """Return the shape of the result as torch infers it, or raise its error."""
-    try:
-        return tuple(func(as_meta(tensor), *args, **kwargs).shape)
-    except AssertionError as error:  # of a dimension, before torch 2.13
-        raise IndexRangeError(f"Dimension out of range: {error}") from None
 
 
 def build_from_keys(
@@ -212,17 +197,24 @@ def select(self: SparseTensor, dim: int, index: int) -> Any:
     shape = (*full_shape[:dim], *full_shape[dim + 1 :])
     if not shape and not self.format.is_blocked:
         return element(self.storage, (index,))
-    if shape and dim == outer_dim(self.format) and not inner_format(self.format).is_dense:
-        selected = select_outer(self.storage, index)
-        if selected is not None:
-            return SparseTensor(selected)
-        return without_entries(self.storage.values.new_zeros(0), shape, inner_format(self.format))
+    if shape and dim == outer_dim(self.format) and not self.format.inner.is_dense:
+        return SparseTensor(select_stored(self.storage, index))
     entries = entries_of(self)
     crd = entries.coordinates
     is_kept = crd.pop(dim) == index
     if not shape:
         return entries.values[is_kept].sum(dtype=entries.values.dtype)
     return build_from_coordinates(self, [c[is_kept] for c in crd], entries.values[is_kept], shape, True)
+
+
+def select_stored(storage: Storage, index: int) -> Storage:
+    """Select coordinate ``index`` of the outermost dimension, where that leaves a sparse tensor."""
+    selected = select_outer(storage, index)
+    if selected is not None:
+        return selected
+    form, shape = storage.pattern.format, storage.pattern.shape
+    left = tuple([size for dim, size in enumerate(shape) if dim != form.order[0]])
+    return without_entries(storage.values.new_zeros(0), left, form.inner).storage
 
 
 @implements(aten.unbind)
@@ -238,12 +230,12 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
         dense = torch.zeros(self.shape[0], dtype=entries.values.dtype, device=entries.values.device)
         return list(dense.index_put_((entries.keys,), entries.values).unbind())
     storage: Any = self.storage
-    if dim != outer_dim(self.format) or inner_format(self.format).is_dense:
+    if dim != outer_dim(self.format) or self.format.inner.is_dense:
         inside = format_for(self, shape)
         order = (dim, *(d + (d >= dim) for d in inside.order))
         storage = convert(storage, Format((Compressed(), *inside.levels), order=order))
     no_values = self.storage.values.new_zeros(0)
-    empty = without_entries(no_values, shape, inner_format(storage.pattern.format)).storage
+    empty = without_entries(no_values, shape, storage.pattern.format.inner).storage
     return [
         SparseTensor(slice_storage or Storage(empty.pattern, empty.values))
         for slice_storage in unbind_outer(storage)

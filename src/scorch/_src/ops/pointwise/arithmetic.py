@@ -18,7 +18,7 @@ from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select, slice_
 from scorch._src.ops.pointwise.elementwise import undo_expand
-from scorch._src.statements.call_cache import keep_as, repeat_call
+from scorch._src.statements.call_cache import keep_as, repeat_call, repeat_pair
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.slices import element
@@ -80,9 +80,17 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 return run_generally(function, input, other)
         return _run_kernel(sign, function, input, other)
 
+    def repeat(input: SparseTensor, other: torch.Tensor) -> Any:
+        known = repeat_pair(key, input, other)
+        if known is None or (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
+            return known
+        return None
+
+    entry(getattr(torch.Tensor, f"__{METHODS[sign]}__")).repeat = repeat
     return run
 
 
+METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}
 PRODUCTS = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply)
 QUOTIENTS = (torch.div, torch.Tensor.div, torch.Tensor.__truediv__, torch.true_divide, torch.divide)
 mul = implements(*PRODUCTS, differentiable=True)(_define("*", torch.mul))
@@ -180,7 +188,9 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
     if sign == "/" and not bool(other.all()):
         return False
     if not isinstance(other, SparseTensor):
-        return is_functorch_wrapped_tensor(other) or math.isfinite(other.detach().sum())
+        if is_functorch_wrapped_tensor(other):
+            return True
+        return routines_for(other).are_finite((other.detach() if other.requires_grad else other,))
     if sparse.storage.pattern is other.storage.pattern:  # type: ignore[attr-defined]
         return True  # implicit zeros meet each other only
     arrays = [array.detach() for array in (sparse.storage.values, other.storage.values)]  # type: ignore[attr-defined]

@@ -218,7 +218,9 @@ def allclose(self: torch.Tensor, other: torch.Tensor, *tolerances: Any) -> bool:
     """Whether all elements are close, by the entries where both tensors are sparse."""
     if not isinstance(self, SparseTensor) or not isinstance(other, SparseTensor):
         return bool(torch.isclose(self, other, *tolerances).all())
-    shape = tuple(torch.broadcast_shapes(self.shape, other.shape))
+    shape = tuple(self.shape)
+    if shape != tuple(other.shape):
+        shape = tuple(torch.broadcast_shapes(shape, other.shape))
     pair = [expanded(entries_of(tensor), shape) for tensor in (self, other)]
     keys = united(pair)
     return torch.allclose(pair[0].at(keys), pair[1].at(keys), *tolerances)

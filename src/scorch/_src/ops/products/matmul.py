@@ -17,11 +17,11 @@ from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely, write_out
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import keep_differentiable_as, repeat_differentiable
-from scorch._src.statements.call_cache import keep_as, repeat_call
+from scorch._src.statements.call_cache import keep_as, repeat_call, repeat_pair
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.create.construct import from_torch
-from scorch._src.tensor.registry import implements
+from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import is_any_autocast_enabled
 from scorch.errors import ShapeError
@@ -36,6 +36,9 @@ MIN_TRANSPOSED_MULTIPLICATIONS = 1 << 14  # below which it is not, either
 def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
     """``input @ other`` for vectors, matrices and batches of matrices."""
     return _product(torch.matmul, input, other, out)
+
+
+entry(torch.Tensor.__matmul__).repeat = functools.partial(repeat_pair, (("matmul",), None))
 
 
 @implements(torch.mm, torch.Tensor.mm, differentiable=True)

@@ -51,7 +51,7 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
 @implements(aten.cumprod.default)
 def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """Multiply cumulatively: not zero only in rows that are stored from their first position on."""
-    like = aten.cumprod(torch.empty(tuple(self.shape), dtype=self.dtype, device="meta"), dim, dtype=dtype)
+    like = aten.cumprod(torch.zeros((1,) * self.dim(), dtype=self.dtype, device=HOST), dim, dtype=dtype)
     if not self.numel() or not bool(self.storage.values.isfinite().all()):
         return run_densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     shape, groups = tuple(self.shape), groups_of(self, dim)

@@ -35,13 +35,19 @@ def _is_empty(self: SparseTensor) -> bool:
 def _check(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> None:
     """Raise what torch raises for such arguments.
 
-    Meta tensors check shapes, but only tensors with memory refuse dtypes: one of a single element, of which
-    the first is the only one to select.
+    A tensor of a single element refuses dtypes and dimensions as any other; the first is the only one to
+    select of it. Whether there are as many as asked for, a meta tensor checks, by way of sympy.
     """
     dtype, name = self.storage.values.dtype, func.overloadpacket.__name__
     small = (min(args[0], 1), *args[1:]) if name in COUNTING else args
     func(torch.zeros((1,) * self.dim(), dtype=dtype, device=HOST), *small, **kwargs)
-    func(torch.empty(tuple(self.shape), dtype=dtype, device="meta"), *args, **kwargs)
+    if name in COUNTING and not _has_enough(tuple(self.shape), *args, **kwargs):
+        func(torch.empty(tuple(self.shape), dtype=dtype, device="meta"), *args, **kwargs)
+
+
+def _has_enough(shape: tuple[int, ...], count: int, dim: int = -1, *_: Any, **__: Any) -> bool:
+    """Whether there are ``count`` elements along a dimension, for certain."""
+    return type(count) is int and 0 < count <= shape[dim]
 
 
 def _run_densely(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> Any:

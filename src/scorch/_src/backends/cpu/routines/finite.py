@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit, parallel
-from scorch._src.backends.cpu.launch import are_small_and_finite
+from scorch._src.backends.cpu.launch import builtins
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler.target import target
 
@@ -18,7 +18,8 @@ MIN_NUMBERS_PER_THREAD = 1 << 17
 
 def are_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
     """Check that all numbers in arrays are finite; None where only torch can read them."""
-    found = are_small_and_finite(arrays)
+    functions = builtins()
+    found = None if functions is None else functions.finite(*arrays)  # where they are small
     return _search(arrays) if found is None else found
 
 

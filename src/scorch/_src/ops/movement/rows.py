@@ -1,0 +1,81 @@
+"""``S[i]``: a view of one row, whose arrays are cut out of those of ``S`` when they are first read.
+
+A loop over rows takes many views, of which it may read few; and what a view needs at once, its shape and its
+link to ``S``, is known without the arrays. Only a number as the index of a tensor that is stored row by row
+comes here, where nothing tracks the call; torch's own way takes all others, and raises all errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+
+from scorch._src.formats import Format
+from scorch._src.grad_state import is_grad_enabled, untracked
+from scorch._src.ops.movement.shape import select_stored
+from scorch._src.storage.storage import Step, Storage
+from scorch._src.tensor.dynamo import skip_tracing
+from scorch._src.tensor.flatten import LIVE
+from scorch._src.tensor.sparse_tensor import SparseTensor, join_view
+from scorch._src.torch_internals import (
+    any_requires_grad,
+    disable_current_modes,
+    is_torch_function_enabled,
+    len_torch_dispatch_stack,
+    len_torch_function_stack,
+    peek_interpreter_stack,
+)
+
+_getitem = torch.Tensor.__getitem__
+_select = torch.ops.aten.select.int
+_no_names: dict[str, Any] = {}
+
+
+class _Row:
+    """The row of a storage at ``index``, in the format ``form``."""
+
+    __slots__ = ("form", "index", "source")
+
+    def __init__(self, source: Storage, index: int, form: Format) -> None:
+        self.source, self.index, self.form = source, index, form
+
+    def __call__(self, view: Storage) -> Storage:
+        """Cut the arrays of the row, as they are now, out of those of its source."""
+        if len_torch_dispatch_stack():
+            with disable_current_modes():
+                return self._cut(view)
+        return self._cut(view)
+
+    def _cut(self, view: Storage) -> Storage:
+        source, origin = self.source, view.origin
+        with untracked():
+            if source.pattern.format.row != self.form and origin is not None:  # it was written to meanwhile
+                return Storage.recompute_view(*origin, self.form)
+            return select_stored(source, self.index)
+
+
+@skip_tracing
+def getitem(self: SparseTensor, key: Any) -> Any:
+    """Return the view ``S[i]``, or what torch returns for any other index."""
+    if type(key) is not int or type(self) is not SparseTensor or is_dynamo_compiling():
+        return _getitem(self, key)
+    if len_torch_function_stack() or len_torch_dispatch_stack() or not is_torch_function_enabled():
+        return _getitem(self, key)
+    is_tracked = peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or LIVE
+    if is_tracked or (is_grad_enabled() and any_requires_grad(self)):
+        return _getitem(self, key)
+    source = self.storage
+    form, shape = source.pattern.format.row, source.pattern.shape
+    if form is None or not -shape[0] <= key < shape[0]:
+        return _getitem(self, key)
+    row: Storage = Storage.__new__(Storage)
+    row.pending = _Row(source, key if key >= 0 else key + shape[0], form)
+    view = SparseTensor(row, shape[1:], source.values)
+    join_view(view, self, (Step(_select, (0, key), _no_names, None, is_grad_enabled()),))
+    return view
+
+
+setattr(SparseTensor, "__getitem__", getitem)  # noqa: B010 - torch declares another type
