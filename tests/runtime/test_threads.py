@@ -92,6 +92,19 @@ def test_little_work_stays_on_one_thread_of_a_busy_machine() -> None:
     assert parallel.threads_for(parallel.BUSY_FACTOR * enough, least) == 2
 
 
+def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of another library that are still spinning at the first call do not keep later ones on one."""
+    monkeypatch.setattr(parallel, "_costs", {})
+    times = iter([100 * parallel.USUAL_NANOSECONDS, parallel.USUAL_NANOSECONDS])
+    monkeypatch.setattr(parallel, "_time_of_loop", lambda threads: next(times))
+    monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
+    assert parallel.relative_cost(2) == parallel.DEAREST
+    assert not parallel.is_settled(2)
+    assert parallel.relative_cost(2) == 1
+    assert parallel.is_settled(2)
+    assert parallel.threads_for(1000.0, 1000.0) == 2
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_own_threads_after_a_fork() -> None:
     be_busy()

@@ -137,7 +137,8 @@ class CpuExecutable(Compiled, Launcher):
         """Pack what kernels take before the arrays, for a quiet machine and for a busy one."""
         numbers = (1, 1) if self.is_serial else parallel.threads_by_load(allowed, self.work, self.least_work)
         quiet, busy = (launch.pack([self.parallel_for, threads, *self.sizes]) for threads in numbers)
-        self.headers[allowed] = quiet, busy
+        if self.is_serial or parallel.is_settled(allowed):
+            self.headers[allowed] = quiet, busy
         return quiet, busy
 
     @functools.cached_property

@@ -23,6 +23,7 @@ enum { MOST_THREADS = 256, OPAQUE = 256 };
 enum { ENOUGH = 6, PER_LATE = 3, MOST_LATE = 12 }; /* late loops count, others take back: one alone is an accident */
 enum { TRIES = 16 }; /* loops of one thread before two are tried again */
 enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
+enum { FEWEST_TIMED = 3 };
 #ifdef __APPLE__
 enum { MONOTONIC = 6, SETMASK = 3 };
 #else
@@ -192,19 +193,21 @@ void scorch_set_torch_loop(loop_t loop) {
     scorch_forget_threads();
 }
 
-/* The shortest of ``times`` loops of ``threads`` parts that do nothing, in nanoseconds. */
-i64 scorch_time_of_loop(i64 threads, i64 times) {
+/* The shortest of ``times`` loops of ``threads`` parts that do nothing, in nanoseconds; of fewer, but some, where
+   they take longer than ``limit`` together. The first one, in which threads may be created, does not count. */
+i64 scorch_time_of_loop(i64 threads, i64 times, i64 limit) {
 #ifdef _WIN32
-    (void)threads, (void)times;
+    (void)threads, (void)times, (void)limit;
     return 0;
 #else
-    i64 best = -1;
-    while (times-- > 0) {
-        i64 begin = now(), took;
+    i64 best = -1, ended;
+    torch_loop(0, threads, 1, no_part, 0);
+    limit += ended = now();
+    for (i64 done = 0; done < times && (done < FEWEST_TIMED || ended < limit); done++) {
+        const i64 began = ended;
         torch_loop(0, threads, 1, no_part, 0);
-        took = now() - begin;
-        if (best < 0 || took < best) best = took;
-        if (took > 1000000) break;
+        ended = now();
+        if (best < 0 || ended - began < best) best = ended - began;
     }
     return best;
 #endif
