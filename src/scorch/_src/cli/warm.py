@@ -14,16 +14,20 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from scorch._src.backends.base import backend_for
 from scorch._src.backends.cpu import invoke, jit, launch, openmp
 from scorch._src.backends.cpu.routines import (
     attention_blocks,
+    coalesce,
     concat,
     join_matrices,
     pick_rows,
     row_pointers,
     sort,
     transpose,
+    transpose_rows,
 )
 from scorch._src.backends.cpu.routines import parse_table as tables
 from scorch._src.backends.cpu.routines.attention_source import source as attention_source
@@ -37,7 +41,7 @@ from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.parse_einsum import parse_einsum
 
-INTRINSICS = (transpose, tables, sort, pick_rows, row_pointers, concat, join_matrices, attention_blocks)
+INTRINSICS = (transpose, tables, sort, row_pointers, concat, join_matrices, attention_blocks)
 ROWS_AND_ENTRIES_PER_ROW = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices
 DENSE_COLUMNS = 32
 FORMATS = ("csr", "csc", "coo")
@@ -84,6 +88,10 @@ def usual_sources() -> Iterable[str]:
     kernels = (source for problem in usual_problems() for source in _generate_sources(problem))
     routines = [module.SOURCE for module in INTRINSICS]
     routines += [attention_source(element) for element in ("float", "double")]
+    for index, (number, size) in itertools.product((torch.int32, torch.int64), (("float", 4), ("double", 8))):
+        routines.append(pick_rows.source_for(index.itemsize, size))
+        routines.append(transpose_rows.source_for(index.itemsize, size, 4))
+        routines.append(coalesce.source_for(torch.int64, index, number))
     return dict.fromkeys([*invoke.SOURCES, *openmp.SOURCES, *launch.SOURCES, *routines, *kernels])
 
 

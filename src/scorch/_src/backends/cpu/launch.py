@@ -117,6 +117,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return tensor
 
 
+def scratch(bytes: int) -> torch.Tensor:
+    """Return memory to work in, in pooled pages however little it is: fresh ones cost more than the work."""
+    return empty((max(bytes, HUGE_PAGE),), torch.int8)
+
+
 @functools.cache
 def _nothing() -> int:
     """Return the address of a kernel that leaves its result as it is."""
