@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ static void count(i64 begin, i64 end, void *context) {
 }
 static void linger(i64 begin, i64 end, void *context) {
     count(begin, end, context);
-    if (begin) usleep(5000);
+    if (begin) usleep(9000);
 }
 i64 count_parts(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, count, (void *)args[2]); }
 i64 wait_for_one(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, linger, (void *)args[2]); }
@@ -56,6 +57,15 @@ def test_a_thread_that_is_late_again_and_again_makes_the_machine_busy() -> None:
     for _ in range(3):
         assert counted("wait_for_one") == [1, 1]
     assert parallel.busy_until().value > start
+
+
+def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
+    pool, cores = parallel._pool(parallel._torch_loop()), parallel._cores()
+    assert pool is not None
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+    has_all_cores = kind(pool.address("scorch_has_all_cores"))
+    assert has_all_cores(cores * 1_000_000, 1_000_000)
+    assert not has_all_cores((2 * cores - 1) * 500_000, 1_000_000)  # half of one core is somebody else's
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 300])

@@ -217,6 +217,10 @@ class Routines:
         del matrix, columns
         return None
 
+    def take(self, values: Tensor, places: Tensor) -> Tensor:
+        """Return the values at ``places``, along the first dimension."""
+        return values.index_select(0, places)
+
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:

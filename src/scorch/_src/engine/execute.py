@@ -416,7 +416,10 @@ def convert_cached(source: Storage, form: Format) -> Storage:
     if pattern.format == form:
         return source
     target, places = converted_pattern(pattern, form)
-    return Storage(target, values_from(source.values.detach(), target, places))
+    values = source.values.detach()
+    if target.format.is_padded:
+        return Storage(target, values_from(values, target, places))
+    return Storage(target, backend_for(values.device).routines.take(values, places))
 
 
 def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:

@@ -22,6 +22,7 @@ from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows
+from scorch._src.backends.cpu.routines.take import taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
 from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
 from scorch._src.backends.routines import Heads, Routines, Tensor
@@ -51,6 +52,7 @@ class CpuRoutines(Routines):
     coalesce = _or_torch(coalesced, Routines.coalesce)
     sort_entries = _or_torch(sort_entries, Routines.sort_entries)
     transpose_matrix = _or_torch(transposed_matrix, Routines.transpose_matrix)
+    take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
     concat = _or_torch(joined, Routines.concat)
     concat_rows = _or_torch(below, Routines.concat_rows)

@@ -153,7 +153,10 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 
 def result_descriptor(element: Type, shape: Sequence[int], zero: bool = True) -> bytes:
-    """Describe the result for ``fill``; with ``zero`` it begins as zero."""
+    """Describe the result for ``fill``.
+
+    With ``zero`` it begins as zero, and the header with what ``parallel.shared_by`` returns.
+    """
     size = element.bytes * math.prod(shape) if zero else 0
     return pack([_uses_pool(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
 

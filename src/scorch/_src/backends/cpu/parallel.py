@@ -64,11 +64,17 @@ def _pool(loop: int) -> jit.Library | None:
         library = jit.load(_POOL, "the loops that threads share")
     except CompilationError:
         return None
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("scorch_set_torch_loop"))(loop)
+    set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong)
+    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores())
     forget = ctypes.CFUNCTYPE(None)(library.address("scorch_forget_threads"))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
     return library
+
+
+def _cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
