@@ -24,7 +24,7 @@ static void count(i64 begin, i64 end, void *context) {
 }
 static void linger(i64 begin, i64 end, void *context) {
     count(begin, end, context);
-    if (begin) usleep(9000);
+    if (begin) usleep(5000);
 }
 i64 count_parts(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, count, (void *)args[2]); }
 i64 wait_for_one(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, linger, (void *)args[2]); }

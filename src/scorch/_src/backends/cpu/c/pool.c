@@ -24,7 +24,7 @@ void scorch_forget_threads(void) {}
 enum { MOST_THREADS = 256, OPAQUE = 256 };
 enum { ENOUGH = 6, PER_LATE = 3, MOST_LATE = 12 }; /* late loops count, others take back: one alone is an accident */
 enum { TRIES = 16 }; /* loops of one thread before two are tried again */
-enum { LATE = 1000000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
+enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
 enum { FEWEST_TIMED = 3 };
 #ifdef __APPLE__
 enum { MONOTONIC = 6, OWN_TIME = 12, SETMASK = 3 };
