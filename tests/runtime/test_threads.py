@@ -141,6 +141,16 @@ def test_threads_add_to_copies_of_a_result(threads: int) -> None:
     torch.testing.assert_close(factors, torch.einsum("ijk,ir->kr", T, X[:60]))
 
 
+def test_sums_of_copies_repeat_bit_for_bit_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.5)  # enough work, but not where it is busy
+    dense = torch.randn(3000, 60) * (torch.rand(3000, 60) < 0.3)
+    A, x = scorch.from_torch(dense, format="csr"), torch.randn(3000)
+    with scorch.settings(threads=4):
+        quiet = scorch.einsum("ij,i->j", A, x, format="dense")
+        be_busy()
+        assert torch.equal(scorch.einsum("ij,i->j", A, x, format="dense"), quiet)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("shape", [(900, 40), (40, 900), (1, 50), (50, 1), (0, 3)])

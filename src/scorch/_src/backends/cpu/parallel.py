@@ -141,8 +141,7 @@ def is_settled(threads: int) -> bool:
 
 def threads_for(work: float, least: float) -> int:
     """Return how many threads share ``work`` now: all from ``least`` on, if loops cost what is usual."""
-    threads = (in_block() or applied[0]).threads or torch.get_num_threads()
-    return threads_by_load(threads, work, least)[time.monotonic_ns() < busy_until().value]
+    return threads_by_load(allowed_threads(), work, least)[time.monotonic_ns() < busy_until().value]
 
 
 def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
@@ -151,6 +150,18 @@ def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
         return threads, threads
     least *= relative_cost(threads)
     return (threads if work >= least else 1), (threads if work >= BUSY_FACTOR * least else 1)
+
+
+def threads_by_work(threads: int, work: float, least: float) -> int:
+    """Return how many of ``threads`` share ``work`` whatever the load, where results depend on the number."""
+    if threads < 2 or not least:
+        return threads
+    return threads if work >= least * min(relative_cost(threads), 1.0) else 1
+
+
+def allowed_threads() -> int:
+    """Return how many threads a kernel may use, by our settings or by torch's."""
+    return (in_block() or applied[0]).threads or torch.get_num_threads()
 
 
 def shared_by(work: int, each: int) -> tuple[int, int]:
