@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.float64, torch.complex64, torch.int8, torch.int64
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let routines take what they would leave to others because it is little."""
-    for name in ("MIN_ENTRIES", "MIN_SHARED_ENTRIES", "MIN_ENTRIES_PER_THREAD", "MIN_ELEMENTS_PER_THREAD"):
+    for name in ("MIN_ENTRIES", "MIN_ENTRIES_PER_THREAD", "MIN_ELEMENTS_PER_THREAD"):
         for module in (coalesce, transpose_rows, pick_rows):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, 1)
@@ -88,10 +88,14 @@ def test_keys_that_are_too_long_are_left_to_torch() -> None:
     assert backend_for().routines.coalesce(columns, (2**30, 2**30), values, torch.int64) is None
 
 
-@pytest.mark.parametrize("threads", [3, 7])
+@pytest.mark.parametrize("spread", [1, 1 << 30])
+@pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(40, 300), (300, 40), (1, 500), (500, 1), (2000, 3)])
-def test_a_matrix_is_transposed(shape: tuple[int, int], index: torch.dtype, threads: int) -> None:
+def test_a_matrix_is_transposed(
+    shape: tuple[int, int], index: torch.dtype, threads: int, spread: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transpose_rows, "MIN_SPREAD", spread)
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     mask = torch.rand(shape) < 0.3

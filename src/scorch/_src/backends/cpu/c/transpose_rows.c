@@ -120,13 +120,39 @@ static void shared(work_t work, job_t *job) {
     else ((int (*)(i64, i64, i64, work_t, void *))job->args[PARALLEL])(0, threads, 1, work, job);
 }
 
+/* All columns fit the cache: entries go where they stay at once. */
+static void sort_at_once(const i64 *args) {
+    const index_t *pos = (const index_t *)args[POS], *crd = (const index_t *)args[CRD];
+    const value_t *values = (const value_t *)args[VALUES];
+    index_t *next = (index_t *)args[NEW_POS] + 1, *new_crd = (index_t *)args[NEW_CRD];
+    value_t *new_values = (value_t *)args[NEW_VALUES];
+    i64 sum = 0;
+    for (i64 c = 0; c < args[COLUMNS]; c++) next[c] = 0;
+    for (i64 e = 0; e < args[ENTRIES]; e++) next[crd[e]]++;
+    for (i64 c = 0; c < args[COLUMNS]; c++) {
+        const i64 own = next[c];
+        next[c] = (index_t)sum;
+        sum += own;
+    }
+    for (i64 row = 0; row < args[ROWS]; row++)
+        for (i64 e = pos[row], stop = pos[row + 1]; e < stop; e++) {
+            const i64 at = next[crd[e]]++;
+            new_crd[at] = (index_t)row;
+            new_values[at] = values[e];
+        }
+}
+
 i64 scorch_transpose_rows(i64 *args) {
     job_t job = {args, 0};
+    args[COUNT] = args[ENTRIES];
+    ((index_t *)args[NEW_POS])[0] = 0;
+    if (args[BUCKETS] == 1 && args[THREADS] <= 1) {
+        sort_at_once(args);
+        return 0;
+    }
     shared(count_shares, &job);
     add_up(args);
     shared(spread_shares, &job);
-    ((index_t *)args[NEW_POS])[0] = 0;
     shared(sort_buckets, &job);
-    args[COUNT] = args[ENTRIES];
     return 0;
 }

@@ -1,8 +1,8 @@
 """Turn compressed rows into compressed columns, or columns into rows, by buckets of columns.
 
 SciPy counts the entries of every column, then puts each in its place: as many streams are written at a time
-as there are columns, and what is written misses the cache. Here entries are first spread over a few hundred
-buckets of columns, each then sorted where it fits; threads share both steps.
+as there are columns, and what is written misses the cache. Here many entries are first spread over a few
+hundred buckets of columns, each then sorted where it fits; threads share both steps.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 
 SOURCE = jit.read_source("transpose_rows.c")
 
-MIN_ENTRIES = 1 << 19  # below, what is written fits the cache, and a generated kernel is as fast,
-MIN_SHARED_ENTRIES = 1 << 16  # unless threads share them: it has a count of every column for each
+MIN_ENTRIES = 1 << 13  # below, a generated kernel costs less to call
+MIN_SPREAD = 1 << 19  # entries that are worth buckets: what fewer are written to stays in the cache
+MIN_SHARED = {2: 1 << 17, 3: 1 << 16}  # those that are if so many threads share them
+MIN_SHARED_BY_MORE = 1 << 15
 MIN_ENTRIES_PER_THREAD = 1 << 14
 ENTRIES_PER_BUCKET = 1 << 14
 MAX_BUCKETS = 512
@@ -34,19 +36,19 @@ def transposed_matrix(matrix: Matrix, columns: int) -> Matrix | None:
     pos, crd, values = matrix
     entries, size = crd.numel(), values.element_size()
     is_able = values.dim() == 1 and size in BITS and pos.dtype == crd.dtype and pos.dtype in _INDEX
-    if entries < MIN_SHARED_ENTRIES or max(pos.numel(), columns) > 1 << 31 or not is_able:
+    if entries < MIN_ENTRIES or max(pos.numel(), columns) > 1 << 31 or not is_able:
         return None
-    runtime, threads = parallel.shared_by(entries, MIN_ENTRIES_PER_THREAD)
-    if threads <= 2 and entries < MIN_ENTRIES:
-        return None
-    return _transposed(matrix, columns, runtime, threads)
+    return _transposed(matrix, columns)
 
 
 @emits("matrix transposed")
-def _transposed(matrix: Matrix, columns: int, runtime: int, threads: int) -> Matrix | None:
+def _transposed(matrix: Matrix, columns: int) -> Matrix | None:
     pos, crd, values = matrix
     entries, size = crd.numel(), values.element_size()
-    wanted = max(entries // ENTRIES_PER_BUCKET, BUCKETS_PER_THREAD * threads if threads > 1 else 1)
+    runtime, threads = parallel.shared_by(entries, MIN_ENTRIES_PER_THREAD)
+    wanted = max(entries // ENTRIES_PER_BUCKET, BUCKETS_PER_THREAD * threads)
+    if entries < MIN_SPREAD and (threads <= 1 or entries < MIN_SHARED.get(threads, MIN_SHARED_BY_MORE)):
+        threads = wanted = 1
     shift = max(0, (columns - 1).bit_length() - min(wanted, MAX_BUCKETS).bit_length() + 1)
     buckets = ((columns - 1) >> shift) + 1
     rows = pos.numel() - 1
@@ -59,7 +61,7 @@ def _transposed(matrix: Matrix, columns: int, runtime: int, threads: int) -> Mat
     first = pack([runtime, threads, rows, columns, entries, shift, buckets, row_bits])
     bits, element = BITS[size], _ELEMENTS.get(values.dtype)
     descriptor = slot_descriptor(columns, _INDEX[pos.dtype], element or bits, 1, (2,))
-    spread = scratch(2 * entries * max(key, size))
+    spread = scratch(2 * entries * max(key, size) if wanted > 1 else 0)
     counts = torch.empty((threads + 1) * buckets + 1, dtype=torch.int64, device="cpu")
     found = functions.slots(address, first, descriptor, None, pos, crd, values.detach(), spread, counts)
     return found[0], found[1], found[2] if element is not None else found[2].view(values.dtype)
