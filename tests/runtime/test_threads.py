@@ -141,8 +141,24 @@ def test_threads_add_to_copies_of_a_result(threads: int) -> None:
     torch.testing.assert_close(factors, torch.einsum("ijk,ir->kr", T, X[:60]))
 
 
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_close_the_gaps_between_their_rows(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nearly all entries, or none, have to be set aside before others are moved over them."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.1)
+    a, b = (torch.rand(400, 400, dtype=torch.float64) * (torch.rand(400, 400) < 0.3) for _ in range(2))
+    A, B = scorch.from_torch(a, format="csr"), scorch.from_torch(b, format="csr")
+    same, apart = A.clone(), torch.where(a == 0, b, 0.0)
+    with scorch.settings(threads=threads):
+        for other in (B, same, scorch.from_torch(apart, format="csr")):
+            total = scorch.evaluate("C[i,j] = A[i,j] + B[i,j]", A=A, B=other)
+            assert torch.equal(total.to_dense(), a + other.to_dense())
+            assert total.col_indices().numel() == total.nnz == int(((a + other.to_dense()) != 0).sum())
+
+
 def test_sums_of_copies_repeat_bit_for_bit_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.5)  # enough work, but not where it is busy
+    monkeypatch.setattr(
+        parallel, "relative_cost", lambda threads: 0.5
+    )  # enough work, but not where it is busy
     dense = torch.randn(3000, 60) * (torch.rand(3000, 60) < 0.3)
     A, x = scorch.from_torch(dense, format="csr"), torch.randn(3000)
     with scorch.settings(threads=4):

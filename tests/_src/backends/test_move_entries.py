@@ -9,7 +9,7 @@ import torch
 
 import scorch
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.cpu.routines import coalesce, pick_rows, transpose_rows
+from scorch._src.backends.cpu.routines import coalesce, pick_rows, take, transpose_rows
 from scorch._src.backends.routines import Routines
 
 THREADS = [1, 2, 7]
@@ -19,8 +19,14 @@ DTYPES = [torch.float32, torch.float64, torch.complex64, torch.int8, torch.int64
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let routines take what they would leave to others because it is little."""
-    for name in ("MIN_ENTRIES", "MIN_ENTRIES_PER_THREAD", "MIN_ELEMENTS_PER_THREAD"):
-        for module in (coalesce, transpose_rows, pick_rows):
+    for name in (
+        "MIN_ENTRIES",
+        "MIN_VALUES",
+        "MIN_ENTRIES_PER_THREAD",
+        "MIN_VALUES_PER_THREAD",
+        "MIN_ELEMENTS_PER_THREAD",
+    ):
+        for module in (coalesce, transpose_rows, pick_rows, take):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, 1)
     before = torch.get_num_threads()
@@ -28,7 +34,9 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def drawn(sizes: tuple[int, ...], entries: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor]:
+def drawn(
+    sizes: tuple[int, ...], entries: int, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     columns = [torch.randint(size, (entries,)) for size in sizes]
     return columns, torch.randint(-3, 4, (entries,)).to(dtype)
 
@@ -79,7 +87,7 @@ def test_coordinates_outside_are_left_to_the_check(wrong: int) -> None:
     columns, values = drawn((30, 30), 300, torch.float32)
     columns[1][77] = wrong
     assert backend_for().routines.coalesce(columns, (30, 30), values, torch.int32) is None
-    with pytest.raises(scorch.errors.ScorchError, match="outside|range|size"):
+    with pytest.raises(scorch.errors.ScorchError, match=r"outside|range|size"):
         scorch.sparse_coo_tensor(torch.stack(columns), values, (30, 30))
 
 
@@ -137,3 +145,15 @@ def test_rows_are_picked(threads: int) -> None:
     assert torch.equal(A[picked].to_dense(), dense[picked])
     with pytest.raises(IndexError):
         A[torch.tensor([3, 90])]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_values_are_taken_from_places(threads: int) -> None:
+    torch.set_num_threads(threads)
+    places = torch.randint(300, (700,))
+    for dtype in (*DTYPES, torch.complex128):
+        values = torch.randint(-9, 9, (300,)).to(dtype)
+        taken = backend_for().routines.take(values, places)
+        assert taken.dtype == dtype and torch.equal(taken, values[places])
+    lazy = torch.randn(300, dtype=torch.complex64).conj()
+    assert torch.equal(backend_for().routines.take(lazy, places), lazy[places])

@@ -26,6 +26,7 @@ from scorch._src.backends.cpu.routines import (
     pick_rows,
     row_pointers,
     sort,
+    take,
     transpose,
     transpose_rows,
 )
@@ -90,6 +91,7 @@ def usual_sources() -> Iterable[str]:
     routines += [attention_source(element) for element in ("float", "double")]
     for index, (number, size) in itertools.product((torch.int32, torch.int64), (("float", 4), ("double", 8))):
         routines.append(pick_rows.source_for(index.itemsize, size))
+        routines.append(take.source_for(size))
         routines.append(transpose_rows.source_for(index.itemsize, size, 4))
         routines.append(coalesce.source_for(torch.int64, index, number))
     return dict.fromkeys([*invoke.SOURCES, *openmp.SOURCES, *launch.SOURCES, *routines, *kernels])

@@ -148,16 +148,16 @@ class Slots(InPlace):
         )
 
     def _set_aside(self) -> ir.Stmt:
-        r, kept = ir.Var("r"), ir.Var("chunk_kept")
+        r, kept, target = ir.Var("r"), ir.Var("chunk_kept"), self._fact("target")
         start, length = self._fact("first") + kept, self._fact("length") - kept
-        later = ir.Store(self.pos, r + 1, ir.wide(ir.Load(self.pos, r + 1)) + self._fact("target"))
+        later = ir.Store(self.pos, r + 1, ir.wide(ir.Load(self.pos, r + 1)) + target)
         return ir.block(
             ir.Declare(kept, self._fact("kept")),
             *(
                 ir.Copy(to, self._fact("aside"), array, start, length)
                 for to, array in zip(self.aside, self.moved, strict=True)
             ),
-            ir.If(ir.Const(0) < self._fact("target"), ir.For(r, self._fact("row"), self._fact("stop"), later)),
+            ir.If(ir.Const(0) < target, ir.For(r, self._fact("row"), self._fact("stop"), later)),
         )
 
     def _move(self) -> ir.Stmt:

@@ -45,7 +45,13 @@ def coalesced(
     entries, given = columns[0].numel(), columns[0].dtype
     bits = sum((size - 1).bit_length() for size in sizes) + entries.bit_length()
     is_plain = given in _INDEX and all(column.dtype == given for column in columns)
-    if not MIN_ENTRIES <= entries <= LAST_INT32 or bits > 64 or not is_plain or 0 in sizes or not values.numel():
+    if (
+        not MIN_ENTRIES <= entries <= LAST_INT32
+        or bits > 64
+        or not is_plain
+        or 0 in sizes
+        or not values.numel()
+    ):
         return None
     return _coalesced([column.contiguous() for column in columns], sizes, values.detach().contiguous(), index)
 

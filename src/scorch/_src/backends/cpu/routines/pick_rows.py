@@ -51,7 +51,7 @@ def picked_rows(
 
 
 def _addresses(index: int, value: int) -> tuple[int, int] | None:
-    """Return the addresses of the two functions for indices and values of so many bytes; None without them."""
+    """Return the addresses of the two functions for indices and values of so many bytes; None if none."""
     what, text = "the copy of rows of a sparse tensor", source_for(index, value)
     count, copy = (jit.function_address(text, what, f"scorch_{name}_rows") for name in ("count", "copy"))
     return (count, copy) if count and copy else None
