@@ -6,7 +6,7 @@
  */
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, DIMS, ENTRIES, NUMBER_BITS, SHIFT, BUCKETS, WIDTH, /* then arrays */
-       GIVEN, SIZES, NEW, VALUES, NEW_VALUES, KEYS, OTHER, COUNTS, FOUND };
+       GIVEN, SIZES, NEW, VALUES, NEW_VALUES, KEYS, OTHER, COUNTS };
 enum { DIGIT = 11, MOST_DIGITS = 1 << DIGIT, FEW = 24, BLOCK = 1024 };
 enum { SORTED, UNSORTED, OUTSIDE };
 typedef struct { i64 *args; i64 next, state; } job_t;
@@ -227,13 +227,17 @@ static void shared(work_t work, job_t *job) {
     else ((int (*)(i64, i64, i64, work_t, void *))job->args[PARALLEL])(0, threads, 1, work, job);
 }
 
-/* Returns what state the entries were in; FOUND is the number of places. */
-i64 scorch_coalesce(i64 *args) {
+/* Copies the coordinates as they are stored; returns what state they are in. */
+i64 scorch_copy_columns(i64 *args) {
     job_t job = {args, 0, SORTED};
-    i64 *places = places_of(args), sum = 0;
     shared(copy_shares, &job);
-    args[FOUND] = args[ENTRIES];
-    if (job.state != UNSORTED) return job.state;
+    return job.state;
+}
+
+/* Sorts what was copied; returns the number of places. */
+i64 scorch_coalesce(i64 *args) {
+    job_t job = {args, 0, UNSORTED};
+    i64 *places = places_of(args), sum = 0;
     shared(count_shares, &job);
     add_up(args);
     shared(spread_shares, &job);
@@ -243,7 +247,6 @@ i64 scorch_coalesce(i64 *args) {
         places[b] = sum;
         sum += own;
     }
-    args[FOUND] = sum;
     shared(write_buckets, &job);
-    return UNSORTED;
+    return sum;
 }

@@ -62,33 +62,36 @@ def _coalesced(
 ) -> Coalesced | None:
     number, parts = _number(values.dtype)
     source = source_for(columns[0].dtype, index, number)
-    address = jit.function_address(source, "the order of entries", "scorch_coalesce")
-    if not address:
+    names = ("scorch_copy_columns", "scorch_coalesce")
+    copy, sort = (jit.function_address(source, "the order of entries", name) for name in names)
+    if not copy or not sort:
         return None
     entries, width = columns[0].numel(), math.prod(values.shape[1:]) * parts
     runtime, threads = parallel.shared_by(entries, MIN_ENTRIES_PER_THREAD)
-    bits, number_bits = [(size - 1).bit_length() for size in sizes], entries.bit_length()
+    bits, number_bits = sum((size - 1).bit_length() for size in sizes), entries.bit_length()
     wanted = max(entries // ENTRIES_PER_BUCKET, BUCKETS_PER_THREAD * threads if threads > 1 else 1)
-    shared_bits = min(sum(bits), min(wanted, MAX_BUCKETS).bit_length() - 1)
-    made, new_values = [empty((entries,), index) for _ in columns], empty(values.shape, values.dtype)
-    counts = torch.empty((threads + 2 << shared_bits) + 1, dtype=torch.int64, device="cpu")
-    keys = scratch(16 * entries)
+    bucket_bits = min(bits, min(wanted, MAX_BUCKETS).bit_length() - 1)
+    made = [empty((entries,), index) for _ in columns]
     lists = [[c.data_ptr() for c in columns], list(sizes), [c.data_ptr() for c in made]]
     tables = [torch.tensor(numbers, dtype=torch.int64, device="cpu") for numbers in lists]
-    shift = number_bits + sum(bits) - shared_bits
-    slots = [runtime, threads, len(columns), entries, number_bits, shift, 1 << shared_bits, width]
+    shift = number_bits + bits - bucket_bits
+    slots = [runtime, threads, len(columns), entries, number_bits, shift, 1 << bucket_bits, width]
     slots += [table.data_ptr() for table in tables]
-    slots += [values.data_ptr(), new_values.data_ptr(), keys.data_ptr(), keys.data_ptr() + 8 * entries]
-    slots += [counts.data_ptr(), 0]
-    status = invoke.make_caller().call_back(address, slots)
+    call = invoke.make_caller().call
+    status = call(copy, *slots)
     if status == _SORTED:
         return made, values, None
-    places = slots[-1]
-    if status != _UNSORTED or (places < entries and values.dtype in _MOVED_ONLY):
+    if status != _UNSORTED:
         return None
-    if places < entries:
-        made, new_values = [column[:places].clone() for column in made], new_values[:places].clone()
-    return made, new_values, None
+    new_values, keys = empty(values.shape, values.dtype), scratch(16 * entries)
+    counts = torch.empty((threads + 2 << bucket_bits) + 1, dtype=torch.int64, device="cpu")
+    slots += [values.data_ptr(), new_values.data_ptr(), keys.data_ptr(), keys.data_ptr() + 8 * entries]
+    places = call(sort, *slots, counts.data_ptr())
+    if places == entries:
+        return made, new_values, None
+    if values.dtype in _MOVED_ONLY:
+        return None
+    return [column[:places].clone() for column in made], new_values[:places].clone(), None
 
 
 def _number(dtype: torch.dtype) -> tuple[str, int]:
