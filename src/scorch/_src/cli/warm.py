@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.cpu import invoke, jit, launch, openmp
+from scorch._src.backends.cpu import invoke, jit, launch, openmp, parallel
 from scorch._src.backends.cpu.routines import (
     attention_blocks,
     coalesce,
@@ -87,14 +87,15 @@ def print_progress(done: int, total: int) -> None:
 def usual_sources() -> Iterable[str]:
     """Return the sources of the usual kernels, each once, and of the functions that call kernels."""
     kernels = (source for problem in usual_problems() for source in _generate_sources(problem))
-    routines = [module.SOURCE for module in INTRINSICS]
+    routines = [launch.NOTHING, *(module.SOURCE for module in INTRINSICS)]
     routines += [attention_source(element) for element in ("float", "double")]
     for index, (number, size) in itertools.product((torch.int32, torch.int64), (("float", 4), ("double", 8))):
         routines.append(pick_rows.source_for(index.itemsize, size))
         routines.append(take.source_for(size))
         routines.append(transpose_rows.source_for(index.itemsize, size, 4))
         routines.append(coalesce.source_for(torch.int64, index, number))
-    return dict.fromkeys([*invoke.SOURCES, *openmp.SOURCES, *launch.SOURCES, *routines, *kernels])
+    runtime = [*invoke.SOURCES, *openmp.SOURCES, *parallel.SOURCES, *launch.SOURCES]
+    return dict.fromkeys([*runtime, *routines, *kernels])
 
 
 def usual_problems() -> Iterator[Problem]:

@@ -39,6 +39,7 @@ _LARGE = f"#define LARGE {HUGE_PAGE}ul /* from here on pages of its own, and the
 SOURCES = (
     jit.read_source("launch_types.c") + _LARGE + jit.read_source("allocate.c") + jit.read_source("launch.c"),
 )
+NOTHING = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
 MAX_SLOTS = 96
 MAX_DIMS = 16
 BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}  # for what is only moved, by its bytes
@@ -125,8 +126,7 @@ def scratch(bytes: int) -> torch.Tensor:
 @functools.cache
 def _nothing() -> int:
     """Return the address of a kernel that leaves its result as it is."""
-    source = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
-    return jit.load(source, label="nothing").address("scorch_compute")
+    return jit.load(NOTHING, "nothing").address("scorch_compute")
 
 
 def are_small_and_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
