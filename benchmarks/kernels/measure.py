@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -52,6 +54,13 @@ def _first_line(error: BaseException) -> str:
     return line if len(line) <= 110 else line[:107] + "..."
 
 
+@contextlib.contextmanager
+def _on_threads(count: int) -> Iterator[None]:
+    """Set torch's number of threads, which other libraries that use OpenMP may have changed."""
+    torch.set_num_threads(count)
+    yield
+
+
 def measure(
     case: Case, data: Matrix | Tensor, threads: Sequence[int], seconds: float, results: Results
 ) -> None:
@@ -64,7 +73,7 @@ def measure(
             return
         for count in threads:
             torch.set_num_threads(count)
-            times = interleaved(calls, seconds)
+            times = interleaved(calls, seconds, dict.fromkeys(calls, partial(_on_threads, count)))
             extras = tuple(name for name in calls if name in case.extras)
             results.measured.append(
                 Measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Iterator
@@ -58,6 +59,15 @@ def test_a_thread_that_is_late_again_and_again_makes_the_machine_busy() -> None:
     assert parallel.busy_until().value > start
 
 
+def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
+    pool, cores = parallel._pool(parallel._torch_loop()), parallel._cores()
+    assert pool is not None
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+    has_all_cores = kind(pool.address("scorch_has_all_cores"))
+    assert has_all_cores(cores * 1_000_000, 1_000_000)
+    assert not has_all_cores((2 * cores - 1) * 500_000, 1_000_000)  # half of one core is somebody else's
+
+
 @pytest.mark.parametrize("parts", [1, 2, 7, 300])
 def test_every_part_runs_once_on_own_threads(parts: int) -> None:
     be_busy()
@@ -92,6 +102,19 @@ def test_little_work_stays_on_one_thread_of_a_busy_machine() -> None:
     assert parallel.threads_for(parallel.BUSY_FACTOR * enough, least) == 2
 
 
+def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of another library that are still spinning at the first call do not keep later ones on one."""
+    monkeypatch.setattr(parallel, "_costs", {})
+    times = iter([100 * parallel.USUAL_NANOSECONDS, parallel.USUAL_NANOSECONDS])
+    monkeypatch.setattr(parallel, "_time_of_loop", lambda threads: next(times))
+    monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
+    assert parallel.relative_cost(2) == parallel.DEAREST
+    assert not parallel.is_settled(2)
+    assert parallel.relative_cost(2) == 1
+    assert parallel.is_settled(2)
+    assert parallel.threads_for(1000.0, 1000.0) == 2
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_own_threads_after_a_fork() -> None:
     be_busy()
@@ -116,6 +139,32 @@ def test_threads_add_to_copies_of_a_result(threads: int) -> None:
         assert torch.equal(products, scorch.einsum("ij,ik->jk", A, X, format="dense"))
     torch.testing.assert_close(products, dense.T @ X)
     torch.testing.assert_close(factors, torch.einsum("ijk,ir->kr", T, X[:60]))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_close_the_gaps_between_their_rows(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nearly all entries, or none, have to be set aside before others are moved over them."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.1)
+    a, b = (torch.rand(400, 400, dtype=torch.float64) * (torch.rand(400, 400) < 0.3) for _ in range(2))
+    A, B = scorch.from_torch(a, format="csr"), scorch.from_torch(b, format="csr")
+    same, apart = A.clone(), torch.where(a == 0, b, 0.0)
+    with scorch.settings(threads=threads):
+        for other in (B, same, scorch.from_torch(apart, format="csr")):
+            total = scorch.evaluate("C[i,j] = A[i,j] + B[i,j]", A=A, B=other)
+            assert torch.equal(total.to_dense(), a + other.to_dense())
+            assert total.col_indices().numel() == total.nnz == int(((a + other.to_dense()) != 0).sum())
+
+
+def test_sums_of_copies_repeat_bit_for_bit_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        parallel, "relative_cost", lambda threads: 0.5
+    )  # enough work, but not where it is busy
+    dense = torch.randn(3000, 60) * (torch.rand(3000, 60) < 0.3)
+    A, x = scorch.from_torch(dense, format="csr"), torch.randn(3000)
+    with scorch.settings(threads=4):
+        quiet = scorch.einsum("ij,i->j", A, x, format="dense")
+        be_busy()
+        assert torch.equal(scorch.einsum("ij,i->j", A, x, format="dense"), quiet)
 
 
 @pytest.mark.sampled(2)

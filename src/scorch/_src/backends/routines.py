@@ -212,6 +212,15 @@ class Routines:
         across, order = torch.sort(crd, stable=True)
         return self.row_pointers(across, columns).to(pos.dtype), line[order], order
 
+    def transpose_matrix(self, matrix: Matrix, columns: int) -> Matrix | None:
+        """Transpose compressed rows of ``columns`` columns; None where a kernel does it as well."""
+        del matrix, columns
+        return None
+
+    def take(self, values: Tensor, places: Tensor) -> Tensor:
+        """Return the values at ``places``, along the first dimension."""
+        return values.index_select(0, places)
+
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -14,16 +14,21 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.cpu import invoke, jit, launch, openmp
+from scorch._src.backends.cpu import invoke, jit, launch, openmp, parallel
 from scorch._src.backends.cpu.routines import (
     attention_blocks,
+    coalesce,
     concat,
     join_matrices,
     pick_rows,
     row_pointers,
     sort,
+    take,
     transpose,
+    transpose_rows,
 )
 from scorch._src.backends.cpu.routines import parse_table as tables
 from scorch._src.backends.cpu.routines.attention_source import source as attention_source
@@ -37,7 +42,7 @@ from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.parse_einsum import parse_einsum
 
-INTRINSICS = (transpose, tables, sort, pick_rows, row_pointers, concat, join_matrices, attention_blocks)
+INTRINSICS = (transpose, tables, sort, row_pointers, concat, join_matrices, attention_blocks)
 ROWS_AND_ENTRIES_PER_ROW = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices
 DENSE_COLUMNS = 32
 FORMATS = ("csr", "csc", "coo")
@@ -82,9 +87,15 @@ def print_progress(done: int, total: int) -> None:
 def usual_sources() -> Iterable[str]:
     """Return the sources of the usual kernels, each once, and of the functions that call kernels."""
     kernels = (source for problem in usual_problems() for source in _generate_sources(problem))
-    routines = [module.SOURCE for module in INTRINSICS]
+    routines = [launch.NOTHING, *(module.SOURCE for module in INTRINSICS)]
     routines += [attention_source(element) for element in ("float", "double")]
-    return dict.fromkeys([*invoke.SOURCES, *openmp.SOURCES, *launch.SOURCES, *routines, *kernels])
+    for index, (number, size) in itertools.product((torch.int32, torch.int64), (("float", 4), ("double", 8))):
+        routines.append(pick_rows.source_for(index.itemsize, size))
+        routines.append(take.source_for(size))
+        routines.append(transpose_rows.source_for(index.itemsize, size, 4))
+        routines.append(coalesce.source_for(torch.int64, index, number))
+    runtime = [*invoke.SOURCES, *openmp.SOURCES, *parallel.SOURCES, *launch.SOURCES]
+    return dict.fromkeys([*runtime, *routines, *kernels])
 
 
 def usual_problems() -> Iterator[Problem]:

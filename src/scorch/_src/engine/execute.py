@@ -35,7 +35,7 @@ from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT32
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.storage.budget import is_within_budget
-from scorch._src.storage.relevel import releveled, shares_entries
+from scorch._src.storage.relevel import releveled, shares_entries, swaps_levels, transposed
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.errors import ShapeError
 from scorch.settings import current, enabled
@@ -381,6 +381,10 @@ def convert(source: Tensor, form: Format) -> Tensor:
         return source
     if shares_entries(source.pattern.format, form) and not current().debug:
         return releveled(source, form)
+    if swaps_levels(source.pattern.format, form) and not current().debug:
+        swapped = transposed(source, form)
+        if swapped is not None:
+            return swapped
     key = (source.key, form, current().backend, torch.get_default_dtype(), current().without)
     prepared = _conversions.get(key)
     if prepared is None or current().debug:
@@ -412,7 +416,10 @@ def convert_cached(source: Storage, form: Format) -> Storage:
     if pattern.format == form:
         return source
     target, places = converted_pattern(pattern, form)
-    return Storage(target, values_from(source.values.detach(), target, places))
+    values = source.values.detach()
+    if target.format.is_padded:
+        return Storage(target, values_from(values, target, places))
+    return Storage(target, backend_for(values.device).routines.take(values, places))
 
 
 def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Convert a matrix by its row array alone: CSR and COO, and CSC and COO by columns.
+"""Convert matrices without a kernel: between CSR and COO, CSC and COO by columns, and CSR and CSC.
 
-The entries stay where they are: the inner coordinates and the values are shared, and only what says which
-row an entry lies in is computed.
+Between rows and a list the entries stay where they are: the inner coordinates and the values are shared, and
+only what says which row an entry lies in is computed. From rows to columns a routine moves them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,24 @@ def shares_entries(old: Format, new: Format) -> bool:
     """Check whether both store the same entries in the same order, below rows and in a list."""
     by_rows, listed = (old, new) if new.is_list else (new, old)
     return old.order == new.order and by_rows.is_compressed_matrix and listed.is_list
+
+
+def swaps_levels(old: Format, new: Format) -> bool:
+    """Check whether one lists the entries below rows, the other in the same way below columns."""
+    is_plain = old.is_compressed_matrix and not old.is_finished and not old.is_padded
+    return is_plain and old.levels == new.levels and old.order != new.order and not new.blocks
+
+
+def transposed(storage: Storage, form: Format) -> Storage | None:
+    """Convert ``storage`` to a format that swaps its levels; None where a kernel does it as well."""
+    pattern = storage.pattern
+    pos, crd, columns = pattern.pos[1], pattern.crd[1], pattern.shape[form.order[0]]
+    assert pos is not None and crd is not None
+    found = routines_for(pos).transpose_matrix((pos, crd, storage.values), columns)
+    if found is None:
+        return None
+    new = Pattern(form, pattern.shape, (None, found[0]), (None, found[1]), (columns, pattern.size))
+    return Storage(new, found[2])
 
 
 def releveled(storage: Storage, form: Format) -> Storage:

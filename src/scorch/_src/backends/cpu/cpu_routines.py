@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
+from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.finite import are_finite
@@ -21,7 +22,9 @@ from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows
+from scorch._src.backends.cpu.routines.take import taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
+from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
 from scorch._src.backends.routines import Heads, Routines, Tensor
 
 Args = ParamSpec("Args")
@@ -46,7 +49,10 @@ class CpuRoutines(Routines):
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)
+    coalesce = _or_torch(coalesced, Routines.coalesce)
     sort_entries = _or_torch(sort_entries, Routines.sort_entries)
+    transpose_matrix = _or_torch(transposed_matrix, Routines.transpose_matrix)
+    take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
     concat = _or_torch(joined, Routines.concat)
     concat_rows = _or_torch(below, Routines.concat_rows)

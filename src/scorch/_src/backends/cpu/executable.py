@@ -126,6 +126,7 @@ class CpuExecutable(Compiled, Launcher):
             least_work *= MERGE_WORK_FACTOR
         Compiled.__init__(self, schedule.functions, work, least_work, self.plan.parallel)
         self.headers: dict[int, tuple[bytes, bytes]] = {}  # by the number of threads that are allowed
+        self._known_threads: dict[int, int] = {}  # by the same, where results depend on how many there are
 
     def loops(self) -> Kernel:
         return self.schedule.planned.kernel()
@@ -136,9 +137,23 @@ class CpuExecutable(Compiled, Launcher):
     def packed_headers(self, allowed: int) -> tuple[bytes, bytes]:
         """Pack what kernels take before the arrays, for a quiet machine and for a busy one."""
         numbers = (1, 1) if self.is_serial else parallel.threads_by_load(allowed, self.work, self.least_work)
+        if self.plan.is_private:
+            numbers = (self._adding_threads(allowed),) * 2
         quiet, busy = (launch.pack([self.parallel_for, threads, *self.sizes]) for threads in numbers)
-        self.headers[allowed] = quiet, busy
+        if self.is_serial or self.plan.is_private or parallel.is_settled(allowed):
+            self.headers[allowed] = quiet, busy
         return quiet, busy
+
+    def workers(self) -> int:
+        return self._adding_threads(parallel.allowed_threads()) if self.plan.is_private else super().workers()
+
+    def _adding_threads(self, allowed: int) -> int:
+        """Return how many threads add to copies of the result: always as many, so that sums repeat."""
+        known = self._known_threads.get(allowed)
+        if known is None:
+            found = parallel.threads_by_work(allowed, self.work, self.least_work)
+            known = self._known_threads.setdefault(allowed, found)
+        return known
 
     @functools.cached_property
     def direct(self) -> DirectCall | None:

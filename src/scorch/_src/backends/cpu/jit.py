@@ -91,6 +91,13 @@ def load(source: str, label: str = "", scalar: Callable[[], str] | None = None) 
     return library
 
 
+@functools.lru_cache(maxsize=256)
+def with_types(source: str, **types: str) -> str:
+    """Return ``source`` with the names of C types that it leaves open defined before it."""
+    known = {"i64": "long long", "u64": "unsigned long long", "u32": "unsigned"}
+    return "".join(f"typedef {meaning} {name};\n" for name, meaning in (known | types).items()) + source
+
+
 def function_address(source: str, label: str, name: str) -> int:
     """Return the address of the function ``name`` of ``source``; 0 if no compiler can build it."""
     try:

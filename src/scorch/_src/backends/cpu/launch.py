@@ -39,6 +39,7 @@ _LARGE = f"#define LARGE {HUGE_PAGE}ul /* from here on pages of its own, and the
 SOURCES = (
     jit.read_source("launch_types.c") + _LARGE + jit.read_source("allocate.c") + jit.read_source("launch.c"),
 )
+NOTHING = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
 MAX_SLOTS = 96
 MAX_DIMS = 16
 BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}  # for what is only moved, by its bytes
@@ -117,11 +118,15 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return tensor
 
 
+def scratch(bytes: int) -> torch.Tensor:
+    """Return memory to work in, in pooled pages however little it is: fresh ones cost more than the work."""
+    return empty((max(bytes, HUGE_PAGE),), torch.int8)
+
+
 @functools.cache
 def _nothing() -> int:
     """Return the address of a kernel that leaves its result as it is."""
-    source = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
-    return jit.load(source, label="nothing").address("scorch_compute")
+    return jit.load(NOTHING, "nothing").address("scorch_compute")
 
 
 def release_memory() -> int:
@@ -142,7 +147,10 @@ def pack(numbers: Sequence[int]) -> bytes:
 
 
 def result_descriptor(element: Type, shape: Sequence[int], zero: bool = True) -> bytes:
-    """Describe the result for ``fill``; with ``zero`` it begins as zero."""
+    """Describe the result for ``fill``.
+
+    With ``zero`` it begins as zero, and the header with what ``parallel.shared_by`` returns.
+    """
     size = element.bytes * math.prod(shape) if zero else 0
     return pack([_uses_pool(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from scorch._src.backends.cpu import jit, openmp
+from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError
 from scorch.settings import applied, in_block
 
@@ -25,6 +28,9 @@ SOURCES = (_POOL,)
 
 USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is
 TIMED_LOOPS = 40  # of which the shortest counts
+MAX_NANOSECONDS = 4_000_000  # that measuring takes, as long as there are a few loops
+MAX_MEASUREMENTS = 7  # while loops cost more than is usual, each four times as long after the one before
+FIRST_WAIT = 4_000_000  # nanoseconds
 BUSY_FACTOR = 8  # times as much work where threads wait for cores
 CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
 
@@ -58,11 +64,17 @@ def _pool(loop: int) -> jit.Library | None:
         library = jit.load(_POOL, "the loops that threads share")
     except CompilationError:
         return None
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("scorch_set_torch_loop"))(loop)
+    set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong)
+    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores())
     forget = ctypes.CFUNCTYPE(None)(library.address("scorch_forget_threads"))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
     return library
+
+
+def _cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
@@ -73,21 +85,63 @@ def busy_until() -> ctypes.c_longlong:
     return ctypes.c_longlong(0) if at is None else ctypes.c_longlong.from_address(at)
 
 
-@functools.lru_cache(maxsize=1024)
+@dataclass
+class _Cost:
+    """What loops of some number of threads cost: the least of all measurements, and when the next is due."""
+
+    relative: float = math.inf
+    measurements: int = 0
+    due: int = 0  # nanoseconds of the monotonic clock
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is not measured again."""
+        return self.relative <= 1 or self.measurements >= MAX_MEASUREMENTS
+
+    def measure(self, threads: int) -> None:
+        took = _time_of_loop(threads)
+        now = min(max(took / USUAL_NANOSECONDS, CHEAPEST), DEAREST) if took > 0 else 1.0
+        self.relative = min(self.relative, now)
+        self.due = time.monotonic_ns() + (FIRST_WAIT << 2 * self.measurements)
+        self.measurements += 1
+
+
+_costs: BoundedCache[int, _Cost] = BoundedCache(1024)  # by the number of threads
+
+
 def relative_cost(threads: int) -> float:
-    """Return what a loop on ``threads`` costs beside its work, in terms of the usual cost; measured once."""
+    """Return what a loop on ``threads`` costs beside its work, in terms of the usual cost.
+
+    It is measured once; again, a few times, where it is dear: threads of other libraries that have just
+    worked wait for more by spinning, and take the cores for a while.
+    """
+    cost = _costs.get(threads)
+    if cost is None:
+        cost = _costs[threads] = _Cost()
+    if not cost.is_settled and time.monotonic_ns() >= cost.due:
+        cost.measure(threads)
+    return cost.relative
+
+
+def _time_of_loop(threads: int) -> int:
+    """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured."""
     pool = _pool(_torch_loop())
     if pool is None:
-        return 1.0
-    kind = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_longlong, ctypes.c_longlong)
-    took: int = kind(pool.address("scorch_time_of_loop"))(threads, TIMED_LOOPS)
-    return min(max(took / USUAL_NANOSECONDS, CHEAPEST), DEAREST) if took > 0 else 1.0
+        return 0
+    kind = ctypes.CFUNCTYPE(ctypes.c_longlong, *[ctypes.c_longlong] * 3)
+    took: int = kind(pool.address("scorch_time_of_loop"))(threads, TIMED_LOOPS, MAX_NANOSECONDS)
+    return took
+
+
+def is_settled(threads: int) -> bool:
+    """Tell whether ``relative_cost`` will be the same at the next call."""
+    cost = _costs.get(threads)
+    return cost is None or cost.is_settled
 
 
 def threads_for(work: float, least: float) -> int:
     """Return how many threads share ``work`` now: all from ``least`` on, if loops cost what is usual."""
-    threads = (in_block() or applied[0]).threads or torch.get_num_threads()
-    return threads_by_load(threads, work, least)[time.monotonic_ns() < busy_until().value]
+    return threads_by_load(allowed_threads(), work, least)[time.monotonic_ns() < busy_until().value]
 
 
 def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
@@ -98,6 +152,18 @@ def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
         return 1, 1
     least *= relative_cost(threads)
     return (threads if work >= least else 1), (threads if work >= BUSY_FACTOR * least else 1)
+
+
+def threads_by_work(threads: int, work: float, least: float) -> int:
+    """Return how many of ``threads`` share ``work`` whatever the load, where results depend on the number."""
+    if threads < 2 or not least:
+        return threads
+    return threads if work >= least * min(relative_cost(threads), 1.0) else 1
+
+
+def allowed_threads() -> int:
+    """Return how many threads a kernel may use, by our settings or by torch's."""
+    return (in_block() or applied[0]).threads or torch.get_num_threads()
 
 
 def shared_by(work: int, each: int) -> tuple[int, int]:

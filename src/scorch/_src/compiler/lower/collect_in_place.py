@@ -15,6 +15,8 @@ from scorch._src.formats.scratch import join_key
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
+LEAST_MOVED = 1 << 15  # entries of all chunks that threads move together
+
 
 class InPlace(Collector):
     """A result whose entries are one run of coordinates below dense levels, written straight to them."""
@@ -52,22 +54,26 @@ class Slots(InPlace):
     """As ``Rows``, in place: the rows of operands in ``plan.slots`` say where those of the result may begin.
 
     With threads each has one range of rows and leaves a gap behind it, which closes at the end; until then
-    ``pos`` counts from the first row of the range.
+    ``pos`` counts from the first row of the range. Threads close the gaps together: each sets those of its
+    entries aside that others move theirs over, and when all have, moves its own.
     """
 
     chunks_per_thread = 1  # moving costs more than waiting
+    facts = ("row", "stop", "first", "length", "target", "kept", "aside")  # of a chunk, in ``table``
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.count, self.first = ir.Var(f"{self.name}_count"), ir.Var(f"{self.name}_first")
         self.is_shared = plan.parallel
-        self.table = ir.Array("chunk_table", INT64)  # first row, row behind the last, first entry, entries
+        self.table = ir.Array("chunk_table", INT64)
+        self.moved = (*self.crd, self.values)
+        self.aside = [ir.Array(f"aside_{array.name}", array.element) for array in self.moved]
 
     def before(self) -> ir.Stmt:
         return ir.Store(self.pos, ir.Const(0), ir.Const(0))
 
     def before_chunks(self, chunks: ir.Expr) -> ir.Stmt:
-        return ir.Allocate(self.table, chunks * 4) if self.is_shared else ir.block()
+        return ir.Allocate(self.table, chunks * len(self.facts)) if self.is_shared else ir.block()
 
     def before_chunk(self, chunk: ir.Expr) -> ir.Stmt:
         if not self.is_shared:
@@ -86,8 +92,8 @@ class Slots(InPlace):
         if not self.is_shared:
             return ir.block() if self.rows else ir.Store(self.pos, ir.Const(1), self.count)
         stop = ir.Var("chunk_stop") * row_count(self.uses[1:])
-        facts = (ir.Var("chunk_row"), stop, self.first, self.count - self.first)
-        return ir.block(*(ir.Store(self.table, chunk * 4 + place, fact) for place, fact in enumerate(facts)))
+        found = (ir.Var("chunk_row"), stop, self.first, self.count - self.first)
+        return ir.block(*map(self._note, self.facts, found))
 
     def around(self, depth: int, inner: ir.Stmt) -> ir.Stmt:
         if depth != self.rows or depth == 0:
@@ -102,23 +108,70 @@ class Slots(InPlace):
     def after(self) -> ir.Stmt:
         return ir.block(self._close_gaps() if self.is_shared else None, self.tell_nnz())
 
+    def limits(self, entries: int, inserted: int) -> dict[str, int]:
+        return {"set_aside": entries}
+
+    def _fact(self, name: str) -> ir.Expr:
+        return ir.Load(self.table, ir.Var("chunk") * len(self.facts) + self.facts.index(name))
+
+    def _note(self, name: str, value: ir.Expr) -> ir.Stmt:
+        return ir.Store(self.table, ir.Var("chunk") * len(self.facts) + self.facts.index(name), value)
+
     def _close_gaps(self) -> ir.Stmt:
         """Move what the chunks have written together, and count ``pos`` from the very first row."""
-        chunk, at, r = ir.Var("chunk"), ir.Var("at"), ir.Var("r")
-        row, stop, first, length = (ir.Load(self.table, chunk * 4 + place) for place in range(4))
-        start = ir.Var("chunk_from")
-        moves = [ir.Copy(array, at, array, start, length) for array in (*self.crd, self.values)]
-        later = ir.Store(self.pos, r + 1, ir.wide(ir.Load(self.pos, r + 1)) + at)
-        step = ir.block(
-            ir.Declare(start, first),
-            ir.If(at < start, ir.block(*moves)),
-            ir.If(ir.Const(0) < at, ir.For(r, row, stop, later)),
-            ir.Assign(at, at + length),
-        )
-        return ir.block(
+        chunk, chunks, at, aside = (ir.Var(name) for name in ("chunk", "chunks", "at", "set_aside"))
+        movers, nothing = ir.Var("movers"), ir.block()
+        threads = ir.Select(at < LEAST_MOVED, ir.Const(1), ir.Var("threads"))
+        together = ir.block(
             ir.Declare(at, ir.Const(0)),
-            ir.For(chunk, ir.Const(0), ir.Var("chunks"), step),
-            ir.Free(self.table),
+            ir.Declare(aside, ir.Const(0)),
+            ir.For(chunk, ir.Const(0), chunks, self._find_target(at, aside)),
+            *(ir.Allocate(array, aside) for array in self.aside),
+            ir.Declare(movers, threads),
+            ir.Parallel(chunk, chunks, movers, nothing, self._set_aside(), nothing),
+            ir.Parallel(chunk, chunks, movers, nothing, self._move(), nothing),
+            *(ir.Free(array) for array in self.aside),
+        )
+        return ir.block(ir.If(ir.Const(1) < chunks, together), ir.Free(self.table))
+
+    def _find_target(self, at: ir.Var, aside: ir.Var) -> ir.Stmt:
+        """Note where the entries of a chunk go, and how many of them no later chunk is moved over."""
+        length, kept = ir.Var("chunk_length"), ir.Var("chunk_kept")
+        before_next = ir.Binary("max", at + length - self._fact("first"), ir.Const(0), INT64)
+        is_last = (ir.Var("chunk") + 1).equals(ir.Var("chunks"))
+        return ir.block(
+            ir.Declare(length, self._fact("length")),
+            ir.Declare(kept, ir.Select(is_last, length, before_next)),
+            *map(self._note, ("target", "kept", "aside"), (at, kept, aside)),
+            ir.Assign(at, at + length),
+            ir.Assign(aside, aside + (length - kept)),
+        )
+
+    def _set_aside(self) -> ir.Stmt:
+        r, kept, target = ir.Var("r"), ir.Var("chunk_kept"), self._fact("target")
+        start, length = self._fact("first") + kept, self._fact("length") - kept
+        later = ir.Store(self.pos, r + 1, ir.wide(ir.Load(self.pos, r + 1)) + target)
+        return ir.block(
+            ir.Declare(kept, self._fact("kept")),
+            *(
+                ir.Copy(to, self._fact("aside"), array, start, length)
+                for to, array in zip(self.aside, self.moved, strict=True)
+            ),
+            ir.If(ir.Const(0) < target, ir.For(r, self._fact("row"), self._fact("stop"), later)),
+        )
+
+    def _move(self) -> ir.Stmt:
+        at, kept = ir.Var("chunk_at"), ir.Var("chunk_kept")
+        whole = [ir.Copy(array, at, array, self._fact("first"), kept) for array in self.moved]
+        length = self._fact("length") - kept
+        return ir.block(
+            ir.Declare(at, self._fact("target")),
+            ir.Declare(kept, self._fact("kept")),
+            ir.If(at < self._fact("first"), ir.block(*whole)),
+            *(
+                ir.Copy(array, at + kept, source, self._fact("aside"), length)
+                for array, source in zip(self.moved, self.aside, strict=True)
+            ),
         )
 
 
@@ -148,7 +201,13 @@ class Buckets(InPlace):
     def before_chunks(self, chunks: ir.Expr) -> ir.Stmt:
         if not self.is_shared or not self.counts:
             return ir.block()
-        return ir.Allocate(self.own, chunks * self.row_count, zero=True)
+        return ir.Allocate(self.own, chunks * self.row_count)
+
+    def before_chunk(self, chunk: ir.Expr) -> ir.Stmt:
+        if not self.is_shared or not self.counts:
+            return ir.block()
+        rows = self.row_count
+        return ir.Fill(self.own, chunk * rows, (chunk + 1) * rows, ir.Const(0, self.own.element))
 
     def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         row = self.row(coordinates)

@@ -123,13 +123,17 @@ def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt
     nothing = ir.block()
     return ir.block(
         ir.Declare(size, product),
-        ir.Allocate(copies, chunks * size, zero=True),
+        ir.Allocate(copies, chunks * size),
         ir.Parallel(
             chunk,
             chunks,
             threads,
             nothing,
-            ir.block(limits, redirected(inner, values, copies, chunk * size)),
+            ir.block(
+                ir.Fill(copies, chunk * size, (chunk + 1) * size, ir.Const(0, plan.element)),
+                limits,
+                redirected(inner, values, copies, chunk * size),
+            ),
             nothing,
         ),
         ir.Parallel(part, chunks, threads, nothing, share, nothing),

@@ -1,53 +1,100 @@
-typedef long long i64;
-enum { ROWS, ASKED, INDEX_BYTES, VALUE_BYTES, PICKED, POS, CRD, VALUES, NEW_POS, COUNT,
+/* index_t and value_t are the types of indices, and of what has the size of values. Threads share the rows that are
+ * asked for: each adds up the lengths of its rows, then writes where they begin, and copies them.
+ */
+typedef void (*work_t)(i64, i64, void *);
+enum { PARALLEL, THREADS, ROWS, ASKED, PICKED, POS, CRD, VALUES, NEW_POS, COUNT,
        DISCARD = NEW_POS + 6, NEW_CRD, NEW_VALUES };
+enum { MOST_THREADS = 256, AHEAD = 8, MISSING = -1 };
+typedef struct { i64 *args, totals[MOST_THREADS]; } job_t;
 
-#define POINTER(args, i) \
-    ((args)[INDEX_BYTES] == 4 ? ((const int *)(args)[POS])[i] : ((const i64 *)(args)[POS])[i])
+static i64 share_of(const i64 *args, i64 part) { return args[ASKED] * part / args[THREADS]; }
 
-/* Where each picked row begins; 1 if one is not there. Rows may be counted from the end. */
-i64 scorch_count_rows(i64 *args) {
-    const i64 *picked = (const i64 *)args[PICKED];
-    i64 *pos = (i64 *)args[NEW_POS], count = 0;
-    for (i64 i = 0; i < args[ASKED]; i++) {
-        i64 row = picked[i] < 0 ? picked[i] + args[ROWS] : picked[i];
-        if (row < 0 || row >= args[ROWS]) return 1;
-        pos[i] = count;
-        count += POINTER(args, row + 1) - POINTER(args, row);
+/* Rows may be counted from the end. */
+static i64 row_of(const i64 *args, i64 i) {
+    const i64 row = ((const i64 *)args[PICKED])[i];
+    return row < 0 ? row + args[ROWS] : row;
+}
+
+static void add_lengths(i64 begin, i64 end, void *context) {
+    job_t *job = context;
+    const i64 *args = job->args, rows = args[ROWS];
+    const index_t *pos = (const index_t *)args[POS];
+    for (i64 part = begin; part < end; part++) {
+        i64 total = 0;
+        for (i64 i = share_of(args, part); i < share_of(args, part + 1); i++) {
+            const i64 row = row_of(args, i);
+            if (row < 0 || row >= rows) {
+                total = MISSING;
+                break;
+            }
+            total += pos[row + 1] - pos[row];
+        }
+        job->totals[part] = total;
     }
-    pos[args[ASKED]] = args[COUNT] = count;
+}
+
+static void write_begins(i64 begin, i64 end, void *context) {
+    job_t *job = context;
+    const i64 *args = job->args;
+    const index_t *pos = (const index_t *)args[POS];
+    i64 *begins = (i64 *)args[NEW_POS];
+    for (i64 part = begin; part < end; part++) {
+        i64 at = job->totals[part];
+        for (i64 i = share_of(args, part); i < share_of(args, part + 1); i++) {
+            const i64 row = row_of(args, i);
+            begins[i] = at;
+            at += pos[row + 1] - pos[row];
+        }
+    }
+}
+
+static void copy_rows(i64 begin, i64 end, void *context) {
+    const i64 *args = ((job_t *)context)->args, *begins = (const i64 *)args[NEW_POS];
+    const index_t *pos = (const index_t *)args[POS], *restrict crd = (const index_t *)args[CRD];
+    const value_t *restrict values = (const value_t *)args[VALUES];
+    index_t *restrict new_crd = (index_t *)args[NEW_CRD];
+    value_t *restrict new_values = (value_t *)args[NEW_VALUES];
+    const i64 last = share_of(args, end);
+    for (i64 i = share_of(args, begin); i < last; i++) {
+        const i64 from = pos[row_of(args, i)], to = begins[i], length = begins[i + 1] - to;
+        if (i + AHEAD < last) {
+            const i64 later = pos[row_of(args, i + AHEAD)];
+            __builtin_prefetch(crd + later);
+            __builtin_prefetch(values + later);
+        }
+        for (i64 k = 0; k < length; k++) {
+            new_crd[to + k] = crd[from + k];
+            new_values[to + k] = values[from + k];
+        }
+    }
+}
+
+static void shared(work_t work, job_t *job) {
+    const i64 threads = job->args[THREADS];
+    if (threads <= 1) work(0, 1, job);
+    else ((int (*)(i64, i64, i64, work_t, void *))job->args[PARALLEL])(0, threads, 1, work, job);
+}
+
+/* Where each picked row begins; 1 if one is not there. */
+i64 scorch_count_rows(i64 *args) {
+    job_t job;
+    i64 sum = 0;
+    job.args = args;
+    shared(add_lengths, &job);
+    for (i64 part = 0; part < args[THREADS]; part++) {
+        const i64 own = job.totals[part];
+        if (own == MISSING) return 1;
+        job.totals[part] = sum;
+        sum += own;
+    }
+    shared(write_begins, &job);
+    ((i64 *)args[NEW_POS])[args[ASKED]] = args[COUNT] = sum;
     return 0;
 }
 
-#define COPY(T) static void copy_##T(i64 *args, const T *from, T *to) { \
-    const i64 *picked = (const i64 *)args[PICKED], *begin = (const i64 *)args[NEW_POS]; \
-    for (i64 i = 0; i < args[ASKED]; i++) { \
-        const i64 row = picked[i] < 0 ? picked[i] + args[ROWS] : picked[i]; \
-        const i64 count = begin[i + 1] - begin[i]; \
-        const T *source = from + POINTER(args, row); \
-        T *target = to + begin[i]; \
-        for (i64 k = 0; k < count; k++) target[k] = source[k]; \
-    } \
-}
-typedef unsigned char bits8;
-typedef unsigned short bits16;
-typedef unsigned int bits32;
-typedef unsigned long long bits64;
-COPY(bits8)
-COPY(bits16)
-COPY(bits32)
-COPY(bits64)
-
-static void copy(i64 *args, i64 bytes, i64 from, i64 to) {
-    if (bytes == 1) copy_bits8(args, (const bits8 *)from, (bits8 *)to);
-    if (bytes == 2) copy_bits16(args, (const bits16 *)from, (bits16 *)to);
-    if (bytes == 4) copy_bits32(args, (const bits32 *)from, (bits32 *)to);
-    if (bytes == 8) copy_bits64(args, (const bits64 *)from, (bits64 *)to);
-}
-
 i64 scorch_copy_rows(i64 *args) {
-    if (args[DISCARD]) return 0;
-    copy(args, args[INDEX_BYTES], args[CRD], args[NEW_CRD]);
-    copy(args, args[VALUE_BYTES], args[VALUES], args[NEW_VALUES]);
+    job_t job;
+    job.args = args;
+    if (!args[DISCARD]) shared(copy_rows, &job);
     return 0;
 }

@@ -4,6 +4,8 @@
  * the caller waits milliseconds for a thread that did nothing. So the time from the end of the caller's part to
  * that of the loop is watched. While it is long, the caller takes all parts that nobody else has begun, and waits
  * only for those that somebody has; if that takes long as well, fewer threads are asked, in the end none.
+ * Where it is this process that takes all the cores, by threads of another library that wait for work in vain, it
+ * soon ends, and torch's threads are tried again at once.
  */
 typedef long long i64;
 typedef void (*body_t)(i64, i64, void *);
@@ -23,10 +25,11 @@ enum { MOST_THREADS = 256, OPAQUE = 256 };
 enum { ENOUGH = 6, PER_LATE = 3, MOST_LATE = 12 }; /* late loops count, others take back: one alone is an accident */
 enum { TRIES = 16 }; /* loops of one thread before two are tried again */
 enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
+enum { FEWEST_TIMED = 3 };
 #ifdef __APPLE__
-enum { MONOTONIC = 6, SETMASK = 3 };
+enum { MONOTONIC = 6, OWN_TIME = 12, SETMASK = 3 };
 #else
-enum { MONOTONIC = 1, SETMASK = 2 };
+enum { MONOTONIC = 1, OWN_TIME = 2, SETMASK = 2 };
 #endif
 
 int clock_gettime(int, void *);
@@ -55,11 +58,18 @@ static struct {
 
 static i64 next_wait = FIRST_WAIT, own_threads = MOST_THREADS, late_loops, tries;
 
-static i64 now(void) {
+static i64 cores = MOST_THREADS;
+
+static i64 read_clock(int clock) {
     long time[2];
-    clock_gettime(MONOTONIC, time);
+    clock_gettime(clock, time);
     return (i64)time[0] * 1000000000 + time[1];
 }
+
+static i64 now(void) { return read_clock(MONOTONIC); }
+
+/* Whether threads of this process were running on all cores, or nearly, for a time. */
+int scorch_has_all_cores(i64 spent, i64 time) { return 10 * spent > (10 * cores - 3) * time; }
 
 static void run_parts(body_t body, void *context, i64 end) {
     i64 part;
@@ -160,14 +170,17 @@ static void run_watched(i64 begin, i64 end, void *given) {
 
 int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
     watched watch = {body, context, begin, 0};
-    i64 started = now();
+    i64 started = now(), spent = -1;
     if (started < __atomic_load_n(&scorch_busy_until, __ATOMIC_RELAXED)) {
         run_on_own(begin, end, body, context);
         return 0;
     }
+    if (__atomic_load_n(&late_loops, __ATOMIC_RELAXED)) spent = read_clock(OWN_TIME);
     int status = torch_loop(begin, end, grain, run_watched, &watch);
     if (watch.done && is_late(started, watch.done, now())) {
         if (count_late(PER_LATE) < ENOUGH) return status;
+        if (spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, now() - started))
+            __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
         i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
         __atomic_store_n(&scorch_busy_until, now() + wait, __ATOMIC_RELAXED);
         __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
@@ -187,24 +200,31 @@ void scorch_forget_threads(void) {
 
 static void no_part(i64 begin, i64 end, void *context) { (void)begin, (void)end, (void)context; }
 
-void scorch_set_torch_loop(loop_t loop) {
+void scorch_set_torch_loop(loop_t loop, i64 count) {
     torch_loop = loop;
+#ifndef _WIN32
+    cores = count;
+#else
+    (void)count;
+#endif
     scorch_forget_threads();
 }
 
-/* The shortest of ``times`` loops of ``threads`` parts that do nothing, in nanoseconds. */
-i64 scorch_time_of_loop(i64 threads, i64 times) {
+/* The shortest of ``times`` loops of ``threads`` parts that do nothing, in nanoseconds; of fewer, but some, where
+   they take longer than ``limit`` together. The first one, in which threads may be created, does not count. */
+i64 scorch_time_of_loop(i64 threads, i64 times, i64 limit) {
 #ifdef _WIN32
-    (void)threads, (void)times;
+    (void)threads, (void)times, (void)limit;
     return 0;
 #else
-    i64 best = -1;
-    while (times-- > 0) {
-        i64 begin = now(), took;
+    i64 best = -1, ended;
+    torch_loop(0, threads, 1, no_part, 0);
+    limit += ended = now();
+    for (i64 done = 0; done < times && (done < FEWEST_TIMED || ended < limit); done++) {
+        const i64 began = ended;
         torch_loop(0, threads, 1, no_part, 0);
-        took = now() - begin;
-        if (best < 0 || took < best) best = took;
-        if (took > 1000000) break;
+        ended = now();
+        if (best < 0 || ended - began < best) best = ended - began;
     }
     return best;
 #endif

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.backends.cpu import jit
+from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.launch import BITS, builtins, pack, row_descriptor
 from scorch._src.events import emits
 
 SOURCE = jit.read_source("pick_rows.c")
+
+MIN_ELEMENTS_PER_THREAD = 1 << 13
+MAX_THREADS = 256
+_C_TYPES = {1: "char", 2: "short", 4: "int", 8: "long long"}
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -27,12 +31,16 @@ def picked_rows(
 
     None where this machine cannot compile it, or a row is out of range.
     """
-    functions, addresses = builtins(), _addresses()
-    size = values.element_size()
-    if functions is None or addresses is None or size not in BITS:
+    functions, size = builtins(), values.element_size()
+    if functions is None or size not in BITS:
         return None
-    index, count = BITS[pos.element_size()], picked.numel()
-    first = pack([pos.numel() - 1, count, index.bytes, size])
+    index, count, rows = BITS[pos.element_size()], picked.numel(), pos.numel() - 1
+    addresses = _addresses(index.bytes, size)
+    if addresses is None:
+        return None
+    work = count + count * crd.numel() // max(rows, 1)
+    runtime, threads = parallel.shared_by(work, MIN_ELEMENTS_PER_THREAD)
+    first = pack([runtime, max(1, min(threads, MAX_THREADS)), rows, count])
     try:
         arrays = functions.rows(
             addresses, first, row_descriptor(count, index, BITS[size]), None, picked, pos, crd, values
@@ -42,8 +50,12 @@ def picked_rows(
     return arrays[0], arrays[1], arrays[2].view(values.dtype)
 
 
-def _addresses() -> tuple[int, int] | None:
-    """Return the addresses of the two functions; None if no compiler can build them."""
-    what = "the copy of rows of a sparse tensor"
-    count, copy = (jit.function_address(SOURCE, what, f"scorch_{name}_rows") for name in ("count", "copy"))
+def _addresses(index: int, value: int) -> tuple[int, int] | None:
+    """Return the addresses of the two functions for indices and values of so many bytes; None if none."""
+    what, text = "the copy of rows of a sparse tensor", source_for(index, value)
+    count, copy = (jit.function_address(text, what, f"scorch_{name}_rows") for name in ("count", "copy"))
     return (count, copy) if count and copy else None
+
+
+def source_for(index: int, value: int) -> str:
+    return jit.with_types(SOURCE, index_t=_C_TYPES[index], value_t=f"unsigned {_C_TYPES[value]}")

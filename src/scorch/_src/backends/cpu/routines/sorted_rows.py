@@ -9,7 +9,7 @@ from scorch._src.backends.launcher import address_of
 
 SOURCE = jit.read_source("sorted_rows.c")
 
-MIN_ENTRIES_PER_THREAD = 1 << 15
+MIN_ENTRIES_PER_THREAD = 1 << 18
 
 
 def has_sorted_rows(pos: torch.Tensor, crd: torch.Tensor, size: int) -> bool | None:

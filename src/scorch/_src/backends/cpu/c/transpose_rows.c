@@ -1,0 +1,158 @@
+/* Compressed rows to compressed columns: a counting sort in two steps, whose writes stay in the cache.
+ *
+ * Columns are grouped into buckets of 1 << SHIFT. Each thread counts how many of its share of the entries lie in
+ * each bucket, and puts them there, in order: so few streams are written at a time. Then each bucket, which is small,
+ * is sorted by column. index_t and value_t are the types of indices and of values; key_t has room for a row, in its
+ * lower ROW_BITS bits, and for a column of a bucket.
+ */
+typedef void (*work_t)(i64, i64, void *);
+enum { PARALLEL, THREADS, ROWS, COLUMNS, ENTRIES, SHIFT, BUCKETS, ROW_BITS, /* then arrays */
+       POS, CRD, VALUES, SPREAD, COUNTS, NEW_POS, NEW_CRD, NEW_VALUES, COUNT };
+enum { MOST_BUCKETS = 512, TABLES = 4 };
+typedef struct { const i64 *args; i64 next; } job_t;
+typedef struct { key_t key; value_t value; } entry_t;
+
+static i64 share_of(const i64 *args, i64 part) { return args[ENTRIES] * part / args[THREADS]; }
+
+/* Neighbours often lie in one bucket: they are counted in several tables, so that none waits for the one before. */
+static void count_share(i64 part, const i64 *args) {
+    const index_t *crd = (const index_t *)args[CRD];
+    const i64 shift = args[SHIFT], buckets = args[BUCKETS], end = share_of(args, part + 1);
+    i64 *counts = (i64 *)args[COUNTS] + part * buckets;
+    u32 tables[TABLES][MOST_BUCKETS];
+    for (i64 t = 0; t < TABLES; t++)
+        for (i64 b = 0; b < buckets; b++) tables[t][b] = 0;
+    for (i64 b = 0; b < buckets; b++) counts[b] = 0;
+    for (i64 from = share_of(args, part); from < end;) {
+        const i64 to = from + (1ll << 30) < end ? from + (1ll << 30) : end; /* of which 32 bits are enough */
+        i64 e = from;
+        for (; e + TABLES <= to; e += TABLES)
+            for (i64 t = 0; t < TABLES; t++) tables[t][crd[e + t] >> shift]++;
+        for (; e < to; e++) tables[0][crd[e] >> shift]++;
+        for (i64 t = 0; t < TABLES; t++)
+            for (i64 b = 0; b < buckets; b++) counts[b] += tables[t][b], tables[t][b] = 0;
+        from = to;
+    }
+}
+
+/* From how many entries of each bucket a share has to where they begin. */
+static void add_up(const i64 *args) {
+    const i64 buckets = args[BUCKETS];
+    i64 *counts = (i64 *)args[COUNTS], *begins = counts + args[THREADS] * buckets, sum = 0;
+    for (i64 b = 0; b < buckets; b++) {
+        begins[b] = sum;
+        for (i64 part = 0; part < args[THREADS]; part++) {
+            const i64 own = counts[part * buckets + b];
+            counts[part * buckets + b] = sum;
+            sum += own;
+        }
+    }
+    begins[buckets] = sum;
+}
+
+static void spread_share(i64 part, const i64 *args) {
+    const index_t *pos = (const index_t *)args[POS], *crd = (const index_t *)args[CRD];
+    const value_t *values = (const value_t *)args[VALUES];
+    entry_t *spread = (entry_t *)args[SPREAD];
+    const i64 shift = args[SHIFT], end = share_of(args, part + 1), mask = (1ll << shift) - 1;
+    i64 *next = (i64 *)args[COUNTS] + part * args[BUCKETS], entry = share_of(args, part);
+    i64 low = 0, high = args[ROWS];
+    while (low < high) { /* the first row that ends behind the first entry */
+        const i64 middle = low + (high - low) / 2;
+        if (pos[middle + 1] <= entry) low = middle + 1;
+        else high = middle;
+    }
+    for (i64 row = low; entry < end; row++) {
+        const i64 stop = pos[row + 1] < end ? pos[row + 1] : end;
+        for (; entry < stop; entry++) {
+            const i64 column = crd[entry], at = next[column >> shift]++;
+            spread[at].key = (key_t)(column & mask) << args[ROW_BITS] | (key_t)row;
+            spread[at].value = values[entry];
+        }
+    }
+}
+
+static void sort_bucket(i64 bucket, const i64 *args) {
+    const i64 *begins = (const i64 *)args[COUNTS] + args[THREADS] * args[BUCKETS];
+    const i64 first = bucket << args[SHIFT], behind = (bucket + 1) << args[SHIFT];
+    const i64 columns = (behind < args[COLUMNS] ? behind : args[COLUMNS]) - first;
+    const entry_t *spread = (const entry_t *)args[SPREAD];
+    const int bits = (int)args[ROW_BITS];
+    const key_t mask = ((key_t)1 << bits) - 1;
+    index_t *next = (index_t *)args[NEW_POS] + first + 1, *crd = (index_t *)args[NEW_CRD];
+    value_t *values = (value_t *)args[NEW_VALUES];
+    i64 sum = begins[bucket];
+    for (i64 c = 0; c < columns; c++) next[c] = 0;
+    for (i64 e = begins[bucket]; e < begins[bucket + 1]; e++) next[spread[e].key >> bits]++;
+    for (i64 c = 0; c < columns; c++) {
+        const i64 own = next[c];
+        next[c] = (index_t)sum;
+        sum += own;
+    }
+    for (i64 e = begins[bucket]; e < begins[bucket + 1]; e++) { /* in the end each has where the next one begins */
+        const i64 at = next[spread[e].key >> bits]++;
+        crd[at] = (index_t)(spread[e].key & mask);
+        values[at] = spread[e].value;
+    }
+}
+
+static void count_shares(i64 begin, i64 end, void *context) {
+    for (i64 part = begin; part < end; part++) count_share(part, ((job_t *)context)->args);
+}
+
+static void spread_shares(i64 begin, i64 end, void *context) {
+    for (i64 part = begin; part < end; part++) spread_share(part, ((job_t *)context)->args);
+}
+
+static void sort_buckets(i64 begin, i64 end, void *context) {
+    job_t *job = context;
+    (void)begin, (void)end;
+    for (;;) {
+        const i64 bucket = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        if (bucket >= job->args[BUCKETS]) return;
+        sort_bucket(bucket, job->args);
+    }
+}
+
+static void shared(work_t work, job_t *job) {
+    const i64 threads = job->args[THREADS];
+    if (threads <= 1) work(0, 1, job);
+    else ((int (*)(i64, i64, i64, work_t, void *))job->args[PARALLEL])(0, threads, 1, work, job);
+}
+
+/* All columns fit the cache: entries go where they stay at once. */
+static void sort_at_once(const i64 *args) {
+    const index_t *pos = (const index_t *)args[POS], *crd = (const index_t *)args[CRD];
+    const value_t *values = (const value_t *)args[VALUES];
+    index_t *next = (index_t *)args[NEW_POS] + 1, *new_crd = (index_t *)args[NEW_CRD];
+    value_t *new_values = (value_t *)args[NEW_VALUES];
+    i64 sum = 0;
+    for (i64 c = 0; c < args[COLUMNS]; c++) next[c] = 0;
+    for (i64 e = 0; e < args[ENTRIES]; e++) next[crd[e]]++;
+    for (i64 c = 0; c < args[COLUMNS]; c++) {
+        const i64 own = next[c];
+        next[c] = (index_t)sum;
+        sum += own;
+    }
+    for (i64 row = 0; row < args[ROWS]; row++)
+        for (i64 e = pos[row], stop = pos[row + 1]; e < stop; e++) {
+            const i64 at = next[crd[e]]++;
+            new_crd[at] = (index_t)row;
+            new_values[at] = values[e];
+        }
+}
+
+i64 scorch_transpose_rows(i64 *args) {
+    job_t job = {args, 0};
+    args[COUNT] = args[ENTRIES];
+    ((index_t *)args[NEW_POS])[0] = 0;
+    if (args[BUCKETS] == 1 && args[THREADS] <= 1) {
+        sort_at_once(args);
+        return 0;
+    }
+    shared(count_shares, &job);
+    add_up(args);
+    shared(spread_shares, &job);
+    shared(sort_buckets, &job);
+    return 0;
+}
