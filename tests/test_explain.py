@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,8 @@ def test_explanation_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatc
     machine = Target("", 16, 32, 2, 1 << 20, 32 << 20)
     monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
     monkeypatch.setattr("scorch._src.backends.cpu.parallel.relative_cost", lambda threads: 1.0)
+    quiet = types.SimpleNamespace(value=0)  # however busy the machine of the tests is
+    monkeypatch.setattr("scorch._src.backends.cpu.parallel.busy_until", lambda: quiet)
     statement, operands, named = statements()[name]
     with scorch.settings(threads=4):
         text = explain(statement, *operands, **named).report(source=name.startswith("sp")) + "\n"
