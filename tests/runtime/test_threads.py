@@ -109,9 +109,9 @@ def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(parallel, "_time_of_loop", lambda threads: next(times))
     monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
     assert parallel.relative_cost(2) == parallel.DEAREST
-    assert not parallel.is_settled(2)
+    assert not parallel.is_settled(2, 1000.0, 1000.0)
     assert parallel.relative_cost(2) == 1
-    assert parallel.is_settled(2)
+    assert parallel.is_settled(2, 1000.0, 1000.0)
     assert parallel.threads_for(1000.0, 1000.0) == 2
 
 

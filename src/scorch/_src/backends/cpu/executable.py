@@ -140,7 +140,7 @@ class CpuExecutable(Compiled, Launcher):
         if self.plan.is_private:
             numbers = (self._adding_threads(allowed),) * 2
         quiet, busy = (launch.pack([self.parallel_for, threads, *self.sizes]) for threads in numbers)
-        if self.is_serial or self.plan.is_private or parallel.is_settled(allowed):
+        if self.is_serial or self.plan.is_private or parallel.is_settled(allowed, self.work, self.least_work):
             self.headers[allowed] = quiet, busy
         return quiet, busy
 

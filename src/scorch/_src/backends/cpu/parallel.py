@@ -133,10 +133,11 @@ def _time_of_loop(threads: int) -> int:
     return took
 
 
-def is_settled(threads: int) -> bool:
-    """Tell whether ``relative_cost`` will be the same at the next call."""
+def is_settled(threads: int, work: float, least: float) -> bool:
+    """Tell whether as many threads will share ``work`` at the next call: a cost only falls."""
     cost = _costs.get(threads)
-    return cost is None or cost.is_settled
+    is_small = work < least * CHEAPEST
+    return cost is None or cost.is_settled or is_small or work >= BUSY_FACTOR * least * cost.relative
 
 
 def threads_for(work: float, least: float) -> int:
