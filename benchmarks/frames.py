@@ -2,8 +2,8 @@
 
     python benchmarks/frames.py [--names | --json]
 
-Every row is called until nothing is compiled, planned or measured any more, and counted then; ``--names`` lists
-them. What a loop on threads costs is measured again for some seconds where the machine is busy at first.
+Every row is called until nothing is compiled, planned or measured any more, and counted then; ``--names``
+lists them. What a loop on threads costs is measured again for some seconds on a machine that is busy at first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import scorch
 
 WARM_CALLS = 5
-MOST_WAITS = 8  # of a second
+MOST_WAITS = 15  # of a second
 BOUNDS = {  # what the redesign asks for
     "csr @ dense": 9,
     "csr @ csr": 15,
