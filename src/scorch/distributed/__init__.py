@@ -12,8 +12,10 @@ from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.collectives import Traffic, count_bytes
 from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.partition.partition import partition
 from scorch._src.distributed.products import matmul
 from scorch._src.distributed.reductions import softmax
+from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.statements import einsum, evaluate
 from scorch._src.distributed.sums import spread, sum_processes
 from scorch.errors import CommunicationError
@@ -27,6 +29,8 @@ __all__ = [
     "einsum",
     "evaluate",
     "matmul",
+    "partition",
+    "repartition",
     "shard",
     "shard_rows",
     "softmax",

@@ -25,7 +25,7 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
     ``features`` are the widths of the layers that rows pass through: an entry costs one multiplication for
     each number that it multiplies, a row one for each weight. Without them a row costs as much as an entry.
     """
-    work = torch.cumsum(_work_of(lengths, features), 0)
+    work = torch.cumsum(work_of(lengths, features), 0)
     total = work[-1] if len(work) else torch.zeros((), dtype=torch.float64)
     goals = total * torch.arange(1, parts, dtype=torch.float64) / parts
     # The border nearest to the goal: after the row that reaches it, or before.
@@ -37,7 +37,8 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
     return torch.cat([ends[0], inner.clamp(max=len(lengths)), ends[1]]).cummax(0).values
 
 
-def _work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
+def work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
+    """Return the work that each row of these lengths makes, a whole number."""
     lengths = lengths.to(torch.float64)
     if not features:
         return lengths + 1
@@ -79,3 +80,8 @@ def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
     if found[0] != 0 or found[-1] != rows or bool((found.diff() < 0).any()):
         raise ShapeError(f"{name} must rise from 0 to {rows}, but is {found.tolist()}")
     return found
+
+
+def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
+    """Return the process that owns each row."""
+    return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1
