@@ -12,6 +12,7 @@ from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.collectives import Traffic, count_bytes
 from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.load_rows import load_rows
 from scorch._src.distributed.partition.partition import partition
 from scorch._src.distributed.products import matmul
 from scorch._src.distributed.reductions import softmax
@@ -28,6 +29,7 @@ __all__ = [
     "cuts",
     "einsum",
     "evaluate",
+    "load_rows",
     "matmul",
     "partition",
     "repartition",

@@ -82,7 +82,7 @@ def shard(
         tensor.format if format is None else format,
         mesh,
     )
-    return _with_options(result, algorithm, wire)
+    return with_options(result, algorithm, wire)
 
 
 def _facts(facts: Any) -> str:
@@ -90,7 +90,8 @@ def _facts(facts: Any) -> str:
     return f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts}"
 
 
-def _with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:
+def with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:
+    """Set how a sharded tensor exchanges rows, checked."""
     if algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
@@ -169,4 +170,4 @@ def shard_rows(
     result = from_entries(
         wide, values_of(local)[places], (total, *shape[1:]), cuts, column_cuts, group, form, mesh
     )
-    return _with_options(result, algorithm, None)
+    return with_options(result, algorithm, None)

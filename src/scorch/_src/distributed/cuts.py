@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.distributed.collectives import Group, gather_numbers, rank_in, size_of, sum_over
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, counted
@@ -35,6 +36,28 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
     inner = after + (high - goals < goals - low).to(torch.int64)
     ends = torch.tensor([0]), torch.tensor([len(lengths)])
     return torch.cat([ends[0], inner.clamp(max=len(lengths)), ends[1]]).cummax(0).values
+
+
+def cut_together(
+    lengths: Tensor, begin: int, rows: int, group: Group, features: Sequence[int] = ()
+) -> Tensor:
+    """Cut rows as ``cut_by_work`` does, where each process knows the lengths of some, from ``begin`` on.
+
+    Rows of the process before come before. All processes get the same cuts.
+    """
+    parts, rank = size_of(group), rank_in(group)
+    work = torch.cumsum(work_of(lengths, features), 0)
+    own = int(work[-1]) if len(work) else 0
+    totals = [total for (total,) in gather_numbers([own], group, lengths)]
+    padded = torch.cat([work.new_zeros(1), work]) + sum(totals[:rank])
+    goals = sum(totals) * torch.arange(1, parts, dtype=torch.float64) / parts
+    after = sum_over(torch.searchsorted(padded[1:], goals), group)
+    here = (after >= begin) & (after < begin + len(lengths))
+    place = torch.where(here, after - begin, 0)
+    low, high = padded[place], padded[(place + 1).clamp(max=len(lengths))]
+    inner = after + sum_over((here & (high - goals < goals - low)).to(torch.int64), group)
+    ends = torch.tensor([0]), torch.tensor([rows])
+    return torch.cat([ends[0], inner.clamp(max=rows), ends[1]]).cummax(0).values
 
 
 def work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
