@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.distributed.calls import call
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
+from scorch._src.distributed.entry_state import load_state, state_of
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -171,6 +172,16 @@ class RowSharded:
     def has_split_rows(self) -> bool:
         """Whether some rows have entries in several processes."""
         return not self.rows.is_local
+
+    # checkpoints ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``torch.distributed.checkpoint`` saves of this tensor; all processes call this."""
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the values of a state with the same pattern, which may have had other cuts."""
+        load_state(self, state)
 
     # what torch's functions do -------------------------------------------------------------------------
 
