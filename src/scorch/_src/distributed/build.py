@@ -69,7 +69,8 @@ def shard(
     crd, places = numbered_entries(tensor.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
     row_cuts, column_cuts = _both_cuts(wide[0], tensor.shape, rows, columns, size_of(group))
-    agree(group, "shard", (tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist()), _facts)
+    facts = tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist(), _checksum(wide)
+    agree(group, "shard", facts, _facts)
     owners = owners_of(wide, row_cuts, column_cuts, split)
     mine = owners == rank_in(group)
     result = from_entries(
@@ -86,8 +87,20 @@ def shard(
 
 
 def _facts(facts: Any) -> str:
-    shape, dtype, nnz, cuts = facts
-    return f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts}"
+    shape, dtype, nnz, cuts, checksum = facts
+    return (
+        f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts} (its pattern has the "
+        f"checksum {checksum:x})"
+    )
+
+
+def _checksum(crd: Sequence[Tensor]) -> int:
+    """Return a number that differs, most likely, for another set of coordinates."""
+    mixed = torch.zeros_like(crd[0])
+    for column in crd:
+        mixed = (mixed + column + 1) * -7046029254386353131
+        mixed = mixed ^ (mixed >> 29)
+    return int(mixed.sum()) & 0xFFFFFFFF
 
 
 def with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:

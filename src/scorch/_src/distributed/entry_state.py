@@ -79,6 +79,8 @@ def describe(tensor: Any) -> str:
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "format": describe_format(tensor.local.format),
         "has_order": tensor.order is not None,
+        "rows": tensor.rows.cuts.tolist(),
+        "columns": tensor.columns.cuts.tolist(),
     }
     return json.dumps(facts)
 

@@ -39,7 +39,8 @@ def load(
     was. Like all checkpoints of torch they may run code when they are loaded: load only those you trust.
 
     - ``cuts``, ``columns``: where the shares of all tensors begin, or a dictionary by the names of sharded
-      tensors and dense rows; shares of about the same work otherwise, weighed by ``features`` as in ``cuts``.
+      tensors and dense rows. Otherwise as many processes as before have the shares that they had, and others
+      shares of about the same work, weighed by ``features`` as in ``cuts``.
     - ``format``: of the local parts; that of before otherwise.
     """
     group, folder = group_of(mesh), Path(path)
@@ -76,17 +77,10 @@ class _Loading:
         found = {name: json.loads(facts[f"{name}.{FACTS}"]) for name in names}
         _check_used(cuts, [one["shape"][0] for one in found.values()])
         row_cuts = self._row_cuts(found, cuts)
-        values: dict[str, Any] = {}
-        for name in names:
-            shape = found[name]["shape"]
-            other = _given(columns, name, shape[1])
-            if other is None:
-                other = row_cuts[name] if shape[0] == shape[1] else cut_evenly(shape[1], size_of(self.group))
-            column_cuts = as_cuts("columns", other, shape[1], size_of(self.group))
-            same = torch.equal(column_cuts, row_cuts[name])
-            values[name] = self._load_tensor(
-                name, found[name], row_cuts[name], row_cuts[name] if same else column_cuts
-            )
+        values: dict[str, Any] = {
+            name: self._load_tensor(name, one, row_cuts[name], self._column_cuts(name, one, row_cuts, columns))
+            for name, one in found.items()
+        }
         values |= self._load_runs(values, cuts)
         values |= self._load_rest(values)
         result: dict[str, Any] = {}
@@ -115,7 +109,10 @@ class _Loading:
     def _row_cuts(self, facts: Mapping[str, Any], cuts: Any) -> dict[str, Tensor]:
         """Return the cuts of each sharded tensor: those given, or shares of about the same work."""
         parts = size_of(self.group)
-        given = {name: _given(cuts, name, found["shape"][0]) for name, found in facts.items()}
+        given = {
+            name: _given(cuts, name, found["shape"][0], [] if self.features else found["rows"], parts)
+            for name, found in facts.items()
+        }
         even = {
             f"{name}.lengths": self._run(
                 f"{name}.lengths", *self._own(cut_evenly(found["shape"][0], parts))
@@ -136,6 +133,17 @@ class _Loading:
             else as_cuts("cuts", given[name], found["shape"][0], parts)
             for name, found in facts.items()
         }
+
+    def _column_cuts(
+        self, name: str, facts: Mapping[str, Any], row_cuts: Mapping[str, Tensor], columns: Any
+    ) -> Tensor:
+        (rows, extent), parts, mine = facts["shape"][:2], size_of(self.group), row_cuts[name]
+        is_square = rows == extent and facts["rows"] == facts["columns"]
+        found = _given(columns, name, extent, [] if is_square else facts["columns"], parts)
+        if found is None:
+            found = mine if rows == extent else cut_evenly(extent, parts)
+        checked = as_cuts("columns", found, extent, parts)
+        return mine if torch.equal(checked, mine) else checked
 
     def _load_tensor(self, name: str, facts: Mapping[str, Any], rows: Tensor, columns: Tensor) -> RowSharded:
         begin, end = self._own(rows)
@@ -198,13 +206,13 @@ class _Loading:
         return rest
 
 
-def _given(cuts: Any, name: str, rows: int) -> Any:
-    """Return the cuts that a user gives for one tensor; None where there are none."""
+def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: int = 0) -> Any:
+    """Return the cuts that a user gives for one tensor, or those of before for as many processes, or None."""
     if isinstance(cuts, Mapping):
-        return cuts.get(name)
-    if cuts is None:
-        return None
-    return cuts if int(torch.as_tensor(cuts).reshape(-1)[-1]) == rows else None
+        found = cuts.get(name)
+    else:
+        found = None if cuts is None or int(torch.as_tensor(cuts).reshape(-1)[-1]) != rows else cuts
+    return before if found is None and len(before) == parts + 1 else found
 
 
 def _check_used(cuts: Any, rows: list[int]) -> None:
