@@ -1,4 +1,4 @@
-"""Three processes that train, of which one may end or be late; the test starts them and reads what they say."""
+"""Three processes that train, of which one may end or be late, and what they tell about it."""
 
 from __future__ import annotations
 

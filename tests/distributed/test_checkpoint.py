@@ -18,15 +18,17 @@ import scorch.distributed as sd
 from distributed.sharded_cases import draw
 from distributed.training import Training, features, graph, whole
 from processes import in_processes
-from scorch._src.distributed import runs
+from scorch._src.distributed.checkpoint import runs
 from scorch.errors import CommunicationError, FileError, MissingFileError, ShapeError, UnsupportedError
 
-SEEDS = (0, 2, 5, 17, 27)
+SEEDS = (0, 2, 5, 27)
 
 
 def cube() -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
-    return torch.where(torch.rand(6, 5, 4, generator=generator) < 0.3, torch.rand(6, 5, 4, generator=generator), 0)
+    return torch.where(
+        torch.rand(6, 5, 4, generator=generator) < 0.3, torch.rand(6, 5, 4, generator=generator), 0
+    )
 
 
 def save_all(rank: int, folder: str) -> Any:
@@ -59,12 +61,14 @@ def load_all(rank: int, folder: str) -> Any:
         state = sd.load(f"{folder}/case{seed}")
         dense, Q, rng = state["dense"], state["Q"], random.Random(seed)
         cuts = torch.tensor([0, *sorted(rng.choices(range(len(dense) + 1), k=world - 1)), len(dense)])
-        for state in (state, sd.load(f"{folder}/case{seed}", cuts=rng.choice([cuts, {"A": cuts}]))):
-            A = state["A"]
+        for loaded in (state, sd.load(f"{folder}/case{seed}", cuts=rng.choice([cuts, {"A": cuts}]))):
+            A = loaded["A"]
             assert torch.equal(A.gather().to_dense(), dense) and A.dtype == dense.dtype
-            assert torch.equal(state["rows"], A.rows_of(Q))
+            assert torch.equal(loaded["rows"], A.rows_of(Q))
         assert torch.equal(A.cuts, cuts)
-        if os.path.exists(f"{folder}/dcp{seed}") and "bsr" not in str(A.format):  # whose blocks depend on cuts
+        if os.path.exists(f"{folder}/dcp{seed}") and "bsr" not in str(
+            A.format
+        ):  # whose blocks depend on cuts
             zeros = A.map_local(lambda local: local * 0)
             dcp.load({"A": zeros}, checkpoint_id=f"{folder}/dcp{seed}")
             assert torch.equal(zeros.local.to_dense(), A.local.to_dense())

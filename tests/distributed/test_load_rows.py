@@ -48,7 +48,9 @@ def load_and_compare(rank: int, folder: str) -> None:
     assert count == A.local.nnz  # no entries but its own
     weighed = sd.load_rows(f"{folder}/part*.safetensors", features=[16, 8])
     assert torch.equal(weighed.cuts, sd.cuts(S, world, features=[16, 8]))
-    given = sd.load_rows([f"{folder}/part0.safetensors"], cuts=[0, 0, 4, 9], columns=[0, 1, 2, 50], wire=torch.bfloat16)
+    given = sd.load_rows(
+        [f"{folder}/part0.safetensors"], cuts=[0, 0, 4, 9], columns=[0, 1, 2, 50], wire=torch.bfloat16
+    )
     assert given.rows.own == (0, 4, 5)[rank] and given.wire == torch.bfloat16
     assert torch.equal(given.gather().to_dense(), dense[:9])
     even = sd.load_rows(f"{folder}/part*.safetensors", balance="rows", format="coo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 
 import pytest
@@ -20,7 +21,13 @@ from scorch.errors import ArgumentError, ShapeError
 def grid(side: int) -> torch.Tensor:
     """The graph of a square grid, its vertices in no order."""
     place = torch.arange(side * side).reshape(side, side)
-    ends = torch.cat([torch.stack([place[1:], place[:-1]]).flatten(1), torch.stack([place[:, 1:], place[:, :-1]]).flatten(1)], 1)
+    ends = torch.cat(
+        [
+            torch.stack([place[1:], place[:-1]]).flatten(1),
+            torch.stack([place[:, 1:], place[:, :-1]]).flatten(1),
+        ],
+        1,
+    )
     name = torch.randperm(side * side, generator=torch.Generator().manual_seed(0))
     dense = torch.eye(side * side, dtype=torch.float64)
     dense[name[ends[0]], name[ends[1]]] = dense[name[ends[1]], name[ends[0]]] = 1
@@ -66,6 +73,13 @@ def partition_a_grid(rank: int) -> list[torch.Tensor]:
     assert torch.equal(given.order % (2 * world) // 2, torch.full_like(given.order, rank))
     twice = sd.partition(sd.partition(S, "hash"), "label", features=[8, 4])
     check_permuted(twice, dense, x)
+    if importlib.util.find_spec("pymetis") is None:
+        with pytest.raises(ArgumentError, match="needs the package pymetis"):
+            sd.partition(S, "metis")
+    else:
+        A = sd.partition(S, "metis")
+        check_permuted(A, dense, x)
+        assert ghosts_of(A) < 0.3 * halo["given"]
     with pytest.raises(ArgumentError, match=r"there are label, metis"):
         sd.partition(S, "best")
     with pytest.raises(ArgumentError, match="multiple"):
@@ -98,7 +112,7 @@ def move_and_compare(rank: int) -> None:
     for seed in (0, 5, 7, 17, 27):
         case = draw(seed, world)
         rng = random.Random(seed)
-        rows, columns = case.dense.shape
+        rows = len(case.dense)
         cuts = torch.tensor([0, *sorted(rng.choices(range(rows + 1), k=world - 1)), rows])
         A, (q,) = sd.repartition(case.A, cuts, along=[case.rows(case.Q)])
         assert not A.has_split_rows and torch.equal(A.cuts, cuts)

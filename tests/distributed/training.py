@@ -32,14 +32,23 @@ class Training:
 
     def step(self) -> None:
         self.optimizer.zero_grad()
-        loss = sd.sum_processes((self.A @ (self.X @ sd.spread(self.W, self.A.group))).square().sum(), self.A.group)
+        loss = sd.sum_processes(
+            (self.A @ (self.X @ sd.spread(self.W, self.A.group))).square().sum(), self.A.group
+        )
         loss.backward()
         self.optimizer.step()
 
     def state(self) -> dict[str, Any]:
         X = sd.dense_rows(self.X, self.A)
         optimizer = sd.optimizer_state(self.optimizer, self.A, X)
-        return {"A": self.A, "X": X, "W": self.W, "optimizer": optimizer, "epoch": 2, "nested": {"name": "graph"}}
+        return {
+            "A": self.A,
+            "X": X,
+            "W": self.W,
+            "optimizer": optimizer,
+            "epoch": 2,
+            "nested": {"name": "graph"},
+        }
 
 
 def whole(training: Training) -> list[torch.Tensor]:

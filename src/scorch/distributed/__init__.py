@@ -10,10 +10,10 @@ tensor([[2.],
 
 from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
-from scorch._src.distributed.checkpoint import dense_rows, optimizer_state, save
+from scorch._src.distributed.checkpoint.load import load
+from scorch._src.distributed.checkpoint.save import dense_rows, optimizer_state, save
 from scorch._src.distributed.collectives import Traffic, count_bytes
 from scorch._src.distributed.cuts import cuts
-from scorch._src.distributed.load_checkpoint import load
 from scorch._src.distributed.load_rows import load_rows
 from scorch._src.distributed.partition.partition import partition
 from scorch._src.distributed.products import matmul

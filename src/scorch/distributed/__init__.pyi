@@ -118,9 +118,16 @@ from scorch._src.distributed.row_sharded import RowSharded as RowSharded
 from scorch._src.distributed.collectives import Traffic as Traffic
 from scorch._src.distributed.collectives import count_bytes as count_bytes
 from scorch._src.distributed.cuts import cuts as cuts
+from scorch._src.distributed.checkpoint.save import dense_rows as dense_rows
 from scorch._src.distributed.statements import einsum as einsum
 from scorch._src.distributed.statements import evaluate as evaluate
+from scorch._src.distributed.checkpoint.load import load as load
+from scorch._src.distributed.load_rows import load_rows as load_rows
 from scorch._src.distributed.products import matmul as matmul
+from scorch._src.distributed.checkpoint.save import optimizer_state as optimizer_state
+from scorch._src.distributed.partition.partition import partition as partition
+from scorch._src.distributed.repartition import repartition as repartition
+from scorch._src.distributed.checkpoint.save import save as save
 from scorch._src.distributed.build import shard as shard
 from scorch._src.distributed.build import shard_rows as shard_rows
 from scorch._src.distributed.reductions import softmax as softmax

@@ -65,7 +65,9 @@ def _row_move(A: RowSharded, rows: Any, owners: Any) -> RowMove:
     parts, device = size_of(A.group), A.rows.ghosts.device
     if owners is None:
         cuts = A.rows.cuts if rows is None else as_cuts("rows", rows, A.shape[0], parts)
-        agree(A.group, "repartition", (A.shape, cuts.tolist()), lambda facts: f"cuts {facts[1]} of {facts[0]}")
+        agree(
+            A.group, "repartition", (A.shape, cuts.tolist()), lambda facts: f"cuts {facts[1]} of {facts[0]}"
+        )
         return move_to_cuts(A.rows.begin, A.rows.end, cuts, A.group, device)
     return move_to_parts(as_parts("owners", owners, A, parts), parts, A.group)
 
@@ -80,7 +82,7 @@ def as_parts(name: str, given: Any, A: RowSharded, count: int) -> Tensor:
             f"{name} has shape {tuple(found.shape)}; it has one number for each of the {A.rows.own} rows of "
             f"this process, or for each of all {A.shape[0]}"
         )
-    if len(found) and not (0 <= int(found.min()) and int(found.max()) < count):
+    if len(found) and (int(found.min()) < 0 or int(found.max()) >= count):
         raise ArgumentError(
             f"{name} has {int(found.min())} to {int(found.max())}; there are 0 to {count - 1}"
         )

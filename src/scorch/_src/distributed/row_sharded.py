@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.calls import call
+from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
-from scorch._src.distributed.entry_state import load_state, state_of
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of

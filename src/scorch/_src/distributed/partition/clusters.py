@@ -1,4 +1,7 @@
-"""Clusters of vertices by label propagation, none larger than a given size (Meyerhenke, Sanders, Schulz 2014)."""
+"""Clusters of vertices by label propagation, none larger than a given size.
+
+Meyerhenke, Sanders and Schulz, "Partitioning complex networks via size-constrained clustering", 2014.
+"""
 
 from __future__ import annotations
 

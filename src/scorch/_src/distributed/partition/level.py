@@ -49,7 +49,9 @@ class Level:
         return keys // extent, keys % extent, weights
 
 
-def level_of(ends: tuple[Tensor, Tensor], weights: Tensor, sizes: Tensor, cuts: Tensor, group: Group) -> Level:
+def level_of(
+    ends: tuple[Tensor, Tensor], weights: Tensor, sizes: Tensor, cuts: Tensor, group: Group
+) -> Level:
     """Make a level of edges by the numbers of their ends, which may be in any process, each in one direction.
 
     Loops are left out, and edges between the same ends are added up.

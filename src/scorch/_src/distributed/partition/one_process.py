@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def solve_in_one(level: Level, solve: Callable[[Level], Tensor]) -> Tensor:
-    """Return a number for each vertex of this process, which the first process computes of the whole graph."""
+    """Return a number for each vertex of this process, found by the first process in the whole graph."""
     plan = level.plan
     one, other = plan.to_global(level.rows), plan.to_global(level.columns)
     once = one < other

@@ -13,11 +13,22 @@ Tensor = torch.Tensor
 def cuthill_mckee(level: Level, seed: int | None = None) -> Tensor:
     """Return the vertices in Cuthill and McKee's order: by distance from one, by their neighbours, by degree.
 
-    The first vertex of each component has the least degree, or is any, as the seed says.
+    The first vertex of each component is any, as the seed says. Without one it is far from the others: the
+    last of an order that began with the least degree.
     """
     components = _components(level)
+    if seed is not None:
+        return _order_from(level, components, scramble(level.ids, seed))
     degrees = torch.bincount(level.rows, minlength=level.count)
-    preference = degrees * level.count + level.ids if seed is None else scramble(level.ids, seed)
+    order = _order_from(level, components, degrees * level.count + level.ids)
+    preference = torch.empty_like(order)
+    preference[order] = level.ids.flip(0)
+    return _order_from(level, components, preference)
+
+
+def _order_from(level: Level, components: Tensor, preference: Tensor) -> Tensor:
+    """Return the order that begins, in each component, with the vertex whose preference is least."""
+    degrees = torch.bincount(level.rows, minlength=level.count)
     frontier = _first_of_each(preference, components)
     distance = torch.full_like(components, -1)
     place = torch.zeros_like(components)  # among those at the same distance
@@ -35,8 +46,10 @@ def _next_frontier(level: Level, distance: Tensor, place: Tensor, steps: int, de
     """Return the vertices beyond those of the last step, in the order of their first neighbour there."""
     is_edge = (distance[level.rows] == steps - 1) & (distance[level.columns] < 0)
     reached = level.columns[is_edge]
-    parents = torch.full_like(distance, LARGEST).scatter_reduce(0, reached, place[level.rows[is_edge]], "amin")
-    found = reached.unique()
+    parents = torch.full_like(distance, LARGEST).scatter_reduce(
+        0, reached, place[level.rows[is_edge]], "amin"
+    )
+    found: Tensor = reached.unique()
     found = found[torch.argsort(degrees[found], stable=True)]
     return found[torch.argsort(parents[found], stable=True)]
 

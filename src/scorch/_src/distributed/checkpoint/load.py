@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.build import from_entries, group_of
-from scorch._src.distributed.checkpoint import CONTENTS, old_folder, read
+from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
+from scorch._src.distributed.checkpoint.runs import Run
+from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
-from scorch._src.distributed.entry_state import FACTS, EntryOrder, begin_of
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.distributed.runs import Run
 from scorch._src.io.archive import parse_dtype, parse_format
 from scorch._src.torch_internals import look_up
 from scorch.errors import FileError, MissingFileError, ShapeError
@@ -78,7 +78,9 @@ class _Loading:
         _check_used(cuts, [one["shape"][0] for one in found.values()])
         row_cuts = self._row_cuts(found, cuts)
         values: dict[str, Any] = {
-            name: self._load_tensor(name, one, row_cuts[name], self._column_cuts(name, one, row_cuts, columns))
+            name: self._load_tensor(
+                name, one, row_cuts[name], self._column_cuts(name, one, row_cuts, columns)
+            )
             for name, one in found.items()
         }
         values |= self._load_runs(values, cuts)
@@ -114,9 +116,7 @@ class _Loading:
             for name, found in facts.items()
         }
         even = {
-            f"{name}.lengths": self._run(
-                f"{name}.lengths", *self._own(cut_evenly(found["shape"][0], parts))
-            )
+            f"{name}.lengths": self._run(f"{name}.lengths", *self._own(cut_evenly(found["shape"][0], parts)))
             for name, found in facts.items()
             if given[name] is None
         }
@@ -161,9 +161,7 @@ class _Loading:
         values = entries[parts[-1]].rows.to(parse_dtype(facts["dtype"]))
         form = parse_format(facts["format"]) if self.format is None else self.format
         order = state[f"{name}.order"].rows if facts["has_order"] else None
-        return from_entries(
-            crd, values, facts["shape"], rows, columns, self.group, form, self.mesh, order
-        )
+        return from_entries(crd, values, facts["shape"], rows, columns, self.group, form, self.mesh, order)
 
     def _load_runs(self, tensors: Mapping[str, RowSharded], cuts: Any) -> dict[str, Tensor]:
         """Return dense rows, and arrays that belong to the entries of sharded tensors."""
@@ -175,7 +173,9 @@ class _Loading:
                 runs[name] = self._run(name, begin, begin + len(orders[of].places))
             else:
                 extent = self.stored[name].size[0]
-                runs[name] = self._run(name, *self._own(self._dense_cuts(name, extent, along, of, tensors, cuts)))
+                runs[name] = self._run(
+                    name, *self._own(self._dense_cuts(name, extent, along, of, tensors, cuts))
+                )
         read(dict(runs), self.folder, self.group)
         return {
             name: orders[of].spread(runs[name].rows, len(tensors[of].local.storage.values))

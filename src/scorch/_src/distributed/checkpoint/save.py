@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.build import group_of
+from scorch._src.distributed.checkpoint.entry_state import EntryOrder, state_of
+from scorch._src.distributed.checkpoint.runs import Run
 from scorch._src.distributed.collectives import Group, agree, rank_in, reporting
-from scorch._src.distributed.entry_state import EntryOrder, state_of
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.distributed.runs import Run
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import look_up
 from scorch.errors import ArgumentError, FileError, OperandError
@@ -110,14 +110,16 @@ def old_folder(folder: Path) -> Path:
 def _options(direction: str, group: Group) -> dict[str, Any]:
     """Return the processes, and a planner that takes names and objects as they are."""
     planner = look_up(f"torch.distributed.checkpoint.Default{direction}Planner")
-    processes: dict[str, Any] = {"no_dist": True} if group is None else {"process_group": group}
-    return processes | {"planner": planner(flatten_state_dict=False, flatten_sharded_tensors=False)}
+    return {
+        "process_group": group,
+        "planner": planner(flatten_state_dict=False, flatten_sharded_tensors=False),
+    }
 
 
 @contextlib.contextmanager
 def _checkpointing(what: str, group: Group) -> Iterator[None]:
     """Turn what torch raises in a checkpoint into errors of ours."""
-    failure: Any = look_up("torch.distributed.checkpoint.api.CheckpointException")
+    failure: Any = look_up("torch.distributed.checkpoint.CheckpointException")
     with reporting(what, group), warnings.catch_warnings():
         if group is None:
             warnings.filterwarnings("ignore", message="torch.distributed is ")

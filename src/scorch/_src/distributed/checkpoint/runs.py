@@ -48,7 +48,7 @@ class Run(Tensor):
         """The rows as a plain tensor, which shares their memory."""
         return self.as_subclass(Tensor)
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+    def size(self, dim: int | None = None) -> Any:
         """Return the size over all processes."""
         found = torch.Size([self.extent, *self.rows.shape[1:]])
         return found if dim is None else found[dim]
@@ -62,7 +62,9 @@ class Run(Tensor):
         return [(first, min(each, count - first)) for first in range(0, count, each)]
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:
-        planner, metadata = (look_up(f"torch.distributed.checkpoint.{name}") for name in ("planner", "metadata"))
+        planner, metadata = (
+            look_up(f"torch.distributed.checkpoint.{name}") for name in ("planner", "metadata")
+        )
         rows = self.rows
         return [
             planner.WriteItem(
