@@ -116,3 +116,5 @@ def test_one_process_saves_and_loads_without_a_group(tmp_path):
     state = sd.load(tmp_path / "one")
     assert torch.equal(state["A"].gather().to_dense(), graph()) and str(state["A"].format) == "csc"
     assert torch.equal(state["x"], torch.arange(3))
+    (tmp_path / "one").rename(tmp_path / "one.old")  # as a process leaves it that ends while it is replaced
+    assert torch.equal(sd.load(tmp_path / "one")["x"], torch.arange(3))

@@ -78,9 +78,10 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], mesh: Any = Non
 
     ``state`` is a dictionary, of dictionaries too. Tensors that are neither sharded nor ``dense_rows`` are
     the same in all processes. A checkpoint that is there is replaced when the new one is complete: a process
-    that ends on the way leaves the old one.
+    that ends on the way leaves the old one. ``mesh`` has the processes; otherwise they are
+    those of the sharded tensors.
     """
-    group, folder = group_of(mesh), Path(path)
+    group, folder = _group_of_state(state, mesh), Path(path)
     arrays, contents = _flatten_state(state)
     agree(group, "save", (str(folder), sorted(arrays)), lambda facts: f"{facts[0]} with {facts[1]}")
     new = folder.with_name(folder.name + ".new")
@@ -100,6 +101,12 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], mesh: Any = Non
         os.replace(new, folder)
         shutil.rmtree(old, ignore_errors=True)
     agree(group, "save", "done")
+
+
+def _group_of_state(state: Mapping[str, Any], mesh: Any) -> Group:
+    """Return the processes of a mesh, or those of the first sharded tensor."""
+    sharded = [value for _, value in _leaves(state, ()) if isinstance(value, RowSharded)]
+    return sharded[0].group if mesh is None and sharded else group_of(mesh)
 
 
 def old_folder(folder: Path) -> Path:

@@ -15,7 +15,8 @@ from scorch._src.distributed.partition.refine import cut_weight, part_sizes, ref
 Tensor = torch.Tensor
 SMALL = 200  # clusters for each part in the smallest graph, and
 LARGEST_CLUSTER = 30  # how many of the largest make a part
-CLUSTER_SWEEPS, REFINE_SWEEPS, TRIES = 4, 10, 32
+CLUSTER_SWEEPS, REFINE_SWEEPS = 4, 10
+TRIES = 128  # at the smallest graph, over the number of parts: a try takes as long as it is large
 
 
 def divide_by_labels(level: Level, count: int, imbalance: float) -> Tensor:
@@ -41,7 +42,7 @@ def divide_by_labels(level: Level, count: int, imbalance: float) -> Tensor:
 def _divide(level: Level, most: Tensor) -> Tensor:
     """Return the best of some divisions of a small graph: an order of its vertices, cut and refined."""
     best: tuple[tuple[int, int], Tensor] | None = None
-    for number in range(TRIES):
+    for number in range(max(TRIES // len(most), 4)):
         parts = cut_order(level, cuthill_mckee(level, number), len(most))
         parts = refine(level, parts, most, 2 * REFINE_SWEEPS)
         _, sizes = part_sizes(level, parts, len(most))
