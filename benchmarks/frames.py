@@ -3,7 +3,7 @@
     python benchmarks/frames.py [--names | --json]
 
 Every row is called until nothing is compiled, planned or measured any more, and counted then; ``--names``
-lists them. What a loop on threads costs is measured again for some seconds on a machine that is busy at first.
+lists them. What a loop on threads costs is measured for some seconds on a machine that is busy at first.
 """
 
 from __future__ import annotations

@@ -10,11 +10,16 @@ tensor([[2.],
 
 from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
+from scorch._src.distributed.checkpoint.load import load
+from scorch._src.distributed.checkpoint.save import dense_rows, optimizer_state, save
 from scorch._src.distributed.collectives import Traffic, count_bytes
 from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.load_rows import load_rows
 from scorch._src.distributed.neighbours import add_loops, normalise
+from scorch._src.distributed.partition.partition import partition
 from scorch._src.distributed.products import matmul
 from scorch._src.distributed.reductions import softmax
+from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.statements import einsum, evaluate
 from scorch._src.distributed.sums import spread, sum_processes
 from scorch._src.distributed.training import dropout, init, mean, replicate, sum_gradients
@@ -27,14 +32,21 @@ __all__ = [
     "add_loops",
     "count_bytes",
     "cuts",
+    "dense_rows",
     "dropout",
     "einsum",
     "evaluate",
     "init",
+    "load",
+    "load_rows",
     "matmul",
     "mean",
     "normalise",
+    "optimizer_state",
+    "partition",
+    "repartition",
     "replicate",
+    "save",
     "shard",
     "shard_rows",
     "softmax",

@@ -70,7 +70,8 @@ def shard(
     crd, places = numbered_entries(tensor.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
     row_cuts, column_cuts = _both_cuts(wide[0], tensor.shape, rows, columns, size_of(group))
-    agree(group, "shard", (tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist()), _facts)
+    facts = tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist(), _checksum(wide)
+    agree(group, "shard", facts, _facts)
     owners = owners_of(wide, row_cuts, column_cuts, split)
     mine = owners == rank_in(group)
     result = from_entries(
@@ -83,15 +84,28 @@ def shard(
         tensor.format if format is None else format,
         mesh,
     )
-    return _with_options(result, algorithm, wire)
+    return with_options(result, algorithm, wire)
 
 
 def _facts(facts: Any) -> str:
-    shape, dtype, nnz, cuts = facts
-    return f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts}"
+    shape, dtype, nnz, cuts, checksum = facts
+    return (
+        f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts} (its pattern has the "
+        f"checksum {checksum:x})"
+    )
 
 
-def _with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:
+def _checksum(crd: Sequence[Tensor]) -> int:
+    """Return a number that differs, most likely, for another set of coordinates."""
+    mixed = torch.zeros_like(crd[0])
+    for column in crd:
+        mixed = (mixed + column + 1) * -7046029254386353131
+        mixed = mixed ^ (mixed >> 29)
+    return int(mixed.sum()) & 0xFFFFFFFF
+
+
+def with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:
+    """Set how a sharded tensor exchanges rows, checked."""
     if algorithm not in ALGORITHMS:
         raise ArgumentError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
@@ -170,4 +184,4 @@ def shard_rows(
     result = from_entries(
         wide, values_of(local)[places], (total, *shape[1:]), cuts, column_cuts, group, form, mesh
     )
-    return _with_options(result, algorithm, None)
+    return with_options(result, algorithm, None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.distributed.collectives import Group, gather_numbers, rank_in, size_of, sum_over
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, counted
@@ -26,7 +27,7 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
     ``features`` are the widths of the layers that rows pass through: an entry costs one multiplication for
     each number that it multiplies, a row one for each weight. Without them a row costs as much as an entry.
     """
-    work = torch.cumsum(_work_of(lengths.to(HOST), features), 0)
+    work = torch.cumsum(work_of(lengths.to(HOST), features), 0)
     total = work[-1] if len(work) else work.new_zeros(())
     goals = total * torch.arange(1, parts, dtype=torch.float64, device=HOST) / parts
     # The border nearest to the goal: after the row that reaches it, or before.
@@ -38,7 +39,30 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
     return torch.cat([begin, inner.clamp(max=len(lengths)), end]).cummax(0).values
 
 
-def _work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
+def cut_together(
+    lengths: Tensor, begin: int, rows: int, group: Group, features: Sequence[int] = ()
+) -> Tensor:
+    """Cut rows as ``cut_by_work`` does, where each process knows the lengths of some, from ``begin`` on.
+
+    Rows of the process before come before. All processes get the same cuts.
+    """
+    parts, rank = size_of(group), rank_in(group)
+    work = torch.cumsum(work_of(lengths, features), 0)
+    own = int(work[-1]) if len(work) else 0
+    totals = [total for (total,) in gather_numbers([own], group, lengths)]
+    padded = torch.cat([work.new_zeros(1), work]) + sum(totals[:rank])
+    goals = sum(totals) * torch.arange(1, parts, dtype=torch.float64, device=work.device) / parts
+    after = sum_over(torch.searchsorted(padded[1:], goals), group)
+    here = (after >= begin) & (after < begin + len(lengths))
+    place = torch.where(here, after - begin, 0)
+    low, high = padded[place], padded[(place + 1).clamp(max=len(lengths))]
+    inner = after + sum_over((here & (high - goals < goals - low)).to(torch.int64), group)
+    start, end = (inner.new_full((1,), border) for border in (0, rows))
+    return torch.cat([start, inner.clamp(max=rows), end]).cummax(0).values.to(HOST)
+
+
+def work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
+    """Return the work that each row of these lengths makes, a whole number."""
     lengths = lengths.to(torch.float64)
     if not features:
         return lengths + 1
@@ -80,3 +104,8 @@ def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
     if found[0] != 0 or found[-1] != rows or bool((found.diff() < 0).any()):
         raise ShapeError(f"{name} must rise from 0 to {rows}, but is {found.tolist()}")
     return found
+
+
+def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
+    """Return the process that owns each row."""
+    return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1

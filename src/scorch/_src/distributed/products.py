@@ -9,13 +9,14 @@ import torch
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
 from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.route import Route
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
 
@@ -55,11 +56,8 @@ def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
     if a.shape[1] != b.shape[0]:
         raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied")
     check_same_cuts("columns of the first and rows of the second", a.columns, b.rows)
-    if a.has_split_rows or b.has_split_rows:
-        raise UnsupportedError(
-            "a product of sharded tensors has no rule where rows are split over processes, or where one of "
-            "them is transposed; repartition it first"
-        )
+    # Entries of rows that are split, as all of a transposed tensor are, go to the owners of these first.
+    a, b = (repartition(tensor) if tensor.has_split_rows else tensor for tensor in (a, b))
     local, columns = _with_fetched_rows(b, a.columns)
     product = a.local @ local
     if not isinstance(product, SparseTensor):

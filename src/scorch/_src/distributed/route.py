@@ -69,7 +69,7 @@ class Route:
         rows = rows if wire is None else rows.to(wire)
         received = out if rows.dtype == out.dtype else out.new_empty(out.shape, dtype=rows.dtype)
         handle = exchange_rows(received, rows, self.received, self.sent, self.group, wait=False)
-        return Pending(out, received, handle, rows)
+        return Pending(out, received, handle, rows, self.group)
 
     def start_back(self, g: Tensor, wire: torch.dtype | None = None) -> Pending:
         """Begin to return received rows; after ``wait`` those that came back, in the order of ``picks``."""
@@ -82,7 +82,7 @@ class Route:
             return Pending(returned, rows, None)
         received = returned if rows.dtype == g.dtype else returned.new_empty(returned.shape, dtype=rows.dtype)
         handle = exchange_rows(received, rows, self.sent, self.received, self.group, wait=False)
-        return Pending(returned, received, handle, rows)
+        return Pending(returned, received, handle, rows, self.group)
 
     def add_up(self, returned: Tensor) -> Tensor:
         """Return the sum of the returned rows for each row of the array that they came from."""
@@ -134,13 +134,15 @@ class Route:
 class Pending:
     """Rows on their way into ``out``."""
 
-    def __init__(self, out: Tensor, received: Tensor, handle: Any, sent: Tensor | None = None) -> None:
-        self.out, self.received, self.handle = out, received, handle
+    def __init__(
+        self, out: Tensor, received: Tensor, handle: Any, sent: Tensor | None = None, group: Group = None
+    ) -> None:
+        self.out, self.received, self.handle, self.group = out, received, handle, group
         self._sent = sent  # kept until they are gone
 
     def wait(self) -> Tensor:
         if self.handle is not None:
-            with reporting("exchange of rows", None):
+            with reporting("exchange of rows", self.group):
                 self.handle.wait()
         if self.received is not self.out:
             self.out.copy_(self.received)

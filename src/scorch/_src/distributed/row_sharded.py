@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.calls import call
+from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.ops.graph.neighbours import ShardedGraph
@@ -175,6 +176,16 @@ class RowSharded(ShardedGraph):
     def has_split_rows(self) -> bool:
         """Whether some rows have entries in several processes."""
         return not self.rows.is_local
+
+    # checkpoints ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what ``torch.distributed.checkpoint`` saves of this tensor; all processes call this."""
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the values of a state with the same pattern, which may have had other cuts."""
+        load_state(self, state)
 
     # what torch's functions do -------------------------------------------------------------------------
 

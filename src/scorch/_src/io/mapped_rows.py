@@ -99,6 +99,14 @@ class MappedRows(Dataset[Any]):
         """A batch for a data loader, read at once."""
         return Batch([self[list(indices)]], in_tuples=False)
 
+    def lengths(self, begin: int, end: int) -> torch.Tensor:
+        """Return the number of entries in each of these rows; only their pointers are read."""
+        pos, _, _ = self._open_arrays()
+        found = pos[begin : end + 1].to(torch.int64).diff()
+        if bool((found < 0).any()):
+            raise FileError(f"{self.path} is damaged: the pointers of its rows fall")
+        return found
+
     def _gather(self, rows: torch.Tensor) -> SparseTensor:
         rows = self._normalize_rows(rows)
         pos, crd, _ = self._open_arrays()

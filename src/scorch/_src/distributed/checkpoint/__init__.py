@@ -1,0 +1,1 @@
+"""Checkpoints of sharded tensors, which any number of processes read."""

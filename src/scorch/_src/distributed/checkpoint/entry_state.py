@@ -1,0 +1,115 @@
+"""The entries of a sharded tensor as arrays that are cut over processes: what checkpoints hold.
+
+Entries are in the order of rows, and of coordinates in each row. ``lengths`` has how many each row has, so
+that a process that wants other rows finds where their entries are; ``crd1`` and its like, and ``values``,
+have the entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.checkpoint.runs import Run
+from scorch._src.distributed.collectives import Group, gather_numbers, rank_in
+from scorch._src.io.archive import describe_format
+from scorch._src.storage.coordinates import keys_of, numbered_entries
+from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch.errors import CommunicationError, UnsupportedError
+
+Tensor = torch.Tensor
+FACTS = "row_sharded"
+
+
+class EntryOrder:
+    """The entries of this process in the order of rows: their coordinates, and places among the values."""
+
+    def __init__(self, tensor: Any) -> None:
+        if tensor.has_split_rows:
+            raise UnsupportedError(
+                "rows of this tensor are split over processes, as those of a transposed one are; checkpoints "
+                "hold whole rows: save scorch.distributed.repartition(A)"
+            )
+        crd, places = numbered_entries(tensor.local.storage.pattern)
+        wide = [column.to(torch.int64) for column in crd]
+        wide[0], wide[1] = tensor.rows.to_global(wide[0]), tensor.columns.to_global(wide[1])
+        order = torch.argsort(keys_of(wide, tensor.shape))
+        self.crd, self.places = [column[order] for column in wide], places[order]
+        self.lengths = torch.bincount(self.crd[0] - tensor.rows.begin, minlength=tensor.rows.own)
+        self.begin, self.total = begin_of(len(order), tensor.group, self.places)
+        self.group: Group = tensor.group
+
+    def run(self, array: Tensor) -> Run:
+        """Return the numbers of an array that has one for each value of the local part, by entry."""
+        return Run(array.detach()[self.places], self.begin, self.total, self.group)
+
+    def spread(self, numbers: Tensor, count: int) -> Tensor:
+        """Return an array for ``count`` values of the local part, given a number for each entry."""
+        result = numbers.new_zeros(count, *numbers.shape[1:])
+        result[self.places] = numbers
+        return result
+
+
+def begin_of(count: int, group: Group, like: Tensor) -> tuple[int, int]:
+    """Return how many rows or entries processes before this one have, and how many there are."""
+    counts = [found for (found,) in gather_numbers([count], group, like)]
+    return sum(counts[: rank_in(group)]), sum(counts)
+
+
+def state_of(tensor: Any) -> dict[str, Any]:
+    """Return the state of a sharded tensor, whose arrays are cut over processes; all of them call this."""
+    order, rows = EntryOrder(tensor), tensor.rows
+    state: dict[str, Any] = {FACTS: describe(tensor)}
+    state["lengths"] = Run(order.lengths, rows.begin, rows.extent, tensor.group)
+    for dim, column in enumerate(order.crd[1:], 1):
+        state[f"crd{dim}"] = Run(column, order.begin, order.total, tensor.group)
+    state["values"] = order.run(values_of(tensor.local))
+    if tensor.order is not None:
+        state["order"] = Run(tensor.order, rows.begin, rows.extent, tensor.group)
+    return state
+
+
+def describe(tensor: Any) -> str:
+    """Return facts of a sharded tensor as a line of JSON."""
+    facts = {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "format": describe_format(tensor.local.format),
+        "has_order": tensor.order is not None,
+        "rows": tensor.rows.cuts.tolist(),
+        "columns": tensor.columns.cuts.tolist(),
+    }
+    return json.dumps(facts)
+
+
+def load_state(tensor: Any, state: Mapping[str, Any]) -> None:
+    """Copy the values of a state into a sharded tensor that has the same pattern, over all processes."""
+    own = state_of(tensor)
+    for name, what in (("lengths", "rows"), ("crd1", "columns"), ("order", "order of rows")):
+        saved = state.get(name)
+        is_same = (saved is None) == (name not in own)
+        if saved is not None and is_same:
+            is_same = torch.equal(_plain(saved), own[name].rows)
+        _check_everywhere(is_same, what, tensor.group, own["lengths"].rows)
+    order = EntryOrder(tensor)
+    pattern = tensor.local.storage.pattern
+    values = order.spread(_plain(state["values"]), pattern.size)
+    with torch.no_grad():
+        tensor.local.copy_(sparse_of(pattern, values.to(tensor.dtype)))
+
+
+def _plain(array: Tensor) -> Tensor:
+    return array.rows if isinstance(array, Run) else array
+
+
+def _check_everywhere(is_same: bool, what: str, group: Group, like: Tensor) -> None:
+    """Raise an error in all processes if one has a tensor of another pattern than the state."""
+    found = [bool(answer) for (answer,) in gather_numbers([int(is_same)], group, like)]
+    if not all(found):
+        raise CommunicationError(
+            f"the state has another pattern than the tensor: the {what} of process {found.index(False)} "
+            "differ. scorch.distributed.load makes new tensors of a checkpoint, whatever their pattern is"
+        )

@@ -1,0 +1,230 @@
+"""Checkpoints read by any number of processes: lengths of rows first, then the rows each process owns."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.build import from_entries, group_of
+from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
+from scorch._src.distributed.checkpoint.runs import Run
+from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
+from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
+from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.io.archive import parse_dtype, parse_format
+from scorch._src.torch_internals import look_up
+from scorch.errors import FileError, MissingFileError, ShapeError
+
+Tensor = torch.Tensor
+
+
+def load(
+    path: str | os.PathLike[str],
+    mesh: Any = None,
+    *,
+    cuts: Any = None,
+    columns: Any = None,
+    features: Sequence[int] = (),
+    format: Any = None,
+) -> dict[str, Any]:
+    """Load what ``save`` wrote, in any number of processes: each reads its own rows.
+
+    Sharded tensors are new ones, dense rows and states of optimizers are this process's, the rest is what it
+    was. Like all checkpoints of torch they may run code when they are loaded: load only those you trust.
+
+    - ``cuts``, ``columns``: where the shares of all tensors begin, or a dictionary by the names of sharded
+      tensors and dense rows. Otherwise as many processes as before have the shares that they had, and others
+      shares of about the same work, weighed by ``features`` as in ``cuts``.
+    - ``format``: of the local parts; that of before otherwise.
+    """
+    group, folder = group_of(mesh), Path(path)
+    if not folder.exists() and old_folder(folder).exists():
+        folder = old_folder(folder)  # whoever replaced it has ended in between
+    agree(group, "load", (str(folder), folder.exists()), _describe_folder)
+    if not folder.exists():
+        raise MissingFileError(f"there is no checkpoint {folder}")
+    return _Loading(folder, mesh, group, features, format).load(cuts, columns)
+
+
+def _describe_folder(facts: tuple[str, bool]) -> str:
+    return f"the checkpoint {facts[0]}" if facts[1] else f"no checkpoint {facts[0]}"
+
+
+class _Loading:
+    """A checkpoint on its way into the processes."""
+
+    def __init__(self, folder: Path, mesh: Any, group: Group, features: Sequence[int], format: Any) -> None:
+        self.folder, self.mesh, self.group = folder, mesh, group
+        self.features, self.format = features, format
+        metadata = look_up("torch.distributed.checkpoint.FileSystemReader")(str(folder)).read_metadata()
+        self.stored = metadata.state_dict_metadata
+        if CONTENTS not in self.stored:
+            raise FileError(
+                f"{folder} was not written by scorch.distributed.save; read it with "
+                "torch.distributed.checkpoint.load into tensors that are sharded already"
+            )
+        self.contents = json.loads(self._read_objects([CONTENTS])[CONTENTS])
+
+    def load(self, cuts: Any, columns: Any) -> dict[str, Any]:
+        names = self.contents["sharded"]
+        facts = self._read_objects([f"{name}.{FACTS}" for name in names])
+        found = {name: json.loads(facts[f"{name}.{FACTS}"]) for name in names}
+        _check_used(cuts, [one["shape"][0] for one in found.values()])
+        row_cuts = self._row_cuts(found, cuts)
+        values: dict[str, Any] = {
+            name: self._load_tensor(
+                name, one, row_cuts[name], self._column_cuts(name, one, row_cuts, columns)
+            )
+            for name, one in found.items()
+        }
+        values |= self._load_runs(values, cuts)
+        values |= self._load_rest(values)
+        result: dict[str, Any] = {}
+        for name, keys in self.contents["paths"].items():
+            _put(result, keys, values[name])
+        return result
+
+    # pieces --------------------------------------------------------------------------------------------
+
+    def _read_objects(self, names: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = dict.fromkeys(names, "")
+        if found:
+            read(found, self.folder, self.group)
+        return found
+
+    def _run(self, name: str, begin: int, end: int) -> Run:
+        """Return memory for some rows of an array of the checkpoint."""
+        stored = self.stored[name]
+        rows = torch.empty((end - begin, *stored.size[1:]), dtype=stored.properties.dtype)
+        return Run(rows, begin, stored.size[0], self.group)
+
+    def _own(self, cuts: Tensor) -> tuple[int, int]:
+        rank = rank_in(self.group)
+        return int(cuts[rank]), int(cuts[rank + 1])
+
+    def _row_cuts(self, facts: Mapping[str, Any], cuts: Any) -> dict[str, Tensor]:
+        """Return the cuts of each sharded tensor: those given, or shares of about the same work."""
+        parts = size_of(self.group)
+        given = {
+            name: _given(cuts, name, found["shape"][0], [] if self.features else found["rows"], parts)
+            for name, found in facts.items()
+        }
+        even = {
+            f"{name}.lengths": self._run(f"{name}.lengths", *self._own(cut_evenly(found["shape"][0], parts)))
+            for name, found in facts.items()
+            if given[name] is None
+        }
+        read(dict(even), self.folder, self.group)
+        return {
+            name: cut_together(
+                even[f"{name}.lengths"].rows,
+                even[f"{name}.lengths"].begin,
+                found["shape"][0],
+                self.group,
+                self.features,
+            )
+            if given[name] is None
+            else as_cuts("cuts", given[name], found["shape"][0], parts)
+            for name, found in facts.items()
+        }
+
+    def _column_cuts(
+        self, name: str, facts: Mapping[str, Any], row_cuts: Mapping[str, Tensor], columns: Any
+    ) -> Tensor:
+        (rows, extent), parts, mine = facts["shape"][:2], size_of(self.group), row_cuts[name]
+        is_square = rows == extent and facts["rows"] == facts["columns"]
+        found = _given(columns, name, extent, [] if is_square else facts["columns"], parts)
+        if found is None:
+            found = mine if rows == extent else cut_evenly(extent, parts)
+        checked = as_cuts("columns", found, extent, parts)
+        return mine if torch.equal(checked, mine) else checked
+
+    def _load_tensor(self, name: str, facts: Mapping[str, Any], rows: Tensor, columns: Tensor) -> RowSharded:
+        begin, end = self._own(rows)
+        state = {f"{name}.lengths": self._run(f"{name}.lengths", begin, end)}
+        if facts["has_order"]:
+            state[f"{name}.order"] = self._run(f"{name}.order", begin, end)
+        read(dict(state), self.folder, self.group)
+        lengths = state[f"{name}.lengths"].rows
+        first, _ = begin_of(int(lengths.sum()), self.group, lengths)
+        parts = [*(f"{name}.crd{dim}" for dim in range(1, len(facts["shape"]))), f"{name}.values"]
+        entries = {part: self._run(part, first, first + int(lengths.sum())) for part in parts}
+        read(dict(entries), self.folder, self.group)
+        crd = [torch.repeat_interleave(torch.arange(begin, end), lengths)]
+        crd += [entries[part].rows for part in parts[:-1]]
+        values = entries[parts[-1]].rows.to(parse_dtype(facts["dtype"]))
+        form = parse_format(facts["format"]) if self.format is None else self.format
+        order = state[f"{name}.order"].rows if facts["has_order"] else None
+        return from_entries(crd, values, facts["shape"], rows, columns, self.group, form, self.mesh, order)
+
+    def _load_runs(self, tensors: Mapping[str, RowSharded], cuts: Any) -> dict[str, Tensor]:
+        """Return dense rows, and arrays that belong to the entries of sharded tensors."""
+        runs: dict[str, Run] = {}
+        orders = {name: EntryOrder(tensor) for name, tensor in tensors.items()}
+        for name, (along, of) in self.contents["runs"].items():
+            if along == "entries":
+                begin = orders[of].begin
+                runs[name] = self._run(name, begin, begin + len(orders[of].places))
+            else:
+                extent = self.stored[name].size[0]
+                runs[name] = self._run(
+                    name, *self._own(self._dense_cuts(name, extent, along, of, tensors, cuts))
+                )
+        read(dict(runs), self.folder, self.group)
+        return {
+            name: orders[of].spread(runs[name].rows, len(tensors[of].local.storage.values))
+            if along == "entries"
+            else runs[name].rows
+            for name, (along, of) in self.contents["runs"].items()
+        }
+
+    def _dense_cuts(
+        self, name: str, extent: int, along: str, of: str, tensors: Mapping[str, RowSharded], cuts: Any
+    ) -> Tensor:
+        if of:
+            return tensors[of].rows.cuts if along == "rows" else tensors[of].columns.cuts
+        given = _given(cuts, name, extent)
+        parts = size_of(self.group)
+        return cut_evenly(extent, parts) if given is None else as_cuts("cuts", given, extent, parts)
+
+    def _load_rest(self, loaded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is the same in all processes."""
+        rest: dict[str, Any] = {}
+        for name in self.contents["paths"]:
+            if name not in loaded:
+                stored = self.stored[name]
+                is_array = hasattr(stored, "size")
+                rest[name] = torch.empty(stored.size, dtype=stored.properties.dtype) if is_array else ""
+        if rest:
+            read(rest, self.folder, self.group)
+        return rest
+
+
+def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: int = 0) -> Any:
+    """Return the cuts that a user gives for one tensor, or those of before for as many processes, or None."""
+    if isinstance(cuts, Mapping):
+        found = cuts.get(name)
+    else:
+        found = None if cuts is None or int(torch.as_tensor(cuts).reshape(-1)[-1]) != rows else cuts
+    return before if found is None and len(before) == parts + 1 else found
+
+
+def _check_used(cuts: Any, rows: list[int]) -> None:
+    """Refuse cuts that fit none of the tensors."""
+    if cuts is None or isinstance(cuts, Mapping):
+        return
+    found = torch.as_tensor(cuts).reshape(-1)
+    if not len(found) or int(found[-1]) not in rows:
+        raise ShapeError(f"cuts end at the number of rows; {found.tolist()} fits no tensor of {rows} rows")
+
+
+def _put(result: dict[str, Any], keys: list[Any], value: Any) -> None:
+    for key in keys[:-1]:
+        result = result.setdefault(key, {})
+    result[keys[-1]] = value

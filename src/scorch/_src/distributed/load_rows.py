@@ -1,0 +1,160 @@
+"""Sharded tensors from files: each process maps the files and reads only its own rows."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.build import from_entries, group_of, with_options
+from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
+from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.io.mapped_rows import MappedRows
+from scorch._src.storage.coordinates import numbered_entries
+from scorch._src.tensor.autograd import values_of
+from scorch.errors import ArgumentError, FileError, MissingFileError, ScorchError, ShapeError
+
+Tensor = torch.Tensor
+BALANCES = {"nnz": "about as many entries and rows", "rows": "about as many rows"}
+
+
+def load_rows(
+    paths: Any,
+    mesh: Any = None,
+    *,
+    balance: str = "nnz",
+    cuts: Any = None,
+    columns: Any = None,
+    features: Sequence[int] = (),
+    name: str = "",
+    format: Any = "csr",
+    algorithm: str = "halo",
+    wire: torch.dtype | None = None,
+) -> RowSharded:
+    """Load a matrix whose rows are in ``.safetensors`` files; each process reads its own rows alone.
+
+    Rows of the next file come below those of the one before. ``scorch.save`` and ``RowWriter`` write such
+    files.
+
+    - ``paths``: a file, a pattern such as ``"graph/*.safetensors"`` (in the order of names), or a list.
+    - ``balance``: processes get shares of about the same work ("nnz", weighed by ``features`` as in
+      ``cuts``) or of as many rows ("rows"). Lengths of rows are read in even pieces.
+    - ``cuts``, ``columns``: where shares begin, instead.
+    - ``name``: of the matrix in files with several.
+    - ``format``, ``algorithm``, ``wire``: as in ``shard``.
+    """
+    if balance not in BALANCES:
+        raise ArgumentError(f"balance is {balance!r}; there are {' and '.join(BALANCES)}")
+    group = group_of(mesh)
+    files = _open_all(paths, name, group)
+    begins = torch.tensor([0, *(len(file) for file in files)]).cumsum(0).tolist()
+    shape = begins[-1], files[0].shape[1]
+    parts = size_of(group)
+    if cuts is None:
+        cuts = _find_cuts(files, begins, balance, features, group)
+    row_cuts = as_cuts("cuts", cuts, shape[0], parts)
+    if columns is not None:
+        column_cuts = as_cuts("columns", columns, shape[1], parts)
+    else:
+        column_cuts = row_cuts if shape[0] == shape[1] else cut_evenly(shape[1], parts)
+    agree(group, "load_rows", (row_cuts.tolist(), column_cuts.tolist()), lambda found: f"cuts {found}")
+    rank = rank_in(group)
+    crd, values = _read(files, begins, int(row_cuts[rank]), int(row_cuts[rank + 1]))
+    result = from_entries(crd, values, shape, row_cuts, column_cuts, group, format, mesh)
+    return with_options(result, algorithm, wire)
+
+
+def _open_all(paths: Any, name: str, group: Group) -> list[MappedRows]:
+    """Open all files, and raise an error in all processes if one of these has not the same."""
+    files: list[MappedRows] = []
+    facts: list[Any] = []
+    problem: ScorchError | None = None
+    try:
+        files = [_open(path, name) for path in _list_paths(paths)]
+        facts = [(file.path.name, tuple(file.shape), str(file.dtype), file.nnz) for file in files]
+        _check_alike(files)
+    except ScorchError as error:
+        problem = error
+    agree(group, "load_rows", facts if problem is None else [str(problem)], _describe)
+    if problem is not None:
+        raise problem
+    return files
+
+
+def _describe(facts: list[Any]) -> str:
+    return facts[0] if len(facts) == 1 and isinstance(facts[0], str) else f"the files {facts}"
+
+
+def _list_paths(paths: Any) -> list[Path]:
+    if isinstance(paths, (str, os.PathLike)):
+        text = os.fspath(paths)
+        has_pattern = not os.path.exists(text) and glob.has_magic(text)
+        found = sorted(glob.glob(text)) if has_pattern else [text]
+        if not found:
+            raise MissingFileError(f"there are no files {text}")
+        return [Path(path) for path in found]
+    found = [os.fspath(path) for path in paths]
+    if not found:
+        raise ArgumentError("paths has no files; rows are read from at least one")
+    return [Path(path) for path in found]
+
+
+def _open(path: Path, name: str) -> MappedRows:
+    if path.suffix != ".safetensors":
+        raise FileError(
+            f"{path}: rows can be read one by one from .safetensors files alone; write one with "
+            f"scorch.save('{path.stem}.safetensors', scorch.load('{path.name}', format='csr')), or with "
+            "RowWriter if it does not fit into memory"
+        )
+    return MappedRows(path, name)
+
+
+def _check_alike(files: list[MappedRows]) -> None:
+    first = files[0]
+    for file in files[1:]:
+        if file.shape[1] != first.shape[1] or file.dtype != first.dtype:
+            raise ShapeError(
+                f"{file.path.name} has {file.shape[1]} columns of {file.dtype}, {first.path.name} has "
+                f"{first.shape[1]} of {first.dtype}: their rows cannot be one below the other"
+            )
+
+
+def _find_cuts(
+    files: list[MappedRows], begins: list[int], balance: str, features: Sequence[int], group: Group
+) -> Tensor:
+    rows, parts = begins[-1], size_of(group)
+    even = cut_evenly(rows, parts)
+    if balance == "rows":
+        return even
+    begin, end = (int(even[rank_in(group) + step]) for step in (0, 1))
+    pieces = [file.lengths(low, high) for file, _, low, high in _pieces(files, begins, begin, end)]
+    lengths = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+    return cut_together(lengths, begin, rows, group, features)
+
+
+def _pieces(
+    files: list[MappedRows], begins: list[int], begin: int, end: int
+) -> Iterator[tuple[MappedRows, int, int, int]]:
+    """List the files that have some of these rows, where each begins, and which of its rows are meant."""
+    for file, start in zip(files, begins, strict=False):
+        low, high = max(begin - start, 0), min(end - start, len(file))
+        if low < high:
+            yield file, start, low, high
+
+
+def _read(files: list[MappedRows], begins: list[int], begin: int, end: int) -> tuple[list[Tensor], Tensor]:
+    """Return the coordinates and values of the entries of some rows."""
+    rows, columns = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
+    values = [torch.zeros(0, dtype=files[0].dtype)]
+    for file, start, low, high in _pieces(files, begins, begin, end):
+        piece = file[low:high]
+        (row, column), places = numbered_entries(piece.storage.pattern)
+        rows.append(row.to(torch.int64) + (start + low))
+        columns.append(column.to(torch.int64))
+        values.append(values_of(piece)[places])
+    return [torch.cat(rows), torch.cat(columns)], torch.cat(values)

@@ -1,0 +1,1 @@
+"""Orders of rows under which processes need few rows of each other."""

@@ -1,0 +1,34 @@
+"""Parts by METIS, where the package pymetis is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import torch
+
+from scorch._src.distributed.partition.level import Level
+from scorch.errors import ArgumentError
+
+Tensor = torch.Tensor
+
+
+def check_metis() -> None:
+    """Refuse where pymetis is not installed."""
+    if importlib.util.find_spec("pymetis") is None:
+        raise ArgumentError(
+            "method='metis' needs the package pymetis, which is not installed: pip install pymetis, or use "
+            "method='label', which needs nothing more and no process that has the whole pattern"
+        )
+
+
+def divide_by_metis(level: Level, count: int) -> Tensor:
+    """Return the part of each vertex of a graph that is in one process."""
+    if count == 1 or not level.count:
+        return torch.zeros_like(level.ids)
+    pymetis = importlib.import_module("pymetis")
+    begins = torch.zeros(level.count + 1, dtype=torch.int64)
+    begins[1:] = torch.bincount(level.rows, minlength=level.count).cumsum(0).cpu()
+    adjacency = pymetis.CSRAdjacency(begins.numpy(), level.columns.cpu().numpy())
+    _, parts = pymetis.part_graph(count, adjacency=adjacency, vweights=level.sizes.tolist())
+    return torch.as_tensor(parts, dtype=torch.int64, device=level.rows.device)

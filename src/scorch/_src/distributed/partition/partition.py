@@ -1,0 +1,109 @@
+"""Rows of a square matrix in another order, so that processes need few rows of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.collectives import agree, size_of, sum_over
+from scorch._src.distributed.cuts import work_of
+from scorch._src.distributed.moves import RowMove, move_to_parts
+from scorch._src.distributed.partition.choose import scramble
+from scorch._src.distributed.partition.labels import cut_order, divide_by_labels
+from scorch._src.distributed.partition.level import Level, level_of
+from scorch._src.distributed.partition.metis import check_metis, divide_by_metis
+from scorch._src.distributed.partition.one_process import solve_in_one
+from scorch._src.distributed.partition.orders import cuthill_mckee
+from scorch._src.distributed.repartition import as_parts, is_square, move_tensor
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.storage.coordinates import numbered_entries
+from scorch.errors import ArgumentError, ShapeError
+
+Tensor = torch.Tensor
+METHODS = ("label", "metis", "rcm", "hash")
+
+
+def partition(
+    A: RowSharded,
+    method: Any = "label",
+    *,
+    parts: int | None = None,
+    features: Sequence[int] = (),
+    imbalance: float = 0.03,
+) -> RowSharded:
+    """Permute the rows and columns of a square matrix alike, so that processes need few rows of each other.
+
+    Each process owns one part. Give dense tensors by the same order: ``A.rows_of(x)`` of the result picks
+    this process's rows from all rows as they were, ``A.order``.
+
+    - ``method``: "label", label propagation on shards, coarse to fine; "metis", where pymetis is installed,
+      and "rcm", reverse Cuthill-McKee, in one process that gets the pattern; "hash", for an even share of
+      everything; or a tensor with the part of each row, this process's or all.
+    - ``parts``: how many parts; a multiple of the number of processes, each of which then gets several.
+    - ``features``: the widths of the layers, as for ``cuts``, to balance rows beside entries.
+    - ``imbalance``: how much more than its share of the work a part may have (label).
+    """
+    count = _count_of(parts, size_of(A.group))
+    if A.ndim != 2 or not is_square(A):
+        raise ShapeError(
+            f"rows and columns of a matrix of shape {A.shape} are not cut alike, so they cannot be permuted "
+            "alike; repartition moves the rows alone"
+        )
+    if isinstance(method, str) and method not in METHODS:
+        raise ArgumentError(f"method is {method!r}; there are {', '.join(METHODS)} and tensors of parts")
+    agree(A.group, "partition", (A.shape, method if isinstance(method, str) else "a tensor", count))
+    if not isinstance(method, str):
+        move = move_to_parts(as_parts("method", method, A, count), count, A.group)
+    elif method == "rcm":
+        move = _move_to_order(_level(A, features), count)
+    else:
+        move = move_to_parts(_parts_by(method, A, count, features, imbalance), count, A.group)
+    return move_tensor(A, move, move.cuts, renumbers=True).tensor
+
+
+def _count_of(parts: int | None, processes: int) -> int:
+    if parts is None:
+        return processes
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or parts % processes:
+        raise ArgumentError(
+            f"parts must be a multiple of the number of processes, {processes}, not {parts!r}"
+        )
+    return parts
+
+
+def _parts_by(method: str, A: RowSharded, count: int, features: Sequence[int], imbalance: float) -> Tensor:
+    """Return the part of each row of this process."""
+    if method == "hash":
+        rows = torch.arange(A.rows.begin, A.rows.end, device=A.rows.ghosts.device)
+        return scramble(rows if A.order is None else A.order, 0) % count
+    if method == "metis":
+        check_metis()
+        return solve_in_one(_level(A, features), lambda whole: divide_by_metis(whole, count))
+    return divide_by_labels(_level(A, features), count, imbalance)
+
+
+def _level(A: RowSharded, features: Sequence[int]) -> Level:
+    """Return the graph of a matrix: an edge for each entry, in both directions, and the work of each row."""
+    (rows, columns), _ = numbered_entries(A.local.storage.pattern)
+    rows, columns = rows.to(torch.int64), columns.to(torch.int64)
+    lengths = A.rows.fold(torch.bincount(rows, minlength=A.rows.size))
+    ends = A.rows.to_global(rows), A.columns.to_global(columns)
+    sizes = work_of(lengths, features).to(torch.int64)
+    return level_of(ends, torch.ones_like(rows), sizes, A.rows.cuts, A.group)
+
+
+def _move_to_order(level: Level, count: int) -> RowMove:
+    """Return how rows move that are numbered in reverse Cuthill-McKee order and cut by their work."""
+
+    def solve(whole: Level) -> Tensor:
+        order = cuthill_mckee(whole).flip(0)
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        return places * count + cut_order(whole, order, count)
+
+    found = solve_in_one(level, solve)
+    own = torch.bincount(found % count, minlength=count)
+    ends = torch.cat([own.new_zeros(1), sum_over(own, level.group).cumsum(0)]).cpu()
+    return RowMove(found // count, ends[:: count // size_of(level.group)], level.group)

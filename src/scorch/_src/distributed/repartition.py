@@ -1,0 +1,184 @@
+"""Sharded tensors moved to other cuts: their entries, dense rows and the state of an optimizer with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.build import from_entries
+from scorch._src.distributed.collectives import agree, size_of
+from scorch._src.distributed.cuts import as_cuts, owners_in
+from scorch._src.distributed.moves import RowMove, move_to_cuts, move_to_parts, send_to
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.storage.coordinates import keys_of, numbered_entries
+from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError, ShapeError
+
+Tensor = torch.Tensor
+
+
+def repartition(
+    A: RowSharded,
+    rows: Any = None,
+    *,
+    owners: Any = None,
+    columns: Any = None,
+    split: bool | int = False,
+    along: Sequence[Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Any:
+    """Move a sharded tensor to other cuts; every entry goes to the process that owns its row.
+
+    Without cuts, only entries move that are not with their rows: those of rows that were split, and all of a
+    transposed tensor. Gradients travel back.
+
+    - ``rows``, ``columns``: where shares begin; those of a square matrix are the same.
+    - ``owners``: instead of cuts, the process that shall own each row of this process, or each of all rows.
+      Rows, and the columns of a square matrix with them, are numbered by their owners; ``order`` of the
+      result tells what they were.
+    - ``split``: split long rows over processes, as ``shard`` does.
+    - ``along``: dense tensors that have this process's rows, which move too. The result is then a pair.
+    - ``optimizer``: the state it keeps of ``A.local``, and of the tensors in ``along``, moves with them, and
+      it goes on with the parameters of the result.
+    """
+    if rows is not None and owners is not None:
+        raise ArgumentError("give rows (cuts) or owners, not both")
+    move = _row_move(A, rows, owners)
+    for tensor in along or ():
+        A.rows.check("a tensor in along", tensor)
+    moved = move_tensor(A, move, _column_cuts(A, move, columns), owners is not None, split)
+    dense = [move.move(tensor) for tensor in along or ()]
+    result = moved.tensor
+    if optimizer is not None:
+        result.local = move_state(optimizer, A.local, result.local, moved.carry)
+        dense = [
+            move_state(optimizer, old, new, move.move) for old, new in zip(along or (), dense, strict=True)
+        ]
+    return result if along is None else (result, dense)
+
+
+def _row_move(A: RowSharded, rows: Any, owners: Any) -> RowMove:
+    parts, device = size_of(A.group), A.rows.ghosts.device
+    if owners is None:
+        cuts = A.rows.cuts if rows is None else as_cuts("rows", rows, A.shape[0], parts)
+        agree(
+            A.group, "repartition", (A.shape, cuts.tolist()), lambda facts: f"cuts {facts[1]} of {facts[0]}"
+        )
+        return move_to_cuts(A.rows.begin, A.rows.end, cuts, A.group, device)
+    return move_to_parts(as_parts("owners", owners, A, parts), parts, A.group)
+
+
+def as_parts(name: str, given: Any, A: RowSharded, count: int) -> Tensor:
+    """Return parts that a user gives for this process's rows, or for all rows, checked."""
+    found = torch.as_tensor(given).to(A.rows.ghosts.device, torch.int64)
+    if found.dim() == 1 and len(found) == A.shape[0]:
+        found = found[A.rows.begin : A.rows.end]
+    if found.dim() != 1 or len(found) != A.rows.own:
+        raise ShapeError(
+            f"{name} has shape {tuple(found.shape)}; it has one number for each of the {A.rows.own} rows of "
+            f"this process, or for each of all {A.shape[0]}"
+        )
+    if len(found) and (int(found.min()) < 0 or int(found.max()) >= count):
+        raise ArgumentError(
+            f"{name} has {int(found.min())} to {int(found.max())}; there are 0 to {count - 1}"
+        )
+    return found
+
+
+def is_square(A: RowSharded) -> bool:
+    """Check whether rows and columns have the same owners, so that they get new numbers together."""
+    return A.shape[0] == A.shape[1] and torch.equal(A.rows.cuts, A.columns.cuts)
+
+
+def _column_cuts(A: RowSharded, move: RowMove, columns: Any) -> Tensor:
+    if columns is not None:
+        found = as_cuts("columns", columns, A.shape[1], size_of(A.group))
+        return move.cuts if torch.equal(found, move.cuts) else found
+    return move.cuts if is_square(A) else A.columns.cuts
+
+
+@dataclass(frozen=True)
+class MovedEntries:
+    """A tensor after its entries have moved: which they were, who got them, and which arrived here."""
+
+    tensor: RowSharded
+    places: Tensor
+    owners: Tensor
+    arrived: list[Tensor]
+
+    def carry(self, array: Tensor) -> Tensor:
+        """Move an array that has a number for each value of the local part as it was."""
+        (found,) = send_to(self.owners, [array[self.places]], self.tensor.group)
+        (crd, places), tensor = numbered_entries(self.tensor.local.storage.pattern), self.tensor
+        wide = [column.to(torch.int64) for column in crd]
+        wide[0], wide[1] = tensor.rows.to_global(wide[0]), tensor.columns.to_global(wide[1])
+        result = array.new_zeros(self.tensor.local.storage.pattern.size, *array.shape[1:])
+        to, since = (torch.argsort(keys_of(columns, tensor.shape)) for columns in (wide, self.arrived))
+        result[places[to]] = found[since]
+        return result
+
+
+def move_tensor(
+    A: RowSharded, move: RowMove, columns: Tensor, renumbers: bool, split: bool | int = False
+) -> MovedEntries:
+    """Send entries to the new owners of their rows; ``renumbers`` says whether rows get other numbers."""
+    crd, places = numbered_entries(A.local.storage.pattern)
+    wide = [column.to(torch.int64) for column in crd]
+    local_rows, local_columns = wide[:2]
+    wide[0] = A.rows.extend([move.numbers])[0][local_rows]
+    if renumbers and is_square(A):
+        wide[1] = A.columns.extend([move.numbers])[0][local_columns]
+    else:
+        wide[1] = A.columns.to_global(local_columns)
+    owners = owners_in(wide[0], move.cuts)
+    if split is not False:
+        is_long = _long_rows(A, local_rows, split)[local_rows]
+        owners = torch.where(is_long, owners_in(wide[1], columns), owners)
+    coordinates, values = send_to(owners, [torch.stack(wide, 1), values_of(A.local)[places]], A.group)
+    arrived = [column.contiguous() for column in coordinates.unbind(1)]
+    order = _moved_order(A, move) if renumbers or A.order is not None else None
+    result = from_entries(
+        arrived, values, A.shape, move.cuts, columns, A.group, A.local.format, A.mesh, order
+    )
+    result.wire, result.algorithm = A.wire, A.algorithm
+    return MovedEntries(result, places, owners, arrived)
+
+
+def _moved_order(A: RowSharded, move: RowMove) -> Tensor:
+    now = torch.arange(A.rows.begin, A.rows.end, device=move.numbers.device)
+    return move.move(now if A.order is None else A.order.to(now.device))
+
+
+def _long_rows(A: RowSharded, rows: Tensor, split: bool | int) -> Tensor:
+    """Return which local rows have more entries over all processes than ``split`` says."""
+    most = -(-A.nnz // size_of(A.group)) if split is True else split
+    (lengths,) = A.rows.extend([A.rows.fold(torch.bincount(rows, minlength=A.rows.size))])
+    return lengths > most
+
+
+# optimizers ------------------------------------------------------------------------------------------
+
+
+def move_state(
+    optimizer: torch.optim.Optimizer, old: Any, new: Any, carry: Callable[[Tensor], Tensor]
+) -> Any:
+    """Return ``new`` as the parameter of an optimizer in the place of ``old``, whose state it takes over."""
+    found = [group["params"] for group in optimizer.param_groups if any(p is old for p in group["params"])]
+    if not found:
+        return new
+    is_parameter = isinstance(old, torch.nn.Parameter)
+    new = new.detach()
+    new = torch.nn.Parameter(new) if is_parameter else new.requires_grad_(old.requires_grad)
+    for params in found:
+        params[:] = [new if parameter is old else parameter for parameter in params]
+    if old in optimizer.state:
+        size = len(old.storage.values) if isinstance(old, SparseTensor) else len(old)
+        optimizer.state[new] = {
+            name: carry(value) if isinstance(value, Tensor) and value.dim() and len(value) == size else value
+            for name, value in optimizer.state.pop(old).items()
+        }
+    return new
