@@ -8,10 +8,12 @@ tensor([[2.],
         [3.]])
 """
 
+from scorch._src.distributed.algorithms import with_algorithm
 from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.collectives import Traffic, count_bytes
 from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.plan import Plan
 from scorch._src.distributed.products import matmul
 from scorch._src.distributed.reductions import softmax
 from scorch._src.distributed.statements import einsum, evaluate
@@ -20,6 +22,7 @@ from scorch.errors import CommunicationError
 
 __all__ = [
     "CommunicationError",
+    "Plan",
     "RowSharded",
     "Traffic",
     "count_bytes",
@@ -32,4 +35,5 @@ __all__ = [
     "softmax",
     "spread",
     "sum_processes",
+    "with_algorithm",
 ]

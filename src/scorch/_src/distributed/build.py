@@ -8,22 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scorch._src.distributed.algorithms import with_algorithm
 from scorch._src.distributed.collectives import Group, agree, gather_numbers, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError
 
 Tensor = torch.Tensor
-ALGORITHMS = {
-    "halo": "rows that are needed are fetched from their owners at once",
-    "rounds": "they are fetched from one process after the other, and again for gradients, to save memory",
-    "features": "every process has all entries and computes some columns of the result",
-}
 
 
 def group_of(mesh: Any) -> Group:
@@ -48,6 +43,7 @@ def shard(
     format: Any = None,
     split: bool | int = False,
     algorithm: str = "halo",
+    replicas: int | None = None,
     wire: torch.dtype | None = None,
 ) -> RowSharded:
     """Shard a sparse tensor that every process has over the processes of a mesh (all processes without
@@ -58,7 +54,8 @@ def shard(
     - ``format``: of the local part; that of the tensor otherwise.
     - ``split``: split rows that have more entries than a process's share (or than this number) over
       processes.
-    - ``algorithm``: how products exchange rows, "halo", "rounds" or "features".
+    - ``algorithm``, ``replicas``: how products exchange rows, as ``with_algorithm`` tells; "auto" for the
+      one that the cost model expects to be the fastest.
     - ``wire``: a narrower dtype in which rows are sent, such as ``torch.bfloat16``.
     """
     if not isinstance(tensor, SparseTensor):
@@ -82,7 +79,7 @@ def shard(
         tensor.format if format is None else format,
         mesh,
     )
-    return _with_options(result, algorithm, wire)
+    return _with_options(result, algorithm, wire, replicas)
 
 
 def _facts(facts: Any) -> str:
@@ -90,13 +87,13 @@ def _facts(facts: Any) -> str:
     return f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts}"
 
 
-def _with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:
-    if algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+def _with_options(
+    result: RowSharded, algorithm: str, wire: torch.dtype | None, replicas: int | None = None
+) -> RowSharded:
     if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
         raise ArgumentError(f"wire must be a floating-point dtype such as torch.bfloat16, not {wire!r}")
-    result.algorithm, result.wire = algorithm, wire
-    return result
+    result.wire = wire
+    return with_algorithm(result, algorithm, replicas=replicas)
 
 
 def _both_cuts(
@@ -120,30 +117,6 @@ def owners_of(crd: Sequence[Tensor], rows: Tensor, columns: Tensor, split: bool 
     is_long = torch.bincount(crd[0], minlength=int(rows[-1])) > most
     by_column = torch.searchsorted(columns.to(crd[1].device), crd[1], right=True) - 1
     return torch.where(is_long[crd[0]], by_column, owners)
-
-
-def from_entries(
-    crd: Sequence[Tensor],
-    values: Tensor,
-    shape: Sequence[int],
-    rows: Tensor,
-    columns: Tensor,
-    group: Group,
-    format: Any,
-    mesh: Any = None,
-    order: Tensor | None = None,
-) -> RowSharded:
-    """Build a sharded tensor of the entries of each process, by their coordinates over all processes."""
-    row_plan = HaloPlan(crd[0].unique(), rows, group)
-    column_plan = HaloPlan(crd[1].unique(), columns, group)
-    places = torch.stack([row_plan.to_local(crd[0]), column_plan.to_local(crd[1]), *crd[2:]])
-    size = (row_plan.size, column_plan.size, *shape[2:])
-    local = sparse_coo_tensor(places, values, size, format=format)
-    if not isinstance(local, SparseTensor):
-        raise ArgumentError(
-            f"format is {format!r}, which is dense; the local part of a sharded tensor is sparse"
-        )
-    return RowSharded(local, row_plan, column_plan, mesh, order)
 
 
 def shard_rows(

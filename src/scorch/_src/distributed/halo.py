@@ -6,6 +6,7 @@ ghosts, sorted, and their owners learn what to send. Locally, own rows come firs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -95,7 +96,7 @@ class HaloPlan:
     def _extend_together(self, tensors: list[Tensor], wire: torch.dtype | None) -> list[Tensor]:
         if len(tensors) == 1:
             return [self.route.extend(tensors[0], wire)]
-        flat = [tensor.reshape(self.own, -1) for tensor in tensors]
+        flat = [tensor.reshape(self.own, math.prod(tensor.shape[1:])) for tensor in tensors]
         joined = self.route.extend(torch.cat(flat, 1), wire)
         parts = torch.split(joined, [part.shape[1] for part in flat], 1)
         return [
