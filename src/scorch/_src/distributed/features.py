@@ -67,7 +67,7 @@ def _to_features(x: Tensor, plan: HaloPlan, wire: Wire) -> Tensor:
 
 def _to_rows(y: Tensor, plan: HaloPlan, wire: Wire) -> Tensor:
     parts = size_of(plan.group)
-    blocks = _exchange(y.contiguous(), plan.cuts.diff().tolist(), [plan.own] * parts, plan.group, wire)
+    blocks = _exchange(y, plan.cuts.diff().tolist(), [plan.own] * parts, plan.group, wire)
     width = y.shape[1]
     return blocks.reshape(parts, plan.own, width).transpose(0, 1).reshape(plan.own, parts * width)
 
@@ -77,7 +77,7 @@ def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group, 
         return rows.clone()
     runs = max(*sent, *received) * size_of(group)  # the same in all processes
     check_budget("exchange of features", runs * row_bytes(rows, wire))
-    given = rows if wire is None else rows.to(wire)
+    given = (rows if wire is None else rows.to(wire)).contiguous()
     out = given.new_empty((sum(received), rows.shape[1]))
     exchange_rows(out, given, received, sent, group)
     return out.to(rows.dtype)
