@@ -160,6 +160,9 @@ def check_choices(rank: int) -> None:
     assert tight.plan.chosen.memory == least
     words = str(tight.plan)
     assert "(chosen)" in words and "(runner-up)" in words and "of 4" in words
+    explained = scorch.explain("ij,jk->ik", sd.with_algorithm(A, "halo"), A.columns_of(X))
+    assert "brings" in explained.exchanges[0] and explained.plan.features == X.shape[1]
+    assert "(runner-up)" in str(explained) and "in this process" in str(explained)
     back = sd.with_algorithm(sd.with_algorithm(A, "1.5d", replicas=4), "halo")
     assert not back.has_split_rows
     with pytest.raises(scorch.errors.ArgumentError, match="divisor of the 4 processes"):

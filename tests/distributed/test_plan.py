@@ -16,8 +16,8 @@ import scorch.distributed as sd
 from processes import in_processes
 from scorch._src.cli.main import main
 from scorch._src.cli.plan import plan_graph
-from scorch._src.distributed.cost import as_network
-from scorch._src.distributed.simulate import expect, simulate
+from scorch._src.distributed.cost_model.formulas import as_network
+from scorch._src.distributed.cost_model.simulate import expect, simulate
 
 WORLDS = (2, 3, 4, 8)
 FEATURES = 6

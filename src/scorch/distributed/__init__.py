@@ -8,12 +8,13 @@ tensor([[2.],
         [3.]])
 """
 
-from scorch._src.distributed.algorithms import with_algorithm
+from scorch._src.distributed.algorithms.choose import with_algorithm
 from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.collectives import Traffic, count_bytes
+from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.cuts import cuts
-from scorch._src.distributed.plan import Plan
+from scorch._src.distributed.dtensor import from_dtensor, to_dtensor
 from scorch._src.distributed.products import matmul
 from scorch._src.distributed.reductions import softmax
 from scorch._src.distributed.statements import einsum, evaluate
@@ -29,11 +30,13 @@ __all__ = [
     "cuts",
     "einsum",
     "evaluate",
+    "from_dtensor",
     "matmul",
     "shard",
     "shard_rows",
     "softmax",
     "spread",
     "sum_processes",
+    "to_dtensor",
     "with_algorithm",
 ]

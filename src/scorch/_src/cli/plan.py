@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.distributed.algorithms import owner_of
-from scorch._src.distributed.cost import (
+from scorch._src.distributed.algorithms.choose import owner_of
+from scorch._src.distributed.cost_model.formulas import (
     RUNNABLE,
     Cost,
     Load,
@@ -21,8 +21,8 @@ from scorch._src.distributed.cost import (
     as_network,
     costs_of,
 )
+from scorch._src.distributed.cost_model.simulate import expect, simulate
 from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly
-from scorch._src.distributed.simulate import expect, simulate
 from scorch._src.io.files import load
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scorch._src.distributed.algorithms import with_algorithm
+from scorch._src.distributed.algorithms.choose import with_algorithm
 from scorch._src.distributed.collectives import Group, agree, gather_numbers, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly
 from scorch._src.distributed.entries import from_entries

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ class HaloPlan:
 
     def __init__(self, used: Tensor, cuts: Tensor, group: Group) -> None:
         self.cuts, self.group = cuts, group
+        self.kept: dict[str, Any] = {}  # what was made of the cuts, in all processes alike
         rank = rank_in(group)
         self.begin, self.end = int(cuts[rank]), int(cuts[rank + 1])
         self.ghosts = used[(used < self.begin) | (used >= self.end)]

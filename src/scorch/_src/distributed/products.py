@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from scorch._src.distributed.algorithms.exchanged import Exchanged, product, transposed_product
+from scorch._src.distributed.algorithms.features import multiply_by_features
+from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.exchanged import Exchanged, product, transposed_product
-from scorch._src.distributed.features import multiply_by_features
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.route import Route, narrower, row_bytes
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.distributed.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor

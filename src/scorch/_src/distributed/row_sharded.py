@@ -9,9 +9,9 @@ import torch
 
 from scorch._src.distributed.calls import call
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
-from scorch._src.distributed.cost import Load
+from scorch._src.distributed.cost_model.formulas import Load
+from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
 from scorch._src.distributed.halo import HaloPlan
-from scorch._src.distributed.plan import Plan, load_of, share_of
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor

@@ -29,12 +29,17 @@ def einsum(equation: str, *operands: Any) -> Any:
     ``einsum("ij,ik,jk->ij", A, Q, K)`` computes the scores of the entries of ``A``: each process gives its
     rows of ``Q`` and ``K``, and gets those of ``K`` that its entries need from their owners.
     """
+    assign, named = read_einsum(equation, operands)
+    return _run(assign, named, None, lambda local, form: einsum_local(equation, *local.values(), format=form))
+
+
+def read_einsum(equation: str, operands: tuple[Any, ...]) -> tuple[Assign, dict[str, Any]]:
+    """Return an einsum as a statement, and its operands by the names they have in it."""
     names = [f"operand{number}" for number in range(len(operands))]
     terms, output = _read_equation(equation, operands)
     value = ",".join(f"{name}[{','.join(term)}]" for name, term in zip(names, terms, strict=True))
     assign = parse(f"result[{','.join(output)}] = {value.replace('],', '] * ')}").assign
-    named = dict(zip(names, operands, strict=True))
-    return _run(assign, named, None, lambda local, form: einsum_local(equation, *local.values(), format=form))
+    return assign, dict(zip(names, operands, strict=True))
 
 
 def _read_equation(equation: str, operands: tuple[Any, ...]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
@@ -77,13 +82,18 @@ def _run(
         return compute(tensors, format)
     aligned = dict(zip(sharded, same_plans(list(sharded.values())), strict=True))
     one = next(iter(aligned.values()))
-    used = {access.tensor for access in accesses(assign.value)}
-    how = partition(assign, frozenset(sharded) & used, one.has_split_rows)
+    how = partition_of(assign, aligned)
     local = {name: aligned[name].local if name in aligned else tensor for name, tensor in tensors.items()}
     local |= _extended({name: tensors[name] for name in how.extend if name in tensors}, how, one)
     is_dense = how.outcome != SHARDED and bool(assign.target.indices) and (how.outcome != LOCAL or not format)
     form = "d" * len(assign.target.indices) if is_dense else format
     return _finished(compute(local, form), how, one)
+
+
+def partition_of(assign: Assign, sharded: Mapping[str, RowSharded]) -> Partition:
+    """Find how processes compute a statement over these sharded tensors together."""
+    used = {access.tensor for access in accesses(assign.value)}
+    return partition(assign, frozenset(sharded) & used, next(iter(sharded.values())).has_split_rows)
 
 
 def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> dict[str, Tensor]:

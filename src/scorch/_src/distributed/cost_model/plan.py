@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.collectives import rank_in, size_of
-from scorch._src.distributed.cost import Cost, Load, Network, Width, as_network, choose, costs_of, halo_cost
+from scorch._src.distributed.cost_model.formulas import (
+    Cost,
+    Load,
+    Network,
+    Width,
+    as_network,
+    choose,
+    costs_of,
+    halo_cost,
+)
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted

@@ -13,9 +13,9 @@ from scorch._src.distributed.collectives import (
     rank_in,
     size_of,
 )
-from scorch._src.distributed.cost import Load, choose
+from scorch._src.distributed.cost_model.formulas import Load, choose
+from scorch._src.distributed.cost_model.plan import FEATURES, NETWORK
 from scorch._src.distributed.entries import move_entries
-from scorch._src.distributed.plan import FEATURES, NETWORK
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch.errors import ArgumentError, UnsupportedError
 

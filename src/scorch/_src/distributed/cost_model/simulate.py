@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scorch._src.distributed.cost import Load
+from scorch._src.distributed.cost_model.formulas import Load
 
 Tensor = torch.Tensor
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.blocks import Block, blocks_of
+from scorch._src.distributed.algorithms.blocks import Block, blocks_of
+from scorch._src.distributed.algorithms.schedules import Schedule
 from scorch._src.distributed.collectives import check_budget
 from scorch._src.distributed.route import narrower, row_bytes
-from scorch._src.distributed.schedules import Schedule
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.storage import Pattern
 
