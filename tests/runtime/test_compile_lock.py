@@ -3,70 +3,76 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import time
+
+import pytest
 
 import scorch
-from scorch._src.backends import cache
+from fork_server import CAN_FORK, run_python
 from scorch._src.backends.compile_lock import SUFFIX, one_at_a_time
 
 KERNELS = 2
-PROGRAM = """
-import os, sys, time
-from scorch._src.backends.cpu import jit
-start = float(sys.argv[1])
-time.sleep(max(0.0, start - time.time()))
+
+# Children that begin together exit with the number of kernels that they have compiled.
+TOGETHER = """
+import os, sys
+from scorch._src.backends.cpu import jit, toolchain
+toolchain.find_toolchain()
 sources = [f"long long number(void) {{ return {n}; }}" for n in range(int(sys.argv[2]))]
-print(sum(jit.load(source).origin == "compiled" for source in sources))
+reader, writer = os.pipe()
+children = []
+for _ in range(int(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(sum(jit.load(source).origin == "compiled" for source in sources))
+    children.append(child)
+os.close(writer)
+print(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 """
-HOLDER = """
-import sys, time
+
+# A child takes the lock; the parent waits a second for it, and then not at all when it is killed.
+KILLED = """
+import os, signal, time
+import scorch
 from scorch._src.backends.compile_lock import one_at_a_time
-with one_at_a_time(sys.argv[1]):
-    print("locked", flush=True)
-    time.sleep(600)
+reader, writer = os.pipe()
+child = os.fork()
+if not child:
+    with one_at_a_time("a" * 64):
+        os.write(writer, b"!")
+        time.sleep(600)
+os.read(reader, 1)
+begin = time.monotonic()
+with scorch.settings(compiler_seconds=1), one_at_a_time("a" * 64):
+    waited = time.monotonic() - begin
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+with one_at_a_time("a" * 64):
+    print(waited >= 1)
 """
 
 
-def environment(folder) -> dict[str, str]:
-    return {**os.environ, "SCORCH_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+def run(program: str, folder, *words: str) -> str:
+    environment = {**os.environ, "SCORCH_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_python(["-c", program, *words], env=environment)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout).strip()
 
 
-def compile_together(folder, count: int) -> list[int]:
-    """How many kernels each of some processes compiled that started together."""
-    begin = str(time.time() + 2 + count / 2)
-    words = [sys.executable, "-W", "ignore", "-c", PROGRAM, begin, str(KERNELS)]
-    started = [
-        subprocess.Popen(words, env=environment(folder), stdout=subprocess.PIPE, text=True)
-        for _ in range(count)
-    ]
-    return [int(process.communicate(timeout=300)[0]) for process in started]
-
-
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked")
 def test_each_kernel_is_compiled_by_one_process(tmp_path, cases):
     folder = tmp_path / "cache"
-    count = 8 if cases > 50 else 3
-    assert sum(compile_together(folder, count)) == KERNELS
+    processes = 8 if cases > 50 else 3
+    assert run(TOGETHER, folder, str(processes), str(KERNELS)) == str(KERNELS)
     assert not list(folder.glob(f"*{SUFFIX}"))  # nothing is left behind
 
 
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked")
 def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
-    words = [sys.executable, "-W", "ignore", "-c", HOLDER, "a" * 64]
-    with subprocess.Popen(words, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
-        with scorch.settings(cache_directory=tmp_path, compiler_seconds=1):
-            begin = time.monotonic()
-            with one_at_a_time("a" * 64):  # held by another: a bounded wait, and then on our own
-                assert time.monotonic() - begin >= 1
-            assert (tmp_path / f"{'a' * 64}{SUFFIX}").exists()  # the holder's
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
-    with scorch.settings(cache_directory=tmp_path, compiler_seconds=3600):
-        with one_at_a_time("a" * 64):
-            pass
-        assert cache.statistics().entries == 0
+    assert run(KILLED, tmp_path) == "True"
+    assert not list(tmp_path.glob(f"*{SUFFIX}"))
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path):
