@@ -114,15 +114,19 @@ from torch.distributed import (
     utils as utils,
 )
 from scorch.errors import CommunicationError as CommunicationError
+from scorch._src.distributed.cost_model.plan import Plan as Plan
 from scorch._src.distributed.row_sharded import RowSharded as RowSharded
 from scorch._src.distributed.collectives import Traffic as Traffic
 from scorch._src.distributed.collectives import count_bytes as count_bytes
 from scorch._src.distributed.cuts import cuts as cuts
 from scorch._src.distributed.statements import einsum as einsum
 from scorch._src.distributed.statements import evaluate as evaluate
+from scorch._src.distributed.dtensor import from_dtensor as from_dtensor
 from scorch._src.distributed.products import matmul as matmul
 from scorch._src.distributed.build import shard as shard
 from scorch._src.distributed.build import shard_rows as shard_rows
 from scorch._src.distributed.reductions import softmax as softmax
 from scorch._src.distributed.sums import spread as spread
 from scorch._src.distributed.sums import sum_processes as sum_processes
+from scorch._src.distributed.dtensor import to_dtensor as to_dtensor
+from scorch._src.distributed.algorithms.choose import with_algorithm as with_algorithm

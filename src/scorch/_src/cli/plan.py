@@ -84,9 +84,9 @@ class GraphPlan:
             f"a step: products with {widths} columns, forward and backward",
             "",
         ]
-        rows = [("algorithm", "", "received", "by all", "messages", "memory", "exchange", "compute", "step")]
-        rows += [self._row(step) for step in self.steps]
-        return "\n".join([*head, *format_table(rows, 2)])
+        names = "algorithm", "", "received", "by all", "messages", "memory", "exchange", "compute", "step"
+        rows = [self._row(step) for step in self.steps]
+        return "\n".join([*head, *format_table([names, *rows], 2)])
 
     def _row(self, step: StepCost) -> tuple[str, ...]:
         note = "fastest" if step is self.best else "" if step.fits else "too large"

@@ -42,10 +42,10 @@ class Route:
         self.received = exchange_counts(self.sent, group, picks) if received is None else list(received)
         own = [sum(self.sent), sum(self.received), self.peers, max([*self.sent, *self.received])]
         sent, received, peers, blocks = zip(*gather_numbers(own, group, picks), strict=True)
-        self.total = sum(sent)  # rows that all processes send together
-        self.most = max(sent + received)  # rows that one process sends or receives
-        self.most_peers = max(peers)  # processes that one process receives rows from
-        self.block = max(blocks)  # rows that one process sends to another
+        self.total: int = sum(sent)  # rows that all processes send together
+        self.most: int = max(sent + received)  # rows that one process sends or receives
+        self.most_peers: int = max(peers)  # processes that one process receives rows from
+        self.block: int = max(blocks)  # rows that one process sends to another
         self._sums: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property

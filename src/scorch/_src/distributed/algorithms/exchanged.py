@@ -20,6 +20,7 @@ from scorch._src.distributed.collectives import check_budget
 from scorch._src.distributed.route import narrower, row_bytes
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Tensor = torch.Tensor
 
@@ -148,6 +149,7 @@ class _SampledProduct(torch.autograd.Function):
         def sample(block: Block, rows: Tensor) -> None:
             if len(block.places):
                 found = einsum("ij,ik,jk->ij", block.ones(x.dtype), g, rows, format="csr")
+                assert isinstance(found, SparseTensor)
                 result.index_copy_(0, block.places, found.storage.values)
 
         if kept is None:

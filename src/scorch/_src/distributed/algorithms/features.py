@@ -90,7 +90,8 @@ def whole_of(a: RowSharded) -> SparseTensor:
     """Return all entries, connected to those of each process; they are gathered when they have changed."""
     other = a.kept.get("transposed")
     if other is not None and other.requires_grad == a.requires_grad:
-        return whole_of(other).T
+        transposed: Any = whole_of(other).T
+        return transposed  # type: ignore[no-any-return]
     values = a.local.storage.values
     is_tracked = torch.is_grad_enabled() and a.requires_grad
     found = a.kept.get("whole")
