@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.algorithms.exchanged import Exchanged, product, transposed_product
+from scorch._src.distributed.algorithms.exchanged import (
+    Exchanged,
+    product,
+    sampled_product,
+    transposed_product,
+)
 from scorch._src.distributed.algorithms.features import multiply_by_features
 from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.distributed.align import check_same_cuts
@@ -15,7 +20,7 @@ from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.route import Route, narrower, row_bytes
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
-from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError, ShapeError, UnsupportedError
@@ -77,6 +82,19 @@ def _multiply_exchanged(a: RowSharded, x: Tensor, how: Exchanged) -> Tensor:
     else:
         result = a.rows.fold(product(how, values, wide), a.wire)
     return result if x.dim() == 2 else result[:, 0]
+
+
+def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
+    """Return the entries of ``a`` times the products of rows of ``q`` and ``x``, process by process.
+
+    This is ``einsum("ij,ik,jk->ij", a, q, x)`` by rounds: rows of ``x`` are fetched, used and freed.
+    """
+    a.rows.check("q", q)
+    a.columns.check("x", x)
+    dtype = torch.promote_types(a.dtype, torch.promote_types(q.dtype, x.dtype))
+    how = Exchanged(a.local.storage.pattern, PeerByPeer(a.columns.route), a.wire, 1)
+    scores = sampled_product(how, q.to(dtype), x.to(dtype))
+    return a.with_local(sparse_of(how.pattern, values_of(a.local).to(dtype) * scores))
 
 
 def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:

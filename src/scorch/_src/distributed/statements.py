@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.align import same_plans
+from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, partition
 from scorch._src.distributed.sums import sum_processes
@@ -30,7 +31,23 @@ def einsum(equation: str, *operands: Any) -> Any:
     rows of ``Q`` and ``K``, and gets those of ``K`` that its entries need from their owners.
     """
     assign, named = read_einsum(equation, operands)
+    if _is_sampled_by_rounds(assign, operands):
+        return sample(*operands)
     return _run(assign, named, None, lambda local, form: einsum_local(equation, *local.values(), format=form))
+
+
+def _is_sampled_by_rounds(assign: Assign, operands: tuple[Any, ...]) -> bool:
+    """Check whether an einsum is ``ij,ik,jk->ij`` with a tensor whose rows are fetched process by process."""
+    first = operands[0] if operands else None
+    if not isinstance(first, RowSharded) or first.algorithm != "rounds" or first.has_split_rows:
+        return False
+    is_dense = all(type(operand) is Tensor for operand in operands[1:])
+    indices = [access.indices for access in accesses(assign.value)]
+    if len(indices) != 3 or not is_dense or any(len(pair) != 2 for pair in indices):
+        return False
+    i, j = indices[0]
+    k = indices[1][-1]
+    return indices == [(i, j), (i, k), (j, k)] and assign.target.indices == (i, j)
 
 
 def read_einsum(equation: str, operands: tuple[Any, ...]) -> tuple[Assign, dict[str, Any]]:
