@@ -173,9 +173,18 @@ def check_choices(rank: int) -> None:
         sd.with_algorithm(A, "1.5d", replicas=3)
 
 
+def check_empty_process(rank: int) -> None:
+    """A process without rows takes part in the exchange of several operands."""
+    S, X = graph()
+    A = sd.shard(S, rows=[0, 0, 100, 200, 240])
+    x = A.columns_of(X)
+    found = sd.einsum("ij,jk,j->ik", A, x, x[:, 0])
+    torch.testing.assert_close(found, A.rows_of(S.to_dense() @ (X * X[:, :1])))
+
+
 def check_all(rank: int) -> None:
     products.OVERLAP_BYTES = 0
-    for check in (check_memory, check_bytes, check_choices):
+    for check in (check_memory, check_bytes, check_choices, check_empty_process):
         check(rank)
 
 
