@@ -156,6 +156,9 @@ LAZY: dict[str, tuple[str, ...]] = {
     "disable_proxy_modes_tracing": ("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",),
     "GraphBreak": ("torch._dynamo.exc.Unsupported",),
     "TracingContext": ("torch._guards.TracingContext",),
+    "DeviceMesh": ("torch.distributed.device_mesh.DeviceMesh",),
+    "DTensor": ("torch.distributed.tensor.DTensor",),
+    "Shard": ("torch.distributed.tensor.Shard",),
     "find_tensors": ("torch.nn.parallel.distributed._find_tensors",),
     "without_interpreters": ("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",),
 }
@@ -172,6 +175,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 # Modules that are recognised where they call a method of a tensor.
 FAKE_TENSOR_MAKER = "torch._subclasses.meta_utils"
 GRAPH_MAKER = "torch._functorch._aot_autograd"
+DTENSOR = "torch.distributed.tensor"
 DEFAULT_DEVICE_MODE = "torch.utils._device"  # what torch.set_default_device sets, between callers and tensors
 MODULES = (FAKE_TENSOR_MAKER, GRAPH_MAKER, DEFAULT_DEVICE_MODE)
 

@@ -8,12 +8,15 @@ tensor([[2.],
         [3.]])
 """
 
+from scorch._src.distributed.algorithms.choose import with_algorithm
 from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.checkpoint.load import load
 from scorch._src.distributed.checkpoint.save import dense_rows, optimizer_state, save
 from scorch._src.distributed.collectives import Traffic, count_bytes
+from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.dtensor import from_dtensor, to_dtensor
 from scorch._src.distributed.load_rows import load_rows
 from scorch._src.distributed.neighbours import add_loops, normalise
 from scorch._src.distributed.partition.partition import partition
@@ -27,6 +30,7 @@ from scorch.errors import CommunicationError
 
 __all__ = [
     "CommunicationError",
+    "Plan",
     "RowSharded",
     "Traffic",
     "add_loops",
@@ -36,6 +40,7 @@ __all__ = [
     "dropout",
     "einsum",
     "evaluate",
+    "from_dtensor",
     "init",
     "load",
     "load_rows",
@@ -53,4 +58,6 @@ __all__ = [
     "spread",
     "sum_gradients",
     "sum_processes",
+    "to_dtensor",
+    "with_algorithm",
 ]

@@ -114,6 +114,7 @@ from torch.distributed import (
     utils as utils,
 )
 from scorch.errors import CommunicationError as CommunicationError
+from scorch._src.distributed.cost_model.plan import Plan as Plan
 from scorch._src.distributed.row_sharded import RowSharded as RowSharded
 from scorch._src.distributed.collectives import Traffic as Traffic
 from scorch._src.distributed.neighbours import add_loops as add_loops
@@ -123,6 +124,7 @@ from scorch._src.distributed.checkpoint.save import dense_rows as dense_rows
 from scorch._src.distributed.training import dropout as dropout
 from scorch._src.distributed.statements import einsum as einsum
 from scorch._src.distributed.statements import evaluate as evaluate
+from scorch._src.distributed.dtensor import from_dtensor as from_dtensor
 from scorch._src.distributed.training import init as init
 from scorch._src.distributed.checkpoint.load import load as load
 from scorch._src.distributed.load_rows import load_rows as load_rows
@@ -140,3 +142,5 @@ from scorch._src.distributed.reductions import softmax as softmax
 from scorch._src.distributed.sums import spread as spread
 from scorch._src.distributed.training import sum_gradients as sum_gradients
 from scorch._src.distributed.sums import sum_processes as sum_processes
+from scorch._src.distributed.dtensor import to_dtensor as to_dtensor
+from scorch._src.distributed.algorithms.choose import with_algorithm as with_algorithm

@@ -38,7 +38,7 @@ from scorch.settings import current
 
 LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
 
-_SUFFIXES = (".json", ".so", ".c", ".log", ".note")  # manifest first: half a removal leaves no entry
+_SUFFIXES = (".json", ".so", ".c", ".log", ".note", ".lock")  # manifest first: half a removal leaves no entry
 _CHECKSUM = hashlib.sha256().digest_size  # bytes at the beginning of a note
 _TEMPORARY = ".writing-"
 _ABANDONED_SECONDS = 3600.0

@@ -21,10 +21,10 @@ from scorch._src.backends.base import host_threads
 from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
 from scorch._src.explain.explain_statement import explain
-from scorch._src.explain.render import format_seconds
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.units import format_seconds
 
 TOLERANCE = 1e-4  # of the largest value: the rounding of float32
 SECONDS_PER_EXPRESSION = 0.3  # for the timing of all contestants together

@@ -17,7 +17,7 @@ import torch
 from scorch._src import __version__
 from scorch._src.backends import cache
 from scorch._src.backends.cpu import toolchain
-from scorch._src.cli import bench, demo, warm
+from scorch._src.cli import bench, demo, plan, warm
 from scorch._src.explain.explain_statement import explain
 from scorch._src.explain.report import Explanation
 from scorch._src.formats import as_format
@@ -43,6 +43,14 @@ examples:
   python -m scorch explain "ij,jk->ik" csr dense
   python -m scorch explain "ij,jk->ik" csr csr --sizes i=1e6,j=1e6,k=1e6 --density 1e-6
   python -m scorch explain "D[i,j] = A[i,k] * B[k,j] + C[i,j]" A=csr B=csr C=dcsr --source
+"""
+
+
+PLAN_EPILOG = """\
+examples:
+  python -m scorch plan graph.mtx --workers 16 --features 128,64
+  python -m scorch plan graph.npz --workers 1024 --network 100Gb --partition parts.txt
+  python -m scorch plan degrees.npy --workers 1024 --memory 64 --json
 """
 
 
@@ -89,7 +97,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"scorch {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,demo,bench}")
+    commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,plan,demo,bench}")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], **options: Any) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(
@@ -115,6 +123,23 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--density", type=float, default=0.01, help="of the sparse operands (default 0.01)")
     command.add_argument("--result", metavar="FORMAT", help="ask for the format of the result")
     command.add_argument("--source", action="store_true", help="print the generated C too")
+    command = add(
+        "plan",
+        plan.show_plan,
+        help="predict a training step on a graph over many processes",
+        description="Predict bytes, memory and time of a training step over many processes.",
+        epilog=PLAN_EPILOG,
+    )
+    command.add_argument("graph", metavar="GRAPH", help="a file with a matrix, or with a vector of degrees")
+    command.add_argument("--workers", type=int, required=True, help="how many processes, one a machine")
+    command.add_argument("--network", default="10GbE", help="such as 10GbE, 100Gb or 50us,1.1GB/s")
+    command.add_argument("--features", default="128", metavar="128,64", help="columns of the products")
+    command.add_argument(
+        "--cuts", default="work", help="rows cut by work, even, random, or by a file of cuts"
+    )
+    command.add_argument("--partition", metavar="FILE", help="the worker of each row, as partitioners write")
+    command.add_argument("--wire", choices=sorted(plan.WIRES), help="the dtype of rows on their way")
+    command.add_argument("--memory", type=float, metavar="GB", help="of one worker: what is larger is marked")
     command = add("demo", show_demo, help="run a short demonstration beside torch.sparse and dense")
     command.add_argument("--small", action="store_true", help="on small tensors, where times say little")
     command = add(

@@ -9,22 +9,17 @@ import torch
 import torch.distributed as dist
 
 from scorch._src.devices import HOST
+from scorch._src.distributed.algorithms.choose import with_algorithm
 from scorch._src.distributed.collectives import Group, agree, gather_numbers, rank_in, size_of
-from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly, owners_in
+from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError
 
 Tensor = torch.Tensor
-ALGORITHMS = {
-    "halo": "rows that are needed are fetched from their owners at once",
-    "rounds": "they are fetched from one process after the other, and again for gradients, to save memory",
-    "features": "every process has all entries and computes some columns of the result",
-}
 
 
 def group_of(mesh: Any) -> Group:
@@ -49,6 +44,7 @@ def shard(
     format: Any = None,
     split: bool | int = False,
     algorithm: str = "halo",
+    replicas: int | None = None,
     wire: torch.dtype | None = None,
 ) -> RowSharded:
     """Shard a sparse tensor that every process has over the processes of a mesh (all processes without
@@ -59,7 +55,8 @@ def shard(
     - ``format``: of the local part; that of the tensor otherwise.
     - ``split``: split rows that have more entries than a process's share (or than this number) over
       processes.
-    - ``algorithm``: how products exchange rows, "halo", "rounds" or "features".
+    - ``algorithm``, ``replicas``: how products exchange rows, as ``with_algorithm`` tells; "auto" for the
+      one that the cost model expects to be the fastest.
     - ``wire``: a narrower dtype in which rows are sent, such as ``torch.bfloat16``.
     """
     if not isinstance(tensor, SparseTensor):
@@ -84,7 +81,7 @@ def shard(
         tensor.format if format is None else format,
         mesh,
     )
-    return with_options(result, algorithm, wire)
+    return with_options(result, algorithm, wire, replicas)
 
 
 def _facts(facts: Any) -> str:
@@ -104,14 +101,14 @@ def _checksum(crd: Sequence[Tensor]) -> int:
     return int(mixed.sum()) & 0xFFFFFFFF
 
 
-def with_options(result: RowSharded, algorithm: str, wire: torch.dtype | None) -> RowSharded:
+def with_options(
+    result: RowSharded, algorithm: str, wire: torch.dtype | None, replicas: int | None = None
+) -> RowSharded:
     """Set how a sharded tensor exchanges rows, checked."""
-    if algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
         raise ArgumentError(f"wire must be a floating-point dtype such as torch.bfloat16, not {wire!r}")
-    result.algorithm, result.wire = algorithm, wire
-    return result
+    result.wire = wire
+    return with_algorithm(result, algorithm, replicas=replicas)
 
 
 def _both_cuts(
@@ -127,38 +124,13 @@ def _both_cuts(
 
 def owners_of(crd: Sequence[Tensor], rows: Tensor, columns: Tensor, split: bool | int) -> Tensor:
     """Return the process of each entry: its row's, or its column's where its row is split."""
-    owners = torch.searchsorted(rows.to(crd[0].device), crd[0], right=True) - 1
+    owners = owners_in(crd[0], rows)
     if split is False:
         return owners
     parts = len(rows) - 1
     most = -(-len(crd[0]) // parts) if split is True else split
     is_long = torch.bincount(crd[0], minlength=int(rows[-1])) > most
-    by_column = torch.searchsorted(columns.to(crd[1].device), crd[1], right=True) - 1
-    return torch.where(is_long[crd[0]], by_column, owners)
-
-
-def from_entries(
-    crd: Sequence[Tensor],
-    values: Tensor,
-    shape: Sequence[int],
-    rows: Tensor,
-    columns: Tensor,
-    group: Group,
-    format: Any,
-    mesh: Any = None,
-    order: Tensor | None = None,
-) -> RowSharded:
-    """Build a sharded tensor of the entries of each process, by their coordinates over all processes."""
-    row_plan = HaloPlan(crd[0].unique(), rows, group)
-    column_plan = HaloPlan(crd[1].unique(), columns, group)
-    places = torch.stack([row_plan.to_local(crd[0]), column_plan.to_local(crd[1]), *crd[2:]])
-    size = (row_plan.size, column_plan.size, *shape[2:])
-    local = sparse_coo_tensor(places, values, size, format=format)
-    if not isinstance(local, SparseTensor):
-        raise ArgumentError(
-            f"format is {format!r}, which is dense; the local part of a sharded tensor is sparse"
-        )
-    return RowSharded(local, row_plan, column_plan, mesh, order)
+    return torch.where(is_long[crd[0]], owners_in(crd[1], columns), owners)
 
 
 def shard_rows(

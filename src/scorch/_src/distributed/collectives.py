@@ -111,8 +111,8 @@ def exchange_rows(
 
     Without ``wait``, return a handle whose ``wait`` must be called before ``out`` is read.
     """
-    width = _row_bytes(out)
-    _count(sum(sent) * width, sum(received) * width)
+    width, rank = _row_bytes(out), rank_in(group)  # what a process sends to itself does not leave it
+    _count((sum(sent) - sent[rank]) * width, (sum(received) - received[rank]) * width)
     with reporting("exchange of rows", group):
         return dist.all_to_all_single(
             _as_bytes(out),
@@ -122,6 +122,31 @@ def exchange_rows(
             group=group,
             async_op=not wait,
         )
+
+
+def exchange_with(out: Tensor, source: int, rows: Tensor, target: int, group: Group) -> Any:
+    """Begin to send rows to one process and to receive rows of another; return a handle to wait for.
+
+    What has no rows is not sent: both processes know.
+    """
+    width = _row_bytes(out)
+    _count(len(rows) * width, len(out) * width)
+    calls = []
+    with reporting("exchange with one process", group):
+        if out.numel():
+            calls.append(dist.P2POp(dist.irecv, _as_bytes(out), group=group, group_peer=source))
+        if rows.numel():
+            calls.append(dist.P2POp(dist.isend, _as_bytes(rows), group=group, group_peer=target))
+        return _Handles(dist.batch_isend_irecv(calls) if calls else [])
+
+
+class _Handles:
+    def __init__(self, handles: list[Any]) -> None:
+        self._handles = handles
+
+    def wait(self) -> None:
+        for handle in self._handles:
+            handle.wait()
 
 
 def _row_bytes(array: Tensor) -> int:

@@ -7,6 +7,7 @@ ghosts, sorted, and their owners learn what to send. Locally, own rows come firs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ class HaloPlan:
 
     def __init__(self, used: Tensor, cuts: Tensor, group: Group) -> None:
         self.cuts, self.group = cuts, group
+        self.kept: dict[str, Any] = {}  # what was made of the cuts, in all processes alike
         rank = rank_in(group)
         self.begin, self.end = int(cuts[rank]), int(cuts[rank + 1])
         self.ghosts = used[(used < self.begin) | (used >= self.end)]

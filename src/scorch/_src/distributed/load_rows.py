@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.build import from_entries, group_of, with_options
+from scorch._src.distributed.build import group_of, with_options
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
+from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.mapped_rows import MappedRows
 from scorch._src.storage.coordinates import numbered_entries

@@ -28,9 +28,9 @@ def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
     if adj.requires_grad:
         return make()
     key = key, adj.local._version
-    if key not in adj.kept:
-        adj.kept[key] = make()
-    return adj.kept[key]
+    if key not in adj.derived:
+        adj.derived[key] = make()
+    return adj.derived[key]
 
 
 def _sum(

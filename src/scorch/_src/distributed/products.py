@@ -6,19 +6,28 @@ from typing import Any
 
 import torch
 
+from scorch._src.distributed.algorithms.exchanged import (
+    Exchanged,
+    product,
+    sampled_product,
+    transposed_product,
+)
+from scorch._src.distributed.algorithms.features import multiply_by_features
+from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.repartition import repartition
-from scorch._src.distributed.route import Route
+from scorch._src.distributed.route import Route, narrower, row_bytes
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
-from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
+OVERLAP_BYTES = 1 << 20  # received by one process, from which on own entries are multiplied meanwhile
 
 
 @rule(torch.matmul, torch.mm, torch.mv)
@@ -45,8 +54,48 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
             f"x has {x.dim()} dimensions; a sharded matrix is multiplied by vectors and matrices"
         )
     a.columns.check("x", x)
+    if a.algorithm == "features":
+        return multiply_by_features(a, x)
+    route, dim = (a.rows.route, 0) if a.columns.is_local else (a.columns.route, 1)
+    schedule = _schedule_of(a, x, route)
+    if schedule is not None:
+        return _multiply_exchanged(a, x, Exchanged(a.local.storage.pattern, schedule, a.wire, dim))
     (extended,) = a.columns.extend([x], a.wire)
     return a.rows.fold(a.local @ extended, a.wire)
+
+
+def _schedule_of(a: RowSharded, x: Tensor, route: Route) -> Schedule | None:
+    """Return how rows are exchanged while others are multiplied, where that is worthwhile."""
+    if not route.total:
+        return None
+    if a.algorithm == "rounds":
+        return PeerByPeer(route)
+    is_large = route.most * row_bytes(x, narrower(x, a.wire)) >= OVERLAP_BYTES
+    return AtOnce(route) if is_large and x.dtype == a.dtype else None
+
+
+def _multiply_exchanged(a: RowSharded, x: Tensor, how: Exchanged) -> Tensor:
+    dtype = torch.promote_types(a.dtype, x.dtype)
+    values = values_of(a.local).to(dtype)
+    wide = x.to(dtype) if x.dim() == 2 else x.to(dtype)[:, None]
+    if how.dim == 0:
+        result = transposed_product(how, values, wide)
+    else:
+        result = a.rows.fold(product(how, values, wide), a.wire)
+    return result if x.dim() == 2 else result[:, 0]
+
+
+def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
+    """Return the entries of ``a`` times the products of rows of ``q`` and ``x``, process by process.
+
+    This is ``einsum("ij,ik,jk->ij", a, q, x)`` by rounds: rows of ``x`` are fetched, used and freed.
+    """
+    a.rows.check("q", q)
+    a.columns.check("x", x)
+    dtype = torch.promote_types(a.dtype, torch.promote_types(q.dtype, x.dtype))
+    how = Exchanged(a.local.storage.pattern, PeerByPeer(a.columns.route), a.wire, 1)
+    scores = sampled_product(how, q.to(dtype), x.to(dtype))
+    return a.with_local(sparse_of(how.pattern, values_of(a.local).to(dtype) * scores))
 
 
 def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
@@ -59,10 +108,10 @@ def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
     # Entries of rows that are split, as all of a transposed tensor are, go to the owners of these first.
     a, b = (repartition(tensor) if tensor.has_split_rows else tensor for tensor in (a, b))
     local, columns = _with_fetched_rows(b, a.columns)
-    product = a.local @ local
-    if not isinstance(product, SparseTensor):
-        product = product.to_sparse()
-    result = RowSharded(product, a.rows, columns, a.mesh, a.order)
+    made = a.local @ local
+    if not isinstance(made, SparseTensor):
+        made = made.to_sparse()
+    result = RowSharded(made, a.rows, columns, a.mesh, a.order)
     result.wire, result.algorithm = a.wire, a.algorithm
     return result
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.build import from_entries
 from scorch._src.distributed.collectives import agree, size_of
 from scorch._src.distributed.cuts import as_cuts, owners_in
+from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.moves import RowMove, move_to_cuts, move_to_parts, send_to
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import keys_of, numbered_entries
@@ -155,7 +155,7 @@ def _moved_order(A: RowSharded, move: RowMove) -> Tensor:
 
 def _long_rows(A: RowSharded, rows: Tensor, split: bool | int) -> Tensor:
     """Return which local rows have more entries over all processes than ``split`` says."""
-    most = -(-A.nnz // size_of(A.group)) if split is True else split
+    most = -(-A.count_entries() // size_of(A.group)) if split is True else split
     (lengths,) = A.rows.extend([A.rows.fold(torch.bincount(rows, minlength=A.rows.size))])
     return lengths > most
 

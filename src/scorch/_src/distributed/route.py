@@ -40,9 +40,12 @@ class Route:
     ) -> None:
         self.picks, self.sent, self.rows, self.group = picks, list(sent), rows, group
         self.received = exchange_counts(self.sent, group, picks) if received is None else list(received)
-        pairs = gather_numbers([sum(self.sent), sum(self.received)], group, picks)
-        self.total = sum(sent for sent, _ in pairs)  # rows that all processes send together
-        self.most = max(max(pair) for pair in pairs)  # rows that one process sends or receives
+        own = [sum(self.sent), sum(self.received), self.peers, max([*self.sent, *self.received])]
+        sent, received, peers, blocks = zip(*gather_numbers(own, group, picks), strict=True)
+        self.total: int = sum(sent)  # rows that all processes send together
+        self.most: int = max(sent + received)  # rows that one process sends or receives
+        self.most_peers: int = max(peers)  # processes that one process receives rows from
+        self.block: int = max(blocks)  # rows that one process sends to another
         self._sums: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property
@@ -62,7 +65,7 @@ class Route:
         """Begin to send the picked rows of ``x``; those received are in ``out`` after ``wait``."""
         if not self.total:
             return Pending(out, out, None)
-        check_budget("exchange of rows", self.most * _row_bytes(x, wire))
+        check_budget("exchange of rows", self.most * row_bytes(x, wire))
         rows = x.detach().index_select(0, self._picks(x))
         if size_of(self.group) == 1:
             return Pending(out, rows, None)
@@ -76,7 +79,7 @@ class Route:
         returned = g.new_empty((len(self.picks), *g.shape[1:]))
         if not self.total:
             return Pending(returned, returned, None)
-        check_budget("exchange of gradients", self.most * _row_bytes(g, wire))
+        check_budget("exchange of gradients", self.most * row_bytes(g, wire))
         rows = (g.detach() if wire is None else g.detach().to(wire)).contiguous()
         if size_of(self.group) == 1:
             return Pending(returned, rows, None)
@@ -116,19 +119,19 @@ class Route:
 
     def send(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
         """Send the picked rows of ``x``, differentiable to any order; ``wire`` is their dtype on the way."""
-        return _Send.apply(x, self, _narrower(x, wire), False)  # type: ignore[no-any-return]
+        return _Send.apply(x, self, narrower(x, wire), False)  # type: ignore[no-any-return]
 
     def send_back(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
         """Return received rows to where they came from and add them up, differentiable to any order."""
-        return _SendBack.apply(g, self, _narrower(g, wire), False)  # type: ignore[no-any-return]
+        return _SendBack.apply(g, self, narrower(g, wire), False)  # type: ignore[no-any-return]
 
     def extend(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
         """Return ``x`` with the rows that are received below its own, differentiable to any order."""
-        return _Send.apply(x, self, _narrower(x, wire), True)  # type: ignore[no-any-return]
+        return _Send.apply(x, self, narrower(x, wire), True)  # type: ignore[no-any-return]
 
     def fold(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
         """Return own rows plus what others hold of them: the gradient of ``extend``."""
-        return _SendBack.apply(g, self, _narrower(g, wire), True)  # type: ignore[no-any-return]
+        return _SendBack.apply(g, self, narrower(g, wire), True)  # type: ignore[no-any-return]
 
 
 class Pending:
@@ -149,13 +152,13 @@ class Pending:
         return self.out
 
 
-def _narrower(x: Tensor, wire: torch.dtype | None) -> torch.dtype | None:
+def narrower(x: Tensor, wire: torch.dtype | None) -> torch.dtype | None:
     """Return the dtype to send numbers in, where that is another one."""
     is_narrower = wire is not None and x.dtype.is_floating_point and wire.itemsize < x.dtype.itemsize
     return wire if is_narrower else None
 
 
-def _row_bytes(x: Tensor, wire: torch.dtype | None) -> int:
+def row_bytes(x: Tensor, wire: torch.dtype | None) -> int:
     each = x[:1].numel() if len(x) else x.new_empty((1, *x.shape[1:])).numel()
     return each * (wire or x.dtype).itemsize
 

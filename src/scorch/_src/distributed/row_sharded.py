@@ -11,6 +11,8 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.calls import call
 from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
+from scorch._src.distributed.cost_model.formulas import Load
+from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.ops.graph.neighbours import ShardedGraph
 from scorch._src.storage.coordinates import numbered_entries
@@ -44,7 +46,11 @@ class RowSharded(ShardedGraph):
         self.order = order  # the rows as they were numbered before they were partitioned
         self.wire: torch.dtype | None = None
         self.algorithm = "halo"
-        self.kept: BoundedCache[Any, Any] = BoundedCache(MAX_KEPT)  # what is computed of its entries once
+        self.derived: BoundedCache[Any, Any] = BoundedCache(MAX_KEPT)  # what is computed of its entries once
+        self.replicas = 1
+        self.replicated: tuple[tuple[int, Load], ...] = ()  # what 1.5-D would move, where it was counted
+        self.spread: tuple[int, int] | None = None  # entries of all processes, and the most of one
+        self.kept: dict[str, Any] = {}  # what algorithms have made of the entries
 
     # what it is ----------------------------------------------------------------------------------------
 
@@ -114,8 +120,12 @@ class RowSharded(ShardedGraph):
     def with_local(self, local: Any) -> RowSharded:
         """Return a tensor sharded like this one, with other entries among the same rows and columns."""
         result = RowSharded(local, self.rows, self.columns, self.mesh, self.order)
-        result.wire, result.algorithm = self.wire, self.algorithm
+        result._use_options_of(self)
+        result.spread = self.spread if local.nnz == self.local.nnz else None
         return result
+
+    def _use_options_of(self, other: RowSharded) -> None:
+        self.wire, self.algorithm, self.replicas = other.wire, other.algorithm, other.replicas
 
     def map_local(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RowSharded:
         """Apply a function to the local part that keeps its shape and zeros."""
@@ -166,8 +176,26 @@ class RowSharded(ShardedGraph):
         if self.ndim != 2:
             raise ShapeError(f"T is for matrices; this tensor has {self.ndim} dimensions")
         result = RowSharded(self.local.T, self.columns, self.rows, self.mesh, self.order)
-        result.wire, result.algorithm = self.wire, self.algorithm
+        result._use_options_of(self)
+        result.spread = self.spread
+        result.kept["transposed"] = self
         return result
+
+    @property
+    def plan(self) -> Plan:
+        """What a product with this tensor moves, holds and takes; nothing is exchanged to tell it.
+
+        ``A.plan.at(features=64, network="100Gb")`` tells the same of other widths and networks.
+        """
+        return Plan(
+            share_of(self.local.nnz, self.rows, self.columns),
+            load_of(self.local.nnz, self.spread, self.rows, self.columns),
+            self.algorithm,
+            self.replicas,
+            self.dtype,
+            self.wire,
+            self.replicated,
+        )
 
     def t(self) -> RowSharded:
         return self.T

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.align import same_plans
+from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, partition
 from scorch._src.distributed.sums import sum_processes
@@ -29,12 +30,33 @@ def einsum(equation: str, *operands: Any) -> Any:
     ``einsum("ij,ik,jk->ij", A, Q, K)`` computes the scores of the entries of ``A``: each process gives its
     rows of ``Q`` and ``K``, and gets those of ``K`` that its entries need from their owners.
     """
+    assign, named = read_einsum(equation, operands)
+    if _is_sampled_by_rounds(assign, operands):
+        return sample(*operands)
+    return _run(assign, named, None, lambda local, form: einsum_local(equation, *local.values(), format=form))
+
+
+def _is_sampled_by_rounds(assign: Assign, operands: tuple[Any, ...]) -> bool:
+    """Check whether an einsum is ``ij,ik,jk->ij`` with a tensor whose rows are fetched process by process."""
+    first = operands[0] if operands else None
+    if not isinstance(first, RowSharded) or first.algorithm != "rounds" or first.has_split_rows:
+        return False
+    is_dense = all(type(operand) is Tensor for operand in operands[1:])
+    indices = [access.indices for access in accesses(assign.value)]
+    if len(indices) != 3 or not is_dense or any(len(pair) != 2 for pair in indices):
+        return False
+    i, j = indices[0]
+    k = indices[1][-1]
+    return indices == [(i, j), (i, k), (j, k)] and assign.target.indices == (i, j)
+
+
+def read_einsum(equation: str, operands: tuple[Any, ...]) -> tuple[Assign, dict[str, Any]]:
+    """Return an einsum as a statement, and its operands by the names they have in it."""
     names = [f"operand{number}" for number in range(len(operands))]
     terms, output = _read_equation(equation, operands)
     value = ",".join(f"{name}[{','.join(term)}]" for name, term in zip(names, terms, strict=True))
     assign = parse(f"result[{','.join(output)}] = {value.replace('],', '] * ')}").assign
-    named = dict(zip(names, operands, strict=True))
-    return _run(assign, named, None, lambda local, form: einsum_local(equation, *local.values(), format=form))
+    return assign, dict(zip(names, operands, strict=True))
 
 
 def _read_equation(equation: str, operands: tuple[Any, ...]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
@@ -77,13 +99,18 @@ def _run(
         return compute(tensors, format)
     aligned = dict(zip(sharded, same_plans(list(sharded.values())), strict=True))
     one = next(iter(aligned.values()))
-    used = {access.tensor for access in accesses(assign.value)}
-    how = partition(assign, frozenset(sharded) & used, one.has_split_rows)
+    how = partition_of(assign, aligned)
     local = {name: aligned[name].local if name in aligned else tensor for name, tensor in tensors.items()}
     local |= _extended({name: tensors[name] for name in how.extend if name in tensors}, how, one)
     is_dense = how.outcome != SHARDED and bool(assign.target.indices) and (how.outcome != LOCAL or not format)
     form = "d" * len(assign.target.indices) if is_dense else format
     return _finished(compute(local, form), how, one)
+
+
+def partition_of(assign: Assign, sharded: Mapping[str, RowSharded]) -> Partition:
+    """Find how processes compute a statement over these sharded tensors together."""
+    used = {access.tensor for access in accesses(assign.value)}
+    return partition(assign, frozenset(sharded) & used, next(iter(sharded.values())).has_split_rows)
 
 
 def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.render import format_seconds, format_table
+from scorch._src.units import format_seconds, format_table
 
 MAX_STEADY_VARIATION = 1.3
 MIN_GAIN = 1.05  # speedup from which on it is called a gain

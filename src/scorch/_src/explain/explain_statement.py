@@ -20,6 +20,8 @@ from scorch._src.compiler.schedule.contract import factors_of, ways
 from scorch._src.compiler.schedule.densify import prices
 from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, result_type
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.distributed.statements import read_einsum
 from scorch._src.engine.execute import (
     Task,
     copy_step,
@@ -38,9 +40,11 @@ from scorch._src.explain.explain_kernel import (
     explain_kernel,
     shape_of_result,
 )
+from scorch._src.explain.explain_sharded import explain_sharded
 from scorch._src.explain.function_report import FunctionExplanation
 from scorch._src.explain.report import Explanation, StepExplanation, TensorFacts
 from scorch._src.formats import Format, as_format, dense_format
+from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.parse_einsum import parse_einsum
 from scorch._src.notation.show import show
@@ -104,11 +108,26 @@ def explain(
     if "=" in text or "[" in text:
         if operands:
             raise NotationError(f"the tensors of {text!r} are passed by name, such as A=A")
+        if any(isinstance(tensor, RowSharded) for tensor in tensors.values()):
+            return explain_sharded(text, parse(text).assign, tensors, explain_local_statement)
         return Explanation(text, tuple(_explain_expression(text, tensors, format)))
     if tensors:
         names = ", ".join(tensors)
         raise NotationError(f"the operands of {text!r} are passed in order and without names, not as {names}")
+    if any(isinstance(operand, RowSharded) for operand in operands):
+        assign, named = read_einsum(text, operands)
+        return explain_sharded(text, assign, named, explain_local_equation)
     return Explanation(text, tuple(_explain_equation(text, operands, format)))
+
+
+def explain_local_equation(text: str, operands: Mapping[str, Any]) -> Explanation:
+    """Explain what one process computes of an equation."""
+    return Explanation(text, tuple(_explain_equation(text, list(operands.values()), None)))
+
+
+def explain_local_statement(text: str, tensors: Mapping[str, Any]) -> Explanation:
+    """Explain what one process computes of a statement."""
+    return Explanation(text, tuple(_explain_expression(text, tensors, None)))
 
 
 def _explain_equation(

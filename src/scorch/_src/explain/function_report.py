@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scorch._src.explain import html as page
-from scorch._src.explain.render import WIDTH, format_bytes, format_seconds, to_plain, wrap_lines
+from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.report import StepExplanation, TensorFacts
+from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
 
 MIN_SHOWN_SHARE = 0.01  # of the total time: shorter dense calls are summed up

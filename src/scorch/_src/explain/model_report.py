@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from scorch._src.backends.base import host_threads
-from scorch._src.explain.render import format_seconds, format_table
 from scorch._src.nn import timing
 from scorch._src.nn.pruned.prunable import (
     dense_weights,
@@ -18,6 +17,7 @@ from scorch._src.nn.pruned.prunable import (
 )
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
 from scorch._src.storage.budget import is_within_budget
+from scorch._src.units import format_seconds, format_table
 from scorch.errors import ArgumentError, OperandError
 
 

@@ -1,9 +1,8 @@
-"""What reports are written with: labelled lines, tables, numbers with units, and plain values for JSON."""
+"""What reports are written with: labelled lines, and plain values for JSON."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -17,35 +16,6 @@ def wrap_lines(text: object, begin: str = "") -> list[str]:
     wrapper = textwrap.TextWrapper(WIDTH, begin, " " * len(begin), break_long_words=False)
     wrapper.break_on_hyphens = False
     return wrapper.wrap(str(text)) or [begin]
-
-
-def format_table(rows: Sequence[Sequence[str]], left: int = 4) -> list[str]:
-    """Align columns below the first row, which is the head; all but the first ``left`` hold numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = list(map(str.ljust, row[:left], widths)) + list(map(str.rjust, row[left:], widths[left:]))
-        lines.append("  ".join(cells).rstrip())
-    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Format seconds as ``1.2 ms``: two or three digits."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.2g} us"
-
-
-def format_bytes(size: float) -> str:
-    """Format bytes as ``1.2 MB``: three digits at most."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB"
 
 
 def to_plain(value: Any) -> Any:

@@ -11,8 +11,9 @@ from scorch._src.compiler.bounds import HUGE_PAGE, Footprint
 from scorch._src.compiler.describe import describe_format
 from scorch._src.compiler.schedule.order_loops import MAX_PERMUTED_LOOPS
 from scorch._src.explain import html as page
-from scorch._src.explain.render import WIDTH, format_bytes, to_plain, wrap_lines
+from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.formats import Format
+from scorch._src.units import format_bytes
 from scorch.errors import counted
 
 MAX_REJECTED_ORDERS = 5

@@ -18,7 +18,7 @@ import torch
 
 from scorch._src.engine.execute import convert
 from scorch._src.events import LISTENERS, emit
-from scorch._src.grad_state import are_patterns_fixed
+from scorch._src.grad_state import are_patterns_fixed, is_called_from
 from scorch._src.ops.pointwise.elementwise import elementwise, is_elementwise
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.storage import Storage, mark_written
@@ -118,6 +118,8 @@ KEEP_ZEROS_OF_ALL = {
     aten.triangular_solve,
 }
 
+COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+
 # Operators that write in place and whose functional form has another name.
 FUNCTIONAL: dict[Any, Any] = {
     aten.normal_: aten.normal_functional,
@@ -127,10 +129,12 @@ FUNCTIONAL: dict[Any, Any] = {
 
 def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run ``func`` on arguments of which some are sparse."""
-    if func.namespace == "c10d":
+    if func.namespace in COLLECTIVES:
         raise UnsupportedError(
             f"{name_of(func)} sends dense tensors to other processes, and a sparse tensor is several; send "
-            "S.values() and keep the places, as DistributedDataParallel does for sparse parameters"
+            "S.values() and keep the places, as DistributedDataParallel does for sparse parameters. DTensors "
+            "need it for full_tensor, redistribute and products of two sparse ones: "
+            "scorch.distributed.shard exchanges only the rows that are needed"
         )
     if kwargs.get("out") is not None:
         return _run_with_out(kwargs.pop("out"), func, args, kwargs)
@@ -154,6 +158,8 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return decomposition_table[func](*args, **kwargs)
     if has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
+    if any(isinstance(arg, SparseTensor) and arg.is_inside_dtensor for arg in args):
+        _refuse_inside_dtensor(func)
     result = run_densely(func, args, kwargs)
     keeps_zeros = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
     if func.overloadpacket in KEEP_ZEROS_OF_ALL:
@@ -161,6 +167,15 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     is_tracked = torch.is_grad_enabled() and any_requires_grad(*args)  # zeros may be there by chance
     is_sparse = keeps_zeros and not are_patterns_fixed() and not is_tracked
     return store_like(result, args[0]) if is_sparse else result
+
+
+def _refuse_inside_dtensor(func: Any) -> None:
+    """Refuse an operator that makes its operand dense, where a DTensor calls it and not the user."""
+    if not is_called_from("scorch", 3):
+        raise UnsupportedError(
+            f"{name_of(func)} would make the sparse tensor inside of a DTensor dense. Call it with the local "
+            "tensor (D.to_local()), or shard the tensor with scorch.distributed.shard"
+        )
 
 
 hooks.run_operator = run_operator

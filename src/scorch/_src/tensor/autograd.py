@@ -243,6 +243,21 @@ def values_at(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     return placed(tensor, tuple(tensor.shape), pattern)
 
 
+def keep_gradient_sparse(tensor: SparseTensor) -> None:
+    """Sample the gradients of a leaf at its entries where they arrive dense."""
+    if tensor.samples_gradient:
+        return
+
+    def sample(gradient: torch.Tensor) -> torch.Tensor:
+        if isinstance(gradient, SparseTensor):
+            return gradient
+        pattern = tensor.storage.pattern
+        return sparse_of(pattern, values_at(gradient, pattern))
+
+    tensor.samples_gradient = True
+    tensor.register_hook(sample)
+
+
 # entries moved ---------------------------------------------------------------------------------------
 
 

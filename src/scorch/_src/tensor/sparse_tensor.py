@@ -73,6 +73,10 @@ class ViewOf(NamedTuple):
     steps: tuple[Step, ...]
 
 
+def _is_inside_dtensor(value: Any) -> bool:
+    return type(value) is SparseTensor and value.is_inside_dtensor
+
+
 class SparseTensor(torch.Tensor):
     """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``.
 
@@ -88,6 +92,8 @@ class SparseTensor(torch.Tensor):
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
     is_shared_in_graph: bool = False  # whether it has views, or is one, inside of a graph that is traced
     copied_by: str | None = None  # the function that returned it, where dense tensors have a view
+    is_inside_dtensor: bool = False  # a DTensor's local tensor, which calls of torch do not show
+    samples_gradient: bool = False  # whether gradients that arrive dense are sampled at its entries
     has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
 
     @staticmethod
@@ -182,6 +188,8 @@ class SparseTensor(torch.Tensor):
             result = hooks.run_operator(func, args, dict(kwargs or {}))
         else:
             result = handler(*args, **(kwargs or {}))
+        if type(result) is SparseTensor and any(_is_inside_dtensor(value) for value in args):
+            result.is_inside_dtensor = True
         return as_view(result, func, args, kwargs) if func.is_view else result
 
     # facts -------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """From the text of a kernel to a loaded library: memory, then disk, then the compiler.
 
-Threads that ask for the same text share one compilation; different texts compile at the same time, since
-the compiler is another process. Everything is built in a temporary directory and only a finished library
-reaches the cache, so a compilation that is killed leaves nothing that could be mistaken for a kernel.
+Threads and processes that ask for the same text share one compilation; different texts compile at the same
+time, since the compiler is another process. Everything is built in a temporary directory and only a finished
+library reaches the cache, so a compilation that is killed leaves nothing that could be mistaken for a
+kernel.
 
 A compiler that refuses a text, crashes on it, runs out of time or makes something that cannot be loaded is
 skipped for the next one, and then for the text in scalar form, with one warning.
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from scorch._src.backends import cache
+from scorch._src.backends.compile_lock import one_at_a_time
 from scorch._src.backends.cpu import toolchain
 from scorch._src.backends.cpu.run_compiler import run_compiler
 from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
@@ -206,12 +208,25 @@ def _warn_passed_over(failure: _FailedError, used: Toolchain, is_scalar: bool) -
 
 def _find_or_compile(tools: Toolchain, source: str, label: str) -> Library:
     key = cache.make_key(source, *tools.identity)
+    library = _load_from_disk(key)
+    if library is not None:
+        return library
+    with one_at_a_time(key):  # another process may have compiled it meanwhile
+        return _load_from_disk(key) or _compile_and_load(tools, source, key, label)
+
+
+def _load_from_disk(key: str) -> Library | None:
     path = cache.find(key)
-    if path is not None:
-        try:
-            return Library(path, "disk", 0.0, ctypes.CDLL(str(path)))
-        except OSError:  # sound by its checksum, yet the system will not load it, or it has just gone
-            cache.remove(key)
+    if path is None:
+        return None
+    try:
+        return Library(path, "disk", 0.0, ctypes.CDLL(str(path)))
+    except OSError:  # sound by its checksum, yet the system will not load it, or it has just gone
+        cache.remove(key)
+        return None
+
+
+def _compile_and_load(tools: Toolchain, source: str, key: str, label: str) -> Library:
     begin = time.perf_counter()
     library = _compile(tools, source, key, label)
     try:

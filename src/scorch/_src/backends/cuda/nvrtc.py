@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from scorch._src.backends import cache
+from scorch._src.backends.compile_lock import one_at_a_time
 from scorch.errors import CompilationError, CompilerNotFoundError
 
 # One block of slots is the only argument; functions without a mark are for the device.
@@ -21,9 +22,19 @@ OPTIONS = ("-default-device", "--std=c++17")
 def compile_cuda(source: str, architecture: str, label: str = "") -> bytes:
     """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk."""
     key = cache.make_key(source, "nvrtc", str(version()), architecture, *OPTIONS)
+    found = _read_from_disk(key)
+    if found is not None:
+        return found
+    with one_at_a_time(key):  # another process may have compiled it meanwhile
+        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label)
+
+
+def _read_from_disk(key: str) -> bytes | None:
     path = cache.find(key)
-    if path is not None:
-        return path.read_bytes()
+    return None if path is None else path.read_bytes()
+
+
+def _compile_and_store(source: str, architecture: str, key: str, label: str) -> bytes:
     code, said = compile_text(source, architecture)
     if not code:
         path = cache.store_text(key, ".c", source)

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.build import from_entries, group_of
+from scorch._src.distributed.build import group_of
 from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
 from scorch._src.distributed.checkpoint.runs import Run
 from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
+from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.archive import parse_dtype, parse_format
 from scorch._src.torch_internals import look_up

@@ -14,7 +14,7 @@ import torch
 
 from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_differentiable, is_plain_inference
+from scorch._src.grad_state import is_called_from, is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select, slice_
 from scorch._src.ops.pointwise.elementwise import undo_expand
@@ -23,14 +23,18 @@ from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.slices import element
 from scorch._src.storage.strides import has_strides
-from scorch._src.tensor.autograd import map_values
+from scorch._src.tensor.autograd import keep_gradient_sparse, map_values
 from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor, as_view
 from scorch._src.tensor.write_checks import check_assignment
-from scorch._src.torch_internals import DisableTorchFunctionSubclass, is_functorch_wrapped_tensor
+from scorch._src.torch_internals import (
+    DTENSOR,
+    DisableTorchFunctionSubclass,
+    is_functorch_wrapped_tensor,
+)
 from scorch.errors import CallError, DensityError
 
 _FLOATS = (torch.float32, torch.float64)
@@ -234,7 +238,12 @@ def view(self: Any, *size: Any, **kwargs: Any) -> Any:
 
 @implements(torch.Tensor.view_as, differentiable=True)
 def view_as(self: Any, other: torch.Tensor) -> Any:
-    return self.view(other.shape)
+    view = self.view(other.shape)
+    if isinstance(view, SparseTensor) and any(is_called_from(DTENSOR, depth) for depth in (2, 3, 4)):
+        view.is_inside_dtensor = True
+        if self.requires_grad and self.is_leaf:
+            keep_gradient_sparse(self)  # products of DTensors have dense gradients
+    return view
 
 
 @implements(torch.Tensor.reshape_as, differentiable=True)

@@ -1,0 +1,80 @@
+"""One process compiles a kernel, and the others that need it wait for its entry in the cache.
+
+A lock of the operating system on a file beside the entry says who compiles: it ends with the process, so
+that one that is killed holds nobody up. Whoever waits longer than a compiler may take compiles itself, as
+does everybody where files cannot be locked: the lock saves work, and results do not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from scorch._src.backends import cache
+from scorch._src.backends.private_files import make_private
+from scorch.settings import current
+
+SUFFIX = ".lock"
+_PAUSES = 0.005, 0.1  # seconds between looks, from the first to the longest
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_to_lock(descriptor: int) -> bool:
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_to_lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def one_at_a_time(key: str) -> Iterator[None]:
+    """Wait until no other process compiles the kernel of ``key``, but not longer than a compiler may take."""
+    path = cache.directory() / f"{key}{SUFFIX}"
+    descriptor = _open(path)
+    is_locked = descriptor is not None and _wait_for(descriptor, current().compiler_seconds)
+    try:
+        yield
+    finally:
+        if is_locked:  # by us: whoever waits for the file that goes away has the entry to look up
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _open(path: Path) -> int | None:
+    try:
+        make_private(path.parent)
+        return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError:  # a cache that is read only
+        return None
+
+
+def _wait_for(descriptor: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    pause, longest = _PAUSES
+    try:
+        while not _try_to_lock(descriptor):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+    except OSError:  # a file system without locks
+        return False
+    return True

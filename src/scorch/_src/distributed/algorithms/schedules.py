@@ -1,0 +1,94 @@
+"""In how many exchanges the rows of other processes are fetched: all at once, or process by process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from scorch._src.distributed.collectives import exchange_with, rank_in, size_of
+from scorch._src.distributed.route import Pending, Route
+
+Tensor = torch.Tensor
+Wire = torch.dtype | None
+
+
+class Schedule(Protocol):
+    """The rounds of an exchange along a route.
+
+    ``widths`` has the rows of each block that is received, as they are numbered; ``order`` says which block
+    comes in which round.
+    """
+
+    route: Route
+    widths: list[int]
+    order: list[int]
+    keeps_rows: bool  # whether rows stay for gradients, or are fetched again
+
+    def start(self, x: Tensor, number: int, wire: Wire) -> Pending:
+        """Begin to fetch the rows of a round."""
+        ...
+
+    def start_back(self, g: Tensor, number: int, wire: Wire) -> Pending:
+        """Begin to return rows to where those of a round came from."""
+        ...
+
+    def add(self, out: Tensor, returned: Tensor, number: int) -> None:
+        """Add rows that came back to those that they belong to."""
+        ...
+
+
+class AtOnce:
+    """One exchange with all processes, which runs while own entries are multiplied."""
+
+    keeps_rows = True
+
+    def __init__(self, route: Route) -> None:
+        self.route, self.widths, self.order = route, [route.incoming], [0]
+
+    def start(self, x: Tensor, number: int, wire: Wire) -> Pending:
+        return self.route.start(x, x.new_empty((self.route.incoming, *x.shape[1:])), wire)
+
+    def start_back(self, g: Tensor, number: int, wire: Wire) -> Pending:
+        return self.route.start_back(g, wire)
+
+    def add(self, out: Tensor, returned: Tensor, number: int) -> None:
+        out += self.route.add_up(returned)
+
+
+class PeerByPeer:
+    """An exchange with one process after the other: only one block of rows is there at a time.
+
+    In round ``k`` a process receives from the one ``k`` ranks after it and sends to the one ``k`` before.
+    """
+
+    keeps_rows = False
+
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        rank, size = rank_in(route.group), size_of(route.group)
+        self._peers = [((rank + k) % size, (rank - k) % size) for k in range(1, size)]
+        self.widths = route.received
+        self.order = [source for source, _ in self._peers]
+        runs = torch.split(route.picks, route.sent)
+        self._picks = [runs[target] for _, target in self._peers]
+
+    def start(self, x: Tensor, number: int, wire: Wire) -> Pending:
+        source, target = self._peers[number]
+        rows = x.detach().index_select(0, self._picks[number].to(x.device))
+        out = x.new_empty((self.widths[source], *x.shape[1:]))
+        return self._exchange(out, source, rows, target, wire)
+
+    def start_back(self, g: Tensor, number: int, wire: Wire) -> Pending:
+        source, target = self._peers[number]
+        out = g.new_empty((len(self._picks[number]), *g.shape[1:]))
+        return self._exchange(out, target, g.detach().contiguous(), source, wire)
+
+    def _exchange(self, out: Tensor, source: int, rows: Tensor, target: int, wire: Wire) -> Pending:
+        sent = rows if wire is None else rows.to(wire)
+        received = out if wire is None else out.new_empty(out.shape, dtype=wire)
+        handle = exchange_with(received, source, sent, target, self.route.group)
+        return Pending(out, received, handle, sent)
+
+    def add(self, out: Tensor, returned: Tensor, number: int) -> None:
+        out.index_add_(0, self._picks[number].to(out.device), returned)  # each row comes back once

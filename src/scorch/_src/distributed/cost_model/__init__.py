@@ -1,0 +1,1 @@
+"""What products over processes move, hold and take: predicted from a pattern, or from degrees."""

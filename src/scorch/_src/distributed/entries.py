@@ -1,0 +1,67 @@
+"""Sharded tensors from the entries of each process, and entries that move to other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.collectives import Group, gather_numbers, size_of
+from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.route import Route
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import ArgumentError
+
+Tensor = torch.Tensor
+
+
+def from_entries(
+    crd: Sequence[Tensor],
+    values: Tensor,
+    shape: Sequence[int],
+    rows: Tensor,
+    columns: Tensor,
+    group: Group,
+    format: Any,
+    mesh: Any = None,
+    order: Tensor | None = None,
+) -> RowSharded:
+    """Build a sharded tensor of the entries of each process, by their coordinates over all processes."""
+    row_plan = HaloPlan(crd[0].unique(), rows, group)
+    column_plan = HaloPlan(crd[1].unique(), columns, group)
+    places = torch.stack([row_plan.to_local(crd[0]), column_plan.to_local(crd[1]), *crd[2:]])
+    size = (row_plan.size, column_plan.size, *shape[2:])
+    local = sparse_coo_tensor(places, values, size, format=format)
+    if not isinstance(local, SparseTensor):
+        raise ArgumentError(
+            f"format is {format!r}, which is dense; the local part of a sharded tensor is sparse"
+        )
+    result = RowSharded(local, row_plan, column_plan, mesh, order)
+    counts = [count for (count,) in gather_numbers([len(values)], group, row_plan.ghosts)]
+    result.spread = sum(counts), max(counts)
+    return result
+
+
+def move_entries(a: RowSharded, owners: Tensor) -> RowSharded:
+    """Return a tensor whose entries, as ``entries`` lists them, are in other processes, with gradients."""
+    crd, values = a.entries()
+    order = torch.argsort(owners, stable=True)
+    sent = torch.bincount(owners, minlength=size_of(a.group)).tolist()
+    route = Route(order, sent, len(order), a.group)
+    places = route.send(torch.stack(crd, 1))
+    moved = from_entries(
+        list(places.t().contiguous()),
+        route.send(values),
+        a.shape,
+        a.rows.cuts,
+        a.columns.cuts,
+        a.group,
+        a.format,
+        a.mesh,
+        a.order,
+    )
+    moved.wire, moved.algorithm = a.wire, a.algorithm
+    return moved

@@ -1,0 +1,107 @@
+"""``scorch.explain`` of statements over sharded tensors: what processes exchange, and what each computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scorch._src.distributed.align import same_plans
+from scorch._src.distributed.cost_model.plan import Plan
+from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.distributed.rules import FOLD_COLUMNS, FOLD_ROWS, LOCAL, SHARDED, SUM, Partition
+from scorch._src.distributed.statements import partition_of
+from scorch._src.explain.render import wrap_lines
+from scorch._src.explain.report import Explanation
+from scorch._src.notation.nodes import Assign
+from scorch._src.units import format_bytes
+from scorch.errors import counted
+
+OUTCOMES = {
+    LOCAL: "this process has all entries of its rows of the result: nothing is exchanged for them",
+    FOLD_ROWS: "rows of the result that others own are sent to them, who add them up in the order of ranks",
+    FOLD_COLUMNS: "what is found for columns of others is sent to them, who add it up in the order of ranks",
+    SUM: "the result is summed over all processes, in the order of ranks",
+    SHARDED: "the result is sharded as its operands are: entries stay where they are",
+}
+
+
+@dataclass(frozen=True)
+class ShardedExplanation:
+    """What a statement over sharded tensors exchanges and computes, in this process.
+
+    ``exchanges``
+        sentences: which operands bring rows of others, and what becomes of the result
+    ``plan``
+        bytes, memory, time, the algorithm and the runner-up of a product with these columns
+    ``local``
+        the explanation of what this process computes of its own entries
+    """
+
+    text: str
+    exchanges: tuple[str, ...]
+    plan: Plan
+    local: Explanation
+
+    def __str__(self) -> str:
+        lines = [f"{self.text}, over {counted(self.plan.load.processes, 'process', 'processes')}", ""]
+        for sentence in self.exchanges:
+            lines += wrap_lines(sentence, "exchange  ")
+        lines += ["", str(self.plan), "", "in this process:", self.local.report(source=False)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain_sharded(
+    text: str,
+    assign: Assign,
+    tensors: Mapping[str, Any],
+    explain_local: Callable[[str, Mapping[str, Any]], Explanation],
+) -> ShardedExplanation:
+    """Explain a statement of which some operands are sharded; nothing is exchanged for it."""
+    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, RowSharded)}
+    aligned = dict(zip(sharded, same_plans(list(sharded.values())), strict=True))
+    one = next(iter(aligned.values()))
+    how = partition_of(assign, aligned)
+    plans = {how.row: one.rows, how.column: one.columns}
+    local: dict[str, Any] = {}
+    sentences, widths = [], [1]
+    for name, tensor in tensors.items():
+        local[name] = aligned[name].local if name in aligned else tensor
+        for dim, index in how.extend.get(name, ()):
+            plan = plans[index]
+            local[name] = _extended(tensor, dim, plan)
+            width = math.prod(tensor.shape) // max(plan.own, 1)
+            widths.append(width)
+            sentences.append(_exchange_of(name, index, plan, width * (one.wire or tensor.dtype).itemsize))
+    sentences.append(OUTCOMES[how.outcome])
+    plan_of = one.T.plan if _is_transposed(how, one) else one.plan
+    return ShardedExplanation(
+        text, tuple(sentences), plan_of.at(features=max(widths)), explain_local(text, local)
+    )
+
+
+def _extended(tensor: Any, dim: int, plan: HaloPlan) -> torch.Tensor:
+    """Return an array of the size that an operand has after the exchange."""
+    shape = list(tensor.shape)
+    shape[dim] = plan.size
+    return torch.zeros(shape, dtype=tensor.dtype)
+
+
+def _exchange_of(name: str, index: str, plan: HaloPlan, row_bytes: int) -> str:
+    rows, peers = plan.route.incoming, counted(plan.route.peers, "process", "processes")
+    if not plan.route.total:
+        return f"{name}: no process needs rows of others along {index}"
+    return (
+        f"{name} brings {counted(rows, 'row')} along {index} from {peers}, {format_bytes(rows * row_bytes)}; "
+        f"{plan.own:,} are its own"
+    )
+
+
+def _is_transposed(how: Partition, one: RowSharded) -> bool:
+    return how.outcome == FOLD_COLUMNS and not one.has_split_rows

@@ -1,0 +1,82 @@
+"""Processes that start together compile each kernel once, and none waits for one that has died."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+import scorch
+from fork_server import CAN_FORK, run_python
+from scorch._src.backends.compile_lock import SUFFIX, one_at_a_time
+
+KERNELS = 2
+
+# Children that begin together exit with the number of kernels that they have compiled.
+TOGETHER = """
+import os, sys
+from scorch._src.backends.cpu import jit, toolchain
+toolchain.find_toolchain()
+sources = [f"long long number(void) {{ return {n}; }}" for n in range(int(sys.argv[2]))]
+reader, writer = os.pipe()
+children = []
+for _ in range(int(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(sum(jit.load(source).origin == "compiled" for source in sources))
+    children.append(child)
+os.close(writer)
+print(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+# A child takes the lock; the parent waits a second for it, and then not at all when it is killed.
+KILLED = """
+import os, signal, time
+import scorch
+from scorch._src.backends.compile_lock import one_at_a_time
+reader, writer = os.pipe()
+child = os.fork()
+if not child:
+    with one_at_a_time("a" * 64):
+        os.write(writer, b"!")
+        time.sleep(600)
+os.read(reader, 1)
+begin = time.monotonic()
+with scorch.settings(compiler_seconds=1), one_at_a_time("a" * 64):
+    waited = time.monotonic() - begin
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+with one_at_a_time("a" * 64):
+    print(waited >= 1)
+"""
+
+
+def run(program: str, folder, *words: str) -> str:
+    environment = {**os.environ, "SCORCH_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_python(["-c", program, *words], env=environment)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout).strip()
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked")
+def test_each_kernel_is_compiled_by_one_process(tmp_path, cases):
+    folder = tmp_path / "cache"
+    processes = 8 if cases > 50 else 3
+    assert run(TOGETHER, folder, str(processes), str(KERNELS)) == str(KERNELS)
+    assert not list(folder.glob(f"*{SUFFIX}"))  # nothing is left behind
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked")
+def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
+    assert run(KILLED, tmp_path) == "True"
+    assert not list(tmp_path.glob(f"*{SUFFIX}"))
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    with scorch.settings(cache_directory=file), one_at_a_time("b" * 64):
+        pass
