@@ -64,7 +64,7 @@ def partition_a_grid(rank: int) -> list[torch.Tensor]:
         check_permuted(A, dense, x)
         halo[method] = ghosts_of(A)
         orders.append(A.order)
-        work = (A.local.nnz + A.rows.own) / (S.nnz + len(dense)) * world
+        work = (A.local.nnz + A.rows.own) / (S.count_entries() + len(dense)) * world
         assert method == "hash" or work < 1.1, (method, work)
     assert halo["label"] < 0.3 * halo["given"], halo
     assert halo["rcm"] < 0.5 * halo["given"], halo

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.choose import owner_of
 from scorch._src.distributed.cost_model.formulas import (
     RUNNABLE,
@@ -181,7 +182,9 @@ def _loads(
     row_owners = _row_owners(degrees, workers, features, cuts, partition)
     column_owners = row_owners
     if tensor.shape[0] != tensor.shape[1]:
-        column_owners = owner_of(torch.arange(tensor.shape[1]), cut_evenly(tensor.shape[1], workers))
+        column_owners = owner_of(
+            torch.arange(tensor.shape[1], device=HOST), cut_evenly(tensor.shape[1], workers)
+        )
     for c in replicas:
         yield c, simulate((rows, columns), row_owners, column_owners, workers, c).load
 
@@ -189,7 +192,7 @@ def _loads(
 def _row_owners(
     degrees: Tensor, workers: int, features: Sequence[int], cuts: str, partition: str | None
 ) -> Tensor:
-    numbers = torch.arange(len(degrees))
+    numbers = torch.arange(len(degrees), device=degrees.device)
     if partition is not None:
         owners = _read_numbers(partition)
         if len(owners) != len(degrees) or (

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.choose import owner_of
 from scorch._src.distributed.collectives import rank_in, size_of
 from scorch._src.distributed.halo import HaloPlan
@@ -61,10 +62,10 @@ def _route_of(plan: HaloPlan) -> Route:
     if found is None:
         parts, rank = size_of(plan.group), rank_in(plan.group)
         each = max(-(-plan.extent // parts), 1)
-        even = torch.arange(parts + 1).mul(each).clamp(max=plan.extent)
+        even = torch.arange(parts + 1, device=HOST).mul(each).clamp(max=plan.extent)
         numbers = torch.arange(plan.begin, plan.end, device=plan.ghosts.device)
         sent = torch.bincount(numbers // each, minlength=parts).tolist()
-        here = torch.arange(int(even[rank]), int(even[rank + 1]))
+        here = torch.arange(int(even[rank]), int(even[rank + 1]), device=HOST)
         received = torch.bincount(owner_of(here, plan.cuts), minlength=parts).tolist()
         found = plan.kept["even"] = Route(numbers - plan.begin, sent, plan.own, plan.group, received)
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.build import group_of, with_options
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
@@ -53,7 +54,7 @@ def load_rows(
         raise ArgumentError(f"balance is {balance!r}; there are {' and '.join(BALANCES)}")
     group = group_of(mesh)
     files = _open_all(paths, name, group)
-    begins = torch.tensor([0, *(len(file) for file in files)]).cumsum(0).tolist()
+    begins = torch.tensor([0, *(len(file) for file in files)], device=HOST).cumsum(0).tolist()
     shape = begins[-1], files[0].shape[1]
     parts = size_of(group)
     if cuts is None:
@@ -134,7 +135,7 @@ def _find_cuts(
         return even
     begin, end = (int(even[rank_in(group) + step]) for step in (0, 1))
     pieces = [file.lengths(low, high) for file, _, low, high in _pieces(files, begins, begin, end)]
-    lengths = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
+    lengths = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64, device=HOST)
     return cut_together(lengths, begin, rows, group, features)
 
 
@@ -150,8 +151,8 @@ def _pieces(
 
 def _read(files: list[MappedRows], begins: list[int], begin: int, end: int) -> tuple[list[Tensor], Tensor]:
     """Return the coordinates and values of the entries of some rows."""
-    rows, columns = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)]
-    values = [torch.zeros(0, dtype=files[0].dtype)]
+    rows, columns = ([torch.zeros(0, dtype=torch.int64, device=HOST)] for _ in range(2))
+    values = [torch.zeros(0, dtype=files[0].dtype, device=HOST)]
     for file, start, low, high in _pieces(files, begins, begin, end):
         piece = file[low:high]
         (row, column), places = numbered_entries(piece.storage.pattern)

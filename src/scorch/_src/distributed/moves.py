@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.collectives import Group, gather_numbers, rank_in, size_of
 from scorch._src.distributed.cuts import owners_in
 from scorch._src.distributed.route import Route
@@ -50,8 +51,8 @@ def move_to_parts(parts: Tensor, count: int, group: Group) -> RowMove:
     Every process owns as many of the ``count`` parts, one after the other.
     """
     own = torch.bincount(parts, minlength=count)
-    counts = torch.tensor(gather_numbers(own.tolist(), group, parts))  # by process, and by part
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), counts.sum(0).cumsum(0)])
+    counts = torch.tensor(gather_numbers(own.tolist(), group, parts), device=HOST)  # by process, and by part
+    ends = torch.cat([counts.new_zeros(1), counts.sum(0).cumsum(0)])
     first = (ends[:-1] + counts[: rank_in(group)].sum(0)).to(parts.device)
     order = torch.argsort(parts, stable=True)
     begins = own.cumsum(0) - own

@@ -74,7 +74,7 @@ def _row_move(A: RowSharded, rows: Any, owners: Any) -> RowMove:
 
 def as_parts(name: str, given: Any, A: RowSharded, count: int) -> Tensor:
     """Return parts that a user gives for this process's rows, or for all rows, checked."""
-    found = torch.as_tensor(given).to(A.rows.ghosts.device, torch.int64)
+    found = torch.as_tensor(given, device=A.rows.ghosts.device).to(torch.int64)
     if found.dim() == 1 and len(found) == A.shape[0]:
         found = found[A.rows.begin : A.rows.end]
     if found.dim() != 1 or len(found) != A.rows.own:

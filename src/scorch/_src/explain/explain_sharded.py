@@ -90,7 +90,7 @@ def _extended(tensor: Any, dim: int, plan: HaloPlan) -> torch.Tensor:
     """Return an array of the size that an operand has after the exchange."""
     shape = list(tensor.shape)
     shape[dim] = plan.size
-    return torch.zeros(shape, dtype=tensor.dtype)
+    return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _exchange_of(name: str, index: str, plan: HaloPlan, row_bytes: int) -> str:

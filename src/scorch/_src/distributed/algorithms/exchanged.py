@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.blocks import Block, blocks_of
 from scorch._src.distributed.algorithms.schedules import Schedule
 from scorch._src.distributed.collectives import check_budget
@@ -85,7 +86,7 @@ def sampled_product(how: Exchanged, g: Tensor, x: Tensor, kept: Tensor | None = 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Exchanged, values: Tensor, x: Tensor) -> Tensor:
-        kept, result = None, torch.empty(0)
+        kept, result = None, torch.empty(0, device=HOST)
 
         def multiply(block: Block, rows: Tensor) -> None:
             nonlocal kept, result

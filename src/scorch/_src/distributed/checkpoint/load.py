@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.build import group_of
 from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
 from scorch._src.distributed.checkpoint.runs import Run
@@ -102,7 +103,7 @@ class _Loading:
     def _run(self, name: str, begin: int, end: int) -> Run:
         """Return memory for some rows of an array of the checkpoint."""
         stored = self.stored[name]
-        rows = torch.empty((end - begin, *stored.size[1:]), dtype=stored.properties.dtype)
+        rows = torch.empty((end - begin, *stored.size[1:]), dtype=stored.properties.dtype, device=HOST)
         return Run(rows, begin, stored.size[0], self.group)
 
     def _own(self, cuts: Tensor) -> tuple[int, int]:
@@ -157,7 +158,7 @@ class _Loading:
         parts = [*(f"{name}.crd{dim}" for dim in range(1, len(facts["shape"]))), f"{name}.values"]
         entries = {part: self._run(part, first, first + int(lengths.sum())) for part in parts}
         read(dict(entries), self.folder, self.group)
-        crd = [torch.repeat_interleave(torch.arange(begin, end), lengths)]
+        crd = [torch.repeat_interleave(torch.arange(begin, end, device=lengths.device), lengths)]
         crd += [entries[part].rows for part in parts[:-1]]
         values = entries[parts[-1]].rows.to(parse_dtype(facts["dtype"]))
         form = parse_format(facts["format"]) if self.format is None else self.format
@@ -201,7 +202,9 @@ class _Loading:
             if name not in loaded:
                 stored = self.stored[name]
                 is_array = hasattr(stored, "size")
-                rest[name] = torch.empty(stored.size, dtype=stored.properties.dtype) if is_array else ""
+                rest[name] = (
+                    torch.empty(stored.size, dtype=stored.properties.dtype, device=HOST) if is_array else ""
+                )
         if rest:
             read(rest, self.folder, self.group)
         return rest
@@ -212,7 +215,9 @@ def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: i
     if isinstance(cuts, Mapping):
         found = cuts.get(name)
     else:
-        found = None if cuts is None or int(torch.as_tensor(cuts).reshape(-1)[-1]) != rows else cuts
+        found = (
+            None if cuts is None or int(torch.as_tensor(cuts, device=HOST).reshape(-1)[-1]) != rows else cuts
+        )
     return before if found is None and len(before) == parts + 1 else found
 
 
@@ -220,7 +225,7 @@ def _check_used(cuts: Any, rows: list[int]) -> None:
     """Refuse cuts that fit none of the tensors."""
     if cuts is None or isinstance(cuts, Mapping):
         return
-    found = torch.as_tensor(cuts).reshape(-1)
+    found = torch.as_tensor(cuts, device=HOST).reshape(-1)
     if not len(found) or int(found[-1]) not in rows:
         raise ShapeError(f"cuts end at the number of rows; {found.tolist()} fits no tensor of {rows} rows")
 

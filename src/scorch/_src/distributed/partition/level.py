@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.collectives import Group, gather_numbers, rank_in
 from scorch._src.distributed.cuts import owners_in
 from scorch._src.distributed.halo import HaloPlan
@@ -81,7 +82,7 @@ def contract(level: Level, labels: Tensor) -> tuple[Level, Tensor]:
     members = plan.fold(level.sizes.new_zeros(plan.size).index_add_(0, at, torch.ones_like(level.sizes)))
     is_used = members > 0
     counts = [count for (count,) in gather_numbers([int(is_used.sum())], level.group, labels)]
-    cuts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
+    cuts = torch.tensor([0, *counts], dtype=torch.int64, device=HOST).cumsum(0)
     numbers = is_used.to(torch.int64).cumsum(0) - 1 + int(cuts[rank_in(level.group)])
     cluster = plan.extend([numbers])[0][at]
     (everywhere,) = level.plan.extend([cluster])

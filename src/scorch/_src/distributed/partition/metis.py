@@ -7,6 +7,7 @@ import importlib.util
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.partition.level import Level
 from scorch.errors import ArgumentError
 
@@ -27,8 +28,8 @@ def divide_by_metis(level: Level, count: int) -> Tensor:
     if count == 1 or not level.count:
         return torch.zeros_like(level.ids)
     pymetis = importlib.import_module("pymetis")
-    begins = torch.zeros(level.count + 1, dtype=torch.int64)
-    begins[1:] = torch.bincount(level.rows, minlength=level.count).cumsum(0).cpu()
-    adjacency = pymetis.CSRAdjacency(begins.numpy(), level.columns.cpu().numpy())
+    begins = torch.zeros(level.count + 1, dtype=torch.int64, device=HOST)
+    begins[1:] = torch.bincount(level.rows, minlength=level.count).cumsum(0).to(HOST)
+    adjacency = pymetis.CSRAdjacency(begins.numpy(), level.columns.to(HOST).numpy())
     _, parts = pymetis.part_graph(count, adjacency=adjacency, vweights=level.sizes.tolist())
     return torch.as_tensor(parts, dtype=torch.int64, device=level.rows.device)

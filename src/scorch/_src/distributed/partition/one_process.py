@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.collectives import rank_in
 from scorch._src.distributed.cuts import owners_in
 from scorch._src.distributed.moves import send_to
@@ -25,7 +26,7 @@ def solve_in_one(level: Level, solve: Callable[[Level], Tensor]) -> Tensor:
     numbers = sizes.new_empty(0)
     if rank_in(level.group) == 0:
         ends = edges[:, 0].contiguous(), edges[:, 1].contiguous()
-        numbers = solve(level_of(ends, edges[:, 2], sizes, torch.tensor([0, level.count]), None))
+        numbers = solve(level_of(ends, edges[:, 2], sizes, torch.tensor([0, level.count], device=HOST), None))
     owners = owners_in(torch.arange(len(numbers), device=numbers.device), plan.cuts)
     (own,) = send_to(owners, [numbers], level.group)
     return own

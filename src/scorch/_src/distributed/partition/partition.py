@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.collectives import agree, size_of, sum_over
 from scorch._src.distributed.cuts import work_of
 from scorch._src.distributed.moves import RowMove, move_to_parts
@@ -105,5 +106,5 @@ def _move_to_order(level: Level, count: int) -> RowMove:
 
     found = solve_in_one(level, solve)
     own = torch.bincount(found % count, minlength=count)
-    ends = torch.cat([own.new_zeros(1), sum_over(own, level.group).cumsum(0)]).cpu()
+    ends = torch.cat([own.new_zeros(1), sum_over(own, level.group).cumsum(0)]).to(HOST)
     return RowMove(found // count, ends[:: count // size_of(level.group)], level.group)
