@@ -435,3 +435,21 @@ def test_pruned_networks_are_compared(
     models.main([*options[:-1], "--only", "MLP", "--contestants", "", "--plot", str(tmp_path / "models.png")])
     printed = capsys.readouterr().out
     assert "| MLP | 90% | 2 | 1 |" in printed and ("drawn to" in printed or "matplotlib" in printed)
+
+
+@pytest.mark.long
+def test_steps_on_sharded_graphs_are_measured(tmp_path: Path) -> None:
+    words = [
+        "-m",
+        "benchmarks.distributed",
+        "--graph",
+        "tiny",
+        "--processes",
+        "1,2",
+        "--json",
+        tmp_path / "a.json",
+    ]
+    run_python(words, cwd=Path(__file__).parents[1], check=True)
+    one, given, label = json.loads((tmp_path / "a.json").read_text())
+    assert one["loss"] == pytest.approx(given["loss"]) == pytest.approx(label["loss"])
+    assert one["megabytes"] == 0 < label["megabytes"]
