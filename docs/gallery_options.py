@@ -18,6 +18,7 @@ ORDER = [
     "sparse_autoencoder",
     "gcn_cora",
     "gat",
+    "distributed_gcn",
     "bigbird",
     "mixture_of_experts",
     "new_level_format",

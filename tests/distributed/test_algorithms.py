@@ -192,7 +192,7 @@ def test_algorithms_move_and_hold_what_their_plan_says(tmp_path):
     in_processes(check_all, tmp_path, 4)
 
 
-@pytest.mark.parametrize("world", [3, 4])
+@pytest.mark.parametrize("world", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_every_algorithm_computes_what_one_process_does(world, cases, seed, tmp_path):
     work = functools.partial(check_algorithms, first=seed + 77 * world, count=max(2, cases // 4))
     in_processes(work, tmp_path, world)

@@ -44,7 +44,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_first_and_second_order(name, form):

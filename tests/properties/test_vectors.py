@@ -94,7 +94,7 @@ def test_interpreter_agrees_on_wide_products(cases_per_worker: int) -> None:
     run()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*OPTIMIZATIONS, "all"])
 def test_wide_products_without_an_optimisation(name: str, cases_per_worker: int) -> None:
     @settings(

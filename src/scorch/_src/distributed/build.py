@@ -67,7 +67,8 @@ def shard(
     crd, places = numbered_entries(tensor.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
     row_cuts, column_cuts = _both_cuts(wide[0], tensor.shape, rows, columns, size_of(group))
-    facts = tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist(), _checksum(wide)
+    options = {"columns": column_cuts.tolist(), "split": split, "wire": wire}
+    facts = tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist(), options, _checksum(wide)
     agree(group, "shard", facts, _facts)
     owners = owners_of(wide, row_cuts, column_cuts, split)
     mine = owners == rank_in(group)
@@ -85,10 +86,11 @@ def shard(
 
 
 def _facts(facts: Any) -> str:
-    shape, dtype, nnz, cuts, checksum = facts
+    shape, dtype, nnz, cuts, options, checksum = facts
     return (
-        f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries and cuts {cuts} (its pattern has the "
-        f"checksum {checksum:x})"
+        f"a tensor of shape {shape}, dtype {dtype}, {nnz} entries, cuts {cuts} and "
+        f"{', '.join(f'{name}={value}' for name, value in options.items())} (its pattern has the checksum "
+        f"{checksum:x})"
     )
 
 

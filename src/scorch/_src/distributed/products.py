@@ -54,6 +54,8 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
             f"x has {x.dim()} dimensions; a sharded matrix is multiplied by vectors and matrices"
         )
     a.columns.check("x", x)
+    if not a.columns.is_local:
+        a.columns.route.check_same(x, narrower(x, a.wire))
     if a.algorithm == "features":
         return multiply_by_features(a, x)
     route, dim = (a.rows.route, 0) if a.columns.is_local else (a.columns.route, 1)

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.collectives import (
     Group,
+    agree,
     check_budget,
     exchange_counts,
     exchange_rows,
@@ -18,6 +20,8 @@ from scorch._src.distributed.collectives import (
     size_of,
 )
 from scorch._src.tensor.create.construct import sparse_csr_tensor
+
+MAX_AGREED = 256  # kinds of rows: their shape and dtype
 
 Tensor = torch.Tensor
 
@@ -47,6 +51,7 @@ class Route:
         self.most_peers: int = max(peers)  # processes that one process receives rows from
         self.block: int = max(blocks)  # rows that one process sends to another
         self._sums: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._agreed: BoundedCache[Any, bool] = BoundedCache(MAX_AGREED)  # kinds of rows that all have sent
 
     @property
     def incoming(self) -> int:
@@ -59,12 +64,20 @@ class Route:
         rank = rank_in(self.group)
         return sum(1 for other, count in enumerate(self.received) if count and other != rank)
 
+    def check_same(self, x: Tensor, wire: torch.dtype | None) -> None:
+        """Raise an error in all processes if rows of another kind are exchanged here for the first time."""
+        kind = tuple(x.shape[1:]), x.dtype, wire
+        if self._agreed.get(kind) is None:
+            agree(self.group, "exchange of rows", kind, _describe_kind)
+            self._agreed[kind] = True
+
     # without gradients ---------------------------------------------------------------------------------
 
     def start(self, x: Tensor, out: Tensor, wire: torch.dtype | None = None) -> Pending:
         """Begin to send the picked rows of ``x``; those received are in ``out`` after ``wait``."""
         if not self.total:
             return Pending(out, out, None)
+        self.check_same(x, wire)
         check_budget("exchange of rows", self.most * row_bytes(x, wire))
         rows = x.detach().index_select(0, self._picks(x))
         if size_of(self.group) == 1:
@@ -79,6 +92,7 @@ class Route:
         returned = g.new_empty((len(self.picks), *g.shape[1:]))
         if not self.total:
             return Pending(returned, returned, None)
+        self.check_same(g, wire)
         check_budget("exchange of gradients", self.most * row_bytes(g, wire))
         rows = (g.detach() if wire is None else g.detach().to(wire)).contiguous()
         if size_of(self.group) == 1:
@@ -132,6 +146,12 @@ class Route:
     def fold(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
         """Return own rows plus what others hold of them: the gradient of ``extend``."""
         return _SendBack.apply(g, self, narrower(g, wire), True)  # type: ignore[no-any-return]
+
+
+def _describe_kind(kind: tuple[tuple[int, ...], torch.dtype, torch.dtype | None]) -> str:
+    shape, dtype, wire = kind
+    sent = "" if wire is None else f", sent as {wire}"
+    return f"rows of shape {shape} and dtype {dtype}{sent}"
 
 
 class Pending:

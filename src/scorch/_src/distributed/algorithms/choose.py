@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.collectives import (
+    agree,
     exchange_counts,
     exchange_rows,
     gather_numbers,
@@ -57,6 +58,7 @@ def with_algorithm(
         raise ArgumentError(f"replicas is for algorithm='1.5d', not {algorithm!r}")
     if tensor.ndim != 2 and algorithm != "halo":
         raise UnsupportedError(f"algorithm={algorithm!r} is for matrices; others exchange their halo")
+    agree(tensor.group, "with_algorithm", (algorithm, replicas, features), _describe)
     if algorithm == "auto":
         algorithm, replicas = _fastest(tensor, features, network, memory)
     if algorithm == "1.5d":
@@ -65,6 +67,11 @@ def with_algorithm(
     moved.algorithm, moved.replicas = algorithm, 1
     moved.replicated = tensor.replicated
     return moved
+
+
+def _describe(chosen: tuple[str, int | None, int]) -> str:
+    algorithm, replicas, features = chosen
+    return f"algorithm={algorithm!r}, replicas={replicas} and features={features}"
 
 
 def _fastest(tensor: RowSharded, features: int, network: Any, memory: int | None) -> tuple[str, int | None]:

@@ -88,7 +88,7 @@ class PeerByPeer:
         sent = rows if wire is None else rows.to(wire)
         received = out if wire is None else out.new_empty(out.shape, dtype=wire)
         handle = exchange_with(received, source, sent, target, self.route.group)
-        return Pending(out, received, handle, sent)
+        return Pending(out, received, handle, sent, self.route.group)
 
     def add(self, out: Tensor, returned: Tensor, number: int) -> None:
         out.index_add_(0, self._picks[number].to(out.device), returned)  # each row comes back once
