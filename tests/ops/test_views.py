@@ -187,9 +187,7 @@ def test_a_row_is_first_read_inside_of_transforms_and_modes():
 
 
 def test_a_row_is_taken_without_reading_the_arrays(monkeypatch):
-    monkeypatch.setattr(
-        "scorch._src.ops.movement.rows.LIVE", set()
-    )  # of traced tensors that a test left alive
+    monkeypatch.setattr("scorch._src.ops.movement.rows.LIVE", set())  # traced tensors that a test left
     S = scorch.from_torch(torch.eye(4), format="csr")
     row = S[2]
     assert "values" not in vars(row.storage) and row.shape == (4,) and row.dtype == torch.float32
