@@ -214,6 +214,7 @@ def test_ever_new_shapes_keep_a_bounded_number_of_entries(small_caches):
         assert len(cache) <= cache.most
 
 
+@pytest.mark.long
 def test_ever_new_shapes_keep_a_bounded_amount_of_memory(small_caches):
     """After the caches are full, as many programs again leave next to nothing behind."""
 

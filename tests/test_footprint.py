@@ -247,7 +247,7 @@ EXACT = ("SpMV", "SpMM", "SDDMM", "csr to csc", "csr to coo", "transposition")
 
 
 @needs_builtins
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CALLS)
 def test_peak_is_at_most_what_is_named(name: str, counted: dict[str, Any]) -> None:
     facts = counted[name]

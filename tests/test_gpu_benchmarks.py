@@ -31,6 +31,7 @@ def run(*arguments: str) -> int:
     return command.main(["--device", "cpu", "--tiny", "--seconds", "0.01", *arguments])
 
 
+@pytest.mark.long
 def test_sections_give_right_results(quick: None, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "found.json"
     sections = [name for name in command.SECTIONS if name != "compile"]

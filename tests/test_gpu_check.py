@@ -51,7 +51,7 @@ def test_a_broken_promise_of_our_own_is_no_wrong_result() -> None:
     assert drawn.outcome(lambda case, device: broken_inside(), None, "cpu")[0] == "raised"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", drawn.KINDS)
 def test_drawn_cases_are_told(kind: str) -> None:
     words = ["-m", "tools.gpu_check.drawn", kind, "cpu", "0", "3"]

@@ -197,6 +197,7 @@ def test_dense_identities_share_no_values() -> None:
     assert torch.equal(x, torch.ones(3, 4)) and torch.equal(v, torch.ones(3, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMATS)
 def test_operands_are_never_changed(form: str) -> None:
     A, B = stored(random(7, 7), form), stored(random(7, 7, seed=1), "csc")

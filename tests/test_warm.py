@@ -51,7 +51,7 @@ CALLS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo"])
 def test_usual_calls_find_their_kernels(form: str, call: str, sources: set[str], asked: set[str]) -> None:

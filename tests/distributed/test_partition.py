@@ -109,7 +109,7 @@ def test_partitions_permute_rows_and_columns_and_leave_little_to_exchange(tmp_pa
 
 def move_and_compare(rank: int) -> None:
     world = dist.get_world_size()
-    for seed in (0, 5, 7, 17, 27):
+    for seed in (0, 17, 27):
         case = draw(seed, world)
         rng = random.Random(seed)
         rows = len(case.dense)

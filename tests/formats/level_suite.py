@@ -112,7 +112,6 @@ PLACES = list(forms_of(Format("d").levels[0]))
 class LevelSuite:
     """Tests of ``level``; derive a class from it and set the level."""
 
-    pytestmark = pytest.mark.sampled(2)  # of each table, as there are several levels
     level: Level
 
     @property

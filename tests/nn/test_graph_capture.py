@@ -69,7 +69,7 @@ def forget_graphs() -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "coo", "edge_index"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_network_is_compiled_whole_and_learns_the_same(kind: str, form: str) -> None:
@@ -109,7 +109,7 @@ def test_other_graphs_are_compiled_once_more_at_most(kind: str, form: str) -> No
     assert counter.frame_count <= 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "coo", "edge_index"])
 def test_a_compiled_network_reads_a_graph_once(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network = torch.nn.ModuleList([Network("GCN"), Network("GAT")])

@@ -285,6 +285,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for the memory of a process")
 def test_memory_of_16384_tokens():
     """8 heads of 64: each tensor takes 32 MiB; the scores of all pairs of the mask would take 270."""

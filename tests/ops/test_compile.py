@@ -97,13 +97,14 @@ def gcn(A: Any, d: Any, X: Any, b: Any) -> Any:
     return torch.relu((A * d[:, None] * d[None, :]) @ X + b)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("format", ["csr", "coo"])
 @pytest.mark.parametrize("function", [attend, attend_by_einsum])
 def test_attention_is_one_kernel(function: Function, format: str) -> None:
     check(function, sparse(12, 15, format), dense(12, 4), dense(15, 4, seed=1), dense(15, 6, seed=2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", ["csr", "coo"])
 def test_graph_attention_is_one_kernel(format: str) -> None:
     check(gat, sparse(12, 12, format), dense(12), dense(12, seed=1), dense(12, 5, seed=2))
@@ -255,7 +256,7 @@ def test_row_sums_are_joined() -> None:
     check(lambda A, d: (A * d).sum(0) + (A * d).sum(), sparse(12, 10), dense(10), one_kernel=False)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 1), (3, 1), (1, 4)])
 @pytest.mark.parametrize("format", ["csr", "coo"])
 def test_empty_and_tiny_matrices(shape: tuple[int, int], format: str) -> None:

@@ -102,6 +102,7 @@ def test_einsum_of_chains(count):
 SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_einsum_of_many_operands(seed):
     """Drawn equations: repeated and missing indices, sizes of 1, vectors, scalars, formats."""

@@ -272,7 +272,7 @@ def no_search(monkeypatch):
         monkeypatch.setattr(f"torch.testing._internal.{module}.extract_test_fn", lambda: None, raising=False)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.usefixtures("no_search")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_operators_accept_what_they_accept_of_dense_tensors(part, cases):

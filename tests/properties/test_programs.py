@@ -12,7 +12,7 @@ import pytest
 from properties.programs import Run, Wrong, run_program
 
 PARTS = 8
-CI_PROGRAMS = 24
+CI_PROGRAMS = 32
 LONG_PROGRAMS = 5_000
 
 

@@ -136,7 +136,7 @@ def test_candidate_whose_library_cannot_be_called_is_no_compiler(failure: str, p
     assert toolchain.find_toolchain().command == (str(good),)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("body", ["return 42;", "__builtin_trap();", "for (;;);"])
 def test_candidate_that_makes_something_else_is_no_compiler(
     body: str, programs: Path, monkeypatch: pytest.MonkeyPatch

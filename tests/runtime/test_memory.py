@@ -44,6 +44,7 @@ def _diagonal(rows: int) -> scorch.SparseTensor:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [5, 20_000])
 def test_results_are_saved_copied_and_shared(rows: int, tmp_path: Path, empty_pool: None) -> None:
     found = product(rows)
@@ -61,6 +62,7 @@ def test_results_are_saved_copied_and_shared(rows: int, tmp_path: Path, empty_po
     assert torch.equal(found, truth + 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [60, 3000])
 def test_sums_that_are_shorter_than_they_might_be_are_saved_short(size: int) -> None:
     torch.manual_seed(0)

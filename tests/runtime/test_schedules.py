@@ -73,6 +73,7 @@ def test_tensors_of_one_class_share_a_schedule(planned: list[str]) -> None:
     assert (before, len(planned)) == (2, 2)  # the product, and the way to dense to compare with
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("rows", "columns", "entries", "width"),
     [(150, 80, 400, 8), (70, 200, 400, 8), (70, 80, 2000, 8), (70, 80, 400, 9)],

@@ -81,6 +81,7 @@ def check(call: Call, form: str, dtype: torch.dtype, rows: int = 9, columns: int
     torch.testing.assert_close(dense, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "column maxima"])
@@ -366,6 +367,7 @@ def test_half_results_are_rounded_where_they_are_computed(
     assert ("u16x8" in emulated[-1]) == (width == 64)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.bool],

@@ -67,6 +67,7 @@ def bodies(texts: list[str]) -> list[str]:
     return [text[text.index("KERNEL void") :] for text in texts]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
 @pytest.mark.parametrize("width", [1, 3, 64])
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])

@@ -110,7 +110,7 @@ def test_threads_of_a_unit_share_what_a_row_has(
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("function", GROUPS)
 def test_long_rows_are_left_to_kernels_that_cut_them(
     function: Callable[..., Any], emulated: list[str], monkeypatch: pytest.MonkeyPatch
@@ -130,6 +130,7 @@ def test_long_rows_are_left_to_kernels_that_cut_them(
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", GROUPS)
 def test_the_interpreter_runs_groups(function: Callable[..., Any]) -> None:
     args = operands(20, 0.2, 12)

@@ -91,6 +91,7 @@ def drawn_places(kind: str, count: int, size: int) -> torch.Tensor:
     return torch.stack([keys // size, keys % size])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.whole
 @pytest.mark.parametrize("kind", ["any", "sorted", "reversed", "by columns", "many repeat", "one place"])
 def test_entries_of_many_buckets_are_those_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

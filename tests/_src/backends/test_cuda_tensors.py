@@ -50,7 +50,7 @@ def as_dense(result: Any) -> torch.Tensor:
     return result.to_dense() if isinstance(result, scorch.SparseTensor) else result
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("is_skewed", [False, True])
 @pytest.mark.parametrize("form", ["csf", "coo", "dss"])
@@ -68,6 +68,7 @@ def test_products_along_modes(
             torch.testing.assert_close(as_dense(found), expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.whole
 @pytest.mark.parametrize("form", ["csf", "coo"])
 @pytest.mark.parametrize("equation", [*MTTKRP[:2], *MTTKRP[3:], *TTM[:1]])

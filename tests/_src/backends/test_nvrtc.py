@@ -75,6 +75,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], li
     return texts_of
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_statements(name: str, printed: Any) -> None:
     text, operands, named = statements()[name]
