@@ -103,6 +103,7 @@ def all_partitions(rank: int) -> list[torch.Tensor]:
     return partition_a_grid(rank)
 
 
+@pytest.mark.long
 def test_partitions_permute_rows_and_columns_and_leave_little_to_exchange(tmp_path):
     in_processes(all_partitions, tmp_path, 4)
 

@@ -86,7 +86,7 @@ def same(name: str, found: Any, wanted: Any) -> None:
         torch.testing.assert_close(one[known], other[known], msg=about)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CALLS)
 def test_jvp_of_a_sparse_argument(name: str, cases: int) -> None:
     for seed in range(max(1, cases // 200)):
@@ -97,7 +97,7 @@ def test_jvp_of_a_sparse_argument(name: str, cases: int) -> None:
             same(name, found, attempt(jvp, CALLS[name], (S.to_dense(),), (step.to_dense(),)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name for name in CALLS if not name.endswith("in place")])
 def test_jvp_over_values(name: str, cases: int) -> None:
     for seed in range(max(1, cases // 200)):
@@ -120,7 +120,7 @@ def test_jvp_over_values(name: str, cases: int) -> None:
         )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CALLS)
 def test_dual_numbers(name: str, cases: int) -> None:
     """All that autograd differentiates; what writes to a tensor with a tangent is refused."""

@@ -65,6 +65,7 @@ def test_gradients_have_gradients(layer: Layer) -> None:
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dropout", [0.5, 1.0])
 def test_dropped_weights_stay_dropped_in_gradients_of_gradients(dropout: float) -> None:
     module = nn.GATConv(4, 3, heads=2, dropout=dropout).double()

@@ -64,7 +64,7 @@ def check(call: Call, dense: torch.Tensor, form: str) -> None:
     torch.testing.assert_close(S.grad.to_dense(), wanted, equal_nan=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["csr", "coo", "bsr(2,2)"])
 @pytest.mark.parametrize("name", [*ELEMENTWISE, *REDUCTIONS, *SHAPES, *INDEXING, *WITH_DENSE])
 def test_matrices(name, form):

@@ -126,6 +126,7 @@ def compare(name: str, seed: int, dtypes: list[torch.dtype], learns: bool) -> No
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_real_numbers(name: str, cases: int) -> None:
     for seed in range(max(1, cases // 50)):

@@ -43,6 +43,7 @@ def assert_equals(result: torch.Tensor, truth: torch.Tensor, form: str | None = 
 pytestmark = pytest.mark.sampled(2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", MATRICES)
 @pytest.mark.parametrize("vector", ["dense", "s"])
 def test_spmv(form: str, vector: str) -> None:
@@ -52,6 +53,7 @@ def test_spmv(form: str, vector: str) -> None:
     assert_equals(scorch.evaluate("y[i] = A[i,j] * x[j]", A=stored(A, form), x=stored(x, vector)), A @ x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", MATRICES)
 def test_spmm(form: str) -> None:
     A, X = random(7, 9), random(9, 5, density=1.0, seed=1)
@@ -61,6 +63,7 @@ def test_spmm(form: str) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("left", MATRICES)
 @pytest.mark.parametrize("right", MATRICES)
 def test_spmspm(left: str, right: str) -> None:
@@ -71,6 +74,7 @@ def test_spmspm(left: str, right: str) -> None:
     assert_equals(result, A @ B)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", MATRICES)
 @pytest.mark.parametrize("equation", ["ij,ik,jk->ij", "ij,ik,kj->ij"])
 def test_sddmm_keeps_the_pattern(form: str, equation: str) -> None:
@@ -84,6 +88,7 @@ def test_sddmm_keeps_the_pattern(form: str, equation: str) -> None:
 # tensors of order 3 ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", TENSORS)
 def test_mttkrp(form: str) -> None:
     B, C, D = random(4, 5, 6), random(5, 3, density=1.0, seed=1), random(6, 3, density=1.0, seed=2)
@@ -98,6 +103,7 @@ def test_mttkrp(form: str) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", TENSORS)
 @pytest.mark.parametrize("vector", ["dense", "s"])
 @pytest.mark.parametrize("equation", ["ijk,k->ij", "ijk,j->ik", "ijk,i->jk"])
@@ -107,6 +113,7 @@ def test_ttv(form: str, vector: str, equation: str) -> None:
     assert_equals(scorch.einsum(equation, stored(B, form), stored(v, vector)), torch.einsum(equation, B, v))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", TENSORS)
 @pytest.mark.parametrize("matrix", ["dense", "csr", "csc"])
 @pytest.mark.parametrize("equation", ["ijk,lk->ijl", "ijk,lj->ilk", "ijk,li->ljk"])
@@ -128,6 +135,7 @@ def test_product_plus_matrix_of_csr_csr_dcsr_is_csr() -> None:
     assert_equals(product, A @ B + C, "csr")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", SUMMED)
 @pytest.mark.parametrize("second", SUMMED)
 @pytest.mark.parametrize("third", SUMMED)
@@ -142,6 +150,7 @@ def test_sum_of_three_matrices(first: str, second: str, third: str) -> None:
         assert result.format == Format(forms[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("requested", [None, "csr", "csc", "coo", "dcsr", "bsr(2,2)", "dense"])
 def test_csr_plus_csc(requested: str | None) -> None:
     A, B = random(6, 8, density=0.2), random(6, 8, density=0.2, seed=1)
@@ -151,6 +160,7 @@ def test_csr_plus_csc(requested: str | None) -> None:
     assert_equals(result, A + B, requested)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", MATRICES)
 def test_matrix_plus_its_transpose(form: str) -> None:
     A = random(7, 7, density=0.2)
@@ -161,6 +171,7 @@ def test_matrix_plus_its_transpose(form: str) -> None:
     assert_equals(scorch.evaluate("D[i,j] = A[i,k] * A[j,k]", A=stored(A, form)), A @ A.T)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("requested", ["dcsr", "csr", "csc", "coo", "dcsc", "bsr(2,2)", "sd", "dense"])
 def test_coo_times_csc_in_a_requested_format(requested: str) -> None:
     A, B = random(7, 9, density=0.2), random(9, 8, density=0.2, seed=1)
@@ -171,6 +182,7 @@ def test_coo_times_csc_in_a_requested_format(requested: str) -> None:
 # chains ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "forms", [("csr",) * 4, ("csr", "csc", "coo", "dcsr"), ("coo", "dense", "csr", "dense")]
 )
@@ -197,6 +209,7 @@ def experts() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", GATES)
 def test_mixture_of_experts_in_two_steps(form: str) -> None:
     x, weights, gates = experts()
@@ -211,6 +224,7 @@ def test_mixture_of_experts_in_two_steps(form: str) -> None:
     assert_equals(mixed, torch.einsum("bnh,bn->bh", torch.relu(truth), gates))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", GATES)
 def test_mixture_of_experts_fused(form: str) -> None:
     x, weights, gates = experts()
@@ -223,6 +237,7 @@ def test_mixture_of_experts_fused(form: str) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["csf", "coo", "ssd", "dsd", "csr"])
 def test_mixture_of_experts_with_sparse_activations(form: str) -> None:
     _, weights, gates = experts()

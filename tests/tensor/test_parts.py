@@ -34,6 +34,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
                 assert ours.tolist() == theirs.tolist()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", MATRICES)
 @pytest.mark.parametrize(("start", "stop"), [(0, 7), (2, 5), (3, 4), (5, 5), (0, 1), (6, 7)])
 def test_parts_of_matrices(form: str, start: int, stop: int) -> None:
@@ -45,6 +46,7 @@ def test_parts_of_matrices(form: str, start: int, stop: int) -> None:
     check(S[start:stop] @ torch.ones(9, 2).double(), D[start:stop] @ torch.ones(9, 2).double())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", CUBES)
 def test_parts_of_cubes(form: str) -> None:
     D = dense_of(5, 4, 6)
@@ -60,6 +62,7 @@ def test_parts_of_cubes(form: str) -> None:
         check(S[place, 1, -2], D[place, 1, -2])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", MATRICES)
 def test_elements_and_rows(form: str) -> None:
     D = dense_of(7, 9)
@@ -86,6 +89,7 @@ def test_writing_to_a_part_writes_to_the_tensor() -> None:
     assert torch.equal(S.to_dense(), D)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["csr", "csc"])
 def test_picked_rows(form: str, dtype: torch.dtype) -> None:
@@ -108,6 +112,7 @@ def test_picked_batches() -> None:
     check(S[:, index % 4], D[:, index % 4])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrong", [7, -8, 1 << 40])
 def test_rows_that_are_not_there(wrong: int) -> None:
     S = scorch.from_torch(dense_of(7, 9), format="csr")
@@ -115,6 +120,7 @@ def test_rows_that_are_not_there(wrong: int) -> None:
         S[torch.tensor([1, wrong])]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", [*MATRICES, "dense"])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_cat_of_matrices(form: str, dim: int) -> None:
@@ -128,6 +134,7 @@ def test_cat_of_matrices(form: str, dim: int) -> None:
         assert isinstance(found, scorch.SparseTensor) and found.format == first.format
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", CUBES)
 def test_cat_of_cubes(form: str) -> None:
     parts = [dense_of(5, 4, 6, seed=seed) for seed in range(3)]
@@ -136,6 +143,7 @@ def test_cat_of_cubes(form: str) -> None:
         assert torch.equal(found.to_dense(), torch.cat(parts, dim))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_cat_takes_the_common_dtype(dtype: torch.dtype, dim: int) -> None:
@@ -151,6 +159,7 @@ def test_explicit_zeros_stay_in_parts_and_joins() -> None:
     assert torch.cat([S, S]).nnz == 6 and torch.cat([S, S], 1).nnz == 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(7, 9), (1, 4), (5, 1), (0, 3), (3, 0)])
 def test_rows_kept_otherwise_share_the_entries(shape: tuple[int, int], dtype: torch.dtype) -> None:
