@@ -50,6 +50,7 @@ def run(script: Path, *arguments: str | Path, cwd: Path) -> subprocess.Completed
     return run_python([script, *arguments], cwd=cwd, env=environment)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.stem)
 def test_example(script: Path, tmp_path: Path) -> None:
     text = script.read_text()
