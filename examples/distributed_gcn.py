@@ -23,7 +23,7 @@ import scorch.distributed as sd
 parser = argparse.ArgumentParser(description="GCN over several processes")
 parser.add_argument("--nodes", type=int, default=4000)
 parser.add_argument("--quick", action="store_true", help="a few epochs")
-parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="continue from here, and save here")
+parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save here, and continue from there")
 options, _ = parser.parse_known_args()
 epochs = 10 if options.quick else 60
 torch.manual_seed(0)
@@ -79,15 +79,26 @@ class Network(torch.nn.Module):
 
 model = Network()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-for epoch in range(epochs):
+begin = 0
+if options.checkpoint is not None and options.checkpoint.exists():  # torchrun has started this job again
+    state = sd.load(options.checkpoint, mesh)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    begin = state["epoch"]
+received = 0
+for epoch in range(begin, epochs):
     optimizer.zero_grad()
     with sd.count_bytes() as traffic:
         loss = sd.mean(F.cross_entropy(model(own_x, A, epoch), own_y, reduction="none"), mesh)
         loss.backward()
+    received = traffic.received
     sd.sum_gradients(model.parameters(), mesh)
     optimizer.step()
     if rank == 0 and epoch % 10 == 0:
         print(f"epoch {epoch:3d}  loss {loss.item():.5f}")
+    if options.checkpoint is not None and epoch % 10 == 9:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1}
+        sd.save(state, options.checkpoint, mesh)
 
 # %%
 # What it took
@@ -98,7 +109,7 @@ with torch.no_grad():
     accuracy = sd.mean((model(own_x, A, 0).argmax(1) == own_y).float(), mesh)
 gathered = 2 * (16 + classes) * 4 * (nodes - A.rows.own)
 if rank == 0:
-    print(f"accuracy {accuracy.item():.3f} with {world} processes")
-    print(f"a step moved {traffic.received:,} bytes to this process; gathering all features {gathered:,}")
+    print(f"accuracy {accuracy.item():.3f} with {world} {'process' if world == 1 else 'processes'}")
+    print(f"an epoch moved {received:,} bytes to this process; gathering all features {gathered:,}")
 if mesh is not None:
     sd.destroy_process_group()

@@ -8,6 +8,7 @@ is sent.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -111,7 +112,7 @@ def exchange_rows(
 
     Without ``wait``, return a handle whose ``wait`` must be called before ``out`` is read.
     """
-    width, rank = _row_bytes(out), rank_in(group)  # what a process sends to itself does not leave it
+    width, rank = row_bytes(out), rank_in(group)  # what a process sends to itself does not leave it
     _count((sum(sent) - sent[rank]) * width, (sum(received) - received[rank]) * width)
     with reporting("exchange of rows", group):
         return dist.all_to_all_single(
@@ -129,7 +130,7 @@ def exchange_with(out: Tensor, source: int, rows: Tensor, target: int, group: Gr
 
     What has no rows is not sent: both processes know.
     """
-    width = _row_bytes(out)
+    width = row_bytes(out)
     _count(len(rows) * width, len(out) * width)
     calls = []
     with reporting("exchange with one process", group):
@@ -149,11 +150,9 @@ class _Handles:
             handle.wait()
 
 
-def _row_bytes(array: Tensor) -> int:
-    width = array.element_size()
-    for size in array.shape[1:]:
-        width *= size
-    return width
+def row_bytes(array: Tensor, wire: torch.dtype | None = None) -> int:
+    """Return the bytes of a row, as it is or in the dtype in which it is sent."""
+    return math.prod(array.shape[1:]) * (wire or array.dtype).itemsize
 
 
 def _as_bytes(array: Tensor) -> Tensor:
@@ -216,7 +215,7 @@ def gather_rows(rows: Tensor, group: Group) -> Tensor:
     if len(counts) == 1:
         return rows.clone()
     out = rows.new_empty((sum(counts), *rows.shape[1:]))
-    rank, width = rank_in(group), _row_bytes(rows)
+    rank, width = rank_in(group), row_bytes(rows)
     for sender, part in enumerate(out.split(counts)):
         if sender == rank:
             part.copy_(rows)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.collectives import Group, exchange_counts, exchange_rows, rank_in, size_of
+from scorch._src.distributed.cuts import owners_in
 from scorch._src.distributed.route import Route
 from scorch.errors import ShapeError
 
@@ -31,8 +32,7 @@ class HaloPlan:
 
     def _ask_owners(self) -> Route:
         parts = size_of(self.group)
-        owners = torch.searchsorted(self.cuts.to(self.ghosts.device), self.ghosts, right=True) - 1
-        wanted = torch.bincount(owners, minlength=parts).tolist()
+        wanted = torch.bincount(owners_in(self.ghosts, self.cuts), minlength=parts).tolist()
         asked = exchange_counts(wanted, self.group, self.ghosts)
         picks = self.ghosts.new_empty(sum(asked))
         if parts > 1:

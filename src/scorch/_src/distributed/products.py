@@ -16,9 +16,10 @@ from scorch._src.distributed.algorithms.features import multiply_by_features
 from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
+from scorch._src.distributed.collectives import row_bytes
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.repartition import repartition
-from scorch._src.distributed.route import Route, narrower, row_bytes
+from scorch._src.distributed.route import Route, narrower
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of

@@ -17,6 +17,7 @@ from scorch._src.distributed.collectives import (
     gather_numbers,
     rank_in,
     reporting,
+    row_bytes,
     size_of,
 )
 from scorch._src.tensor.create.construct import sparse_csr_tensor
@@ -176,11 +177,6 @@ def narrower(x: Tensor, wire: torch.dtype | None) -> torch.dtype | None:
     """Return the dtype to send numbers in, where that is another one."""
     is_narrower = wire is not None and x.dtype.is_floating_point and wire.itemsize < x.dtype.itemsize
     return wire if is_narrower else None
-
-
-def row_bytes(x: Tensor, wire: torch.dtype | None) -> int:
-    each = x[:1].numel() if len(x) else x.new_empty((1, *x.shape[1:])).numel()
-    return each * (wire or x.dtype).itemsize
 
 
 class _Send(torch.autograd.Function):

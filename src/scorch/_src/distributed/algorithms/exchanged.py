@@ -17,8 +17,8 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.blocks import Block, blocks_of
 from scorch._src.distributed.algorithms.schedules import Schedule
-from scorch._src.distributed.collectives import check_budget
-from scorch._src.distributed.route import narrower, row_bytes
+from scorch._src.distributed.collectives import check_budget, row_bytes
+from scorch._src.distributed.route import narrower
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -17,10 +17,11 @@ from scorch._src.distributed.collectives import (
     gather_numbers,
     gather_rows,
     rank_in,
+    row_bytes,
     size_of,
 )
 from scorch._src.distributed.halo import HaloPlan
-from scorch._src.distributed.route import narrower, row_bytes
+from scorch._src.distributed.route import narrower
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.storage.storage import Pattern

@@ -80,21 +80,6 @@ static void count_share(i64 part, const i64 *args) {
     }
 }
 
-/* From how many entries of each bucket a share has to where they begin. */
-static void add_up(const i64 *args) {
-    const i64 buckets = args[BUCKETS];
-    i64 *counts = (i64 *)args[COUNTS], *begins = begins_of(args), sum = 0;
-    for (i64 b = 0; b < buckets; b++) {
-        begins[b] = sum;
-        for (i64 part = 0; part < args[THREADS]; part++) {
-            const i64 own = counts[part * buckets + b];
-            counts[part * buckets + b] = sum;
-            sum += own;
-        }
-    }
-    begins[buckets] = sum;
-}
-
 static void spread_share(i64 part, const i64 *args) {
     const u64 *from = (const u64 *)args[OTHER];
     u64 *to = (u64 *)args[KEYS];
@@ -239,7 +224,7 @@ i64 scorch_coalesce(i64 *args) {
     job_t job = {args, 0, UNSORTED};
     i64 *places = places_of(args), sum = 0;
     shared(count_shares, &job);
-    add_up(args);
+    sum_counts((i64 *)args[COUNTS], args[BUCKETS], args[THREADS]);
     shared(spread_shares, &job);
     shared(sort_buckets, &job);
     for (i64 b = 0; b < args[BUCKETS]; b++) {

@@ -35,21 +35,6 @@ static void count_share(i64 part, const i64 *args) {
     }
 }
 
-/* From how many entries of each bucket a share has to where they begin. */
-static void add_up(const i64 *args) {
-    const i64 buckets = args[BUCKETS];
-    i64 *counts = (i64 *)args[COUNTS], *begins = counts + args[THREADS] * buckets, sum = 0;
-    for (i64 b = 0; b < buckets; b++) {
-        begins[b] = sum;
-        for (i64 part = 0; part < args[THREADS]; part++) {
-            const i64 own = counts[part * buckets + b];
-            counts[part * buckets + b] = sum;
-            sum += own;
-        }
-    }
-    begins[buckets] = sum;
-}
-
 static void spread_share(i64 part, const i64 *args) {
     const index_t *pos = (const index_t *)args[POS], *crd = (const index_t *)args[CRD];
     const value_t *values = (const value_t *)args[VALUES];
@@ -151,7 +136,7 @@ i64 scorch_transpose_rows(i64 *args) {
         return 0;
     }
     shared(count_shares, &job);
-    add_up(args);
+    sum_counts((i64 *)args[COUNTS], args[BUCKETS], args[THREADS]);
     shared(spread_shares, &job);
     shared(sort_buckets, &job);
     return 0;

@@ -16,7 +16,7 @@ from scorch._src.backends.cpu.launch import empty, scratch
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
-SOURCE = jit.read_source("coalesce.c")
+SOURCE = jit.read_source("bucket_begins.c") + jit.read_source("coalesce.c")
 
 MIN_ENTRIES = 1 << 12
 MIN_ENTRIES_PER_THREAD = 1 << 13

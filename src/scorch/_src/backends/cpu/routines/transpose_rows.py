@@ -14,7 +14,7 @@ from scorch._src.backends.cpu.launch import BITS, builtins, pack, scratch, slot_
 from scorch._src.events import emits
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 
-SOURCE = jit.read_source("transpose_rows.c")
+SOURCE = jit.read_source("bucket_begins.c") + jit.read_source("transpose_rows.c")
 
 MIN_ENTRIES = 1 << 13  # below, a generated kernel costs less to call
 MIN_SPREAD = 1 << 19  # entries that are worth buckets: what fewer are written to stays in the cache
