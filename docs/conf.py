@@ -9,6 +9,7 @@ is set; name it from the root, since examples run elsewhere.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -79,4 +80,13 @@ html_theme_options = {
     # Pages with code beside algorithms have room for its lines instead.
     "secondary_sidebar_items": {"[!hm]**": ["page-toc"], "how/*": [], "migrate/*": []},
 }
+# Published sites of several versions stand side by side; see tools/release.py.
+if published := os.environ.get("SCORCH_DOCS_VERSION"):
+    site_root = os.environ.get("SCORCH_SITE_ROOT", "/")
+    html_theme_options |= {
+        "switcher": {"json_url": f"{site_root}switcher.json", "version_match": published},
+        "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
+        "check_switcher": False,
+        "show_version_warning_banner": True,
+    }
 html_sidebars = {"what-works": [], "results": [], "faq": [], "index": []}

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 METADATA = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -33,11 +33,14 @@ def test_a_workflow_is_one(path: Path) -> None:
         assert job["runs-on"] and job["timeout-minutes"] and job["steps"]
     for step in steps(workflow):
         assert ("uses" in step) != ("run" in step)
-        assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/none@v1"))
+        assert re.fullmatch(
+            r"(actions/[a-z-]+@v\d+|pypa/[a-z-]+@release/v1)", step.get("uses", "actions/none@v1")
+        )
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_run_the_command_that_developers_run(path: Path) -> None:
+@pytest.mark.parametrize("name", ["tests", "nightly"])
+def test_workflows_run_the_command_that_developers_run(name: str) -> None:
+    path = ROOT / ".github" / "workflows" / f"{name}.yml"
     commands = [step["run"] for step in steps(read(path)) if "run" in step]
     assert commands
     for command in commands:
@@ -84,3 +87,31 @@ def test_contributing_tells_of_the_layers() -> None:
     rows = page[page.index("## The map") : page.index("## Add an operator")]
     first_column = "".join(re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE))
     assert re.findall(r"`(\w+)`", first_column) == layers
+
+
+def test_releases_are_published_without_a_token() -> None:
+    jobs = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"} and jobs["publish"]["needs"] == "build"
+    assert "python -m tools.release package" in " ".join(
+        step.get("run", "") for step in jobs["build"]["steps"]
+    )
+    assert "secrets." not in "".join(path.read_text(encoding="utf-8") for path in WORKFLOWS)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda p: p.stem
+)
+def test_issue_templates_ask_for_what_helps(path: Path) -> None:
+    template = read(path)
+    assert template["name"] and template["description"] and template["labels"]
+    asked = {field["id"]: field for field in template["body"]}
+    assert all(field["attributes"]["label"] for field in asked.values())
+    if path.stem != "feature":
+        assert "python -m scorch env" in asked["env"]["attributes"]["description"]
+
+
+def test_citation_is_that_of_the_paper() -> None:
+    citation = read(ROOT / "CITATION.cff")
+    names = [author["family-names"] for author in citation["preferred-citation"]["authors"]]
+    assert names == ["Yan", "Root", "Gale", "Broman", "Kjolstad"]
+    assert citation["cff-version"] and citation["license"] == "MIT"

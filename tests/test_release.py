@@ -1,0 +1,74 @@
+"""A release is what its tag says, and the sites of versions stand side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools import release
+
+import scorch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_one_version() -> None:
+    recipe = (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    [named] = re.findall(r'version: "(.+)"', recipe)
+    assert release.read_version() == scorch.__version__ == named
+
+
+def test_a_tag_names_the_version_and_a_section_of_the_changelog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
+    with pytest.raises(release.ReleaseError, match=r"v1\.2\.4, but pyproject\.toml has version 1\.2\.3"):
+        release.check_tag("v1.2.4")
+    with pytest.raises(release.ReleaseError, match=r"no section \[1\.2\.3\]"):
+        release.check_tag("v1.2.3")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3]\n")
+    release.check_tag("v1.2.3")
+
+
+@pytest.mark.parametrize(
+    ("version", "folders"),
+    [("main", ["dev"]), ("v1.2.3", ["1.2", "stable"]), ("v1.3.0rc1", ["1.3"]), ("v1.2", ["dev"])],
+)
+def test_folders_of_the_site(version: str, folders: list[str]) -> None:
+    assert release.folders_of(version) == folders
+
+
+def test_versions_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*command: str, **environment: str) -> None:
+        Path(command[-1]).mkdir()
+        Path(command[-1], "index.html").write_text(environment["SCORCH_DOCS_VERSION"])
+
+    monkeypatch.setattr(release, "run", build)
+    for version in ("main", "v0.9.0", "v0.10.1", "main"):
+        release.build_site(version, tmp_path, [])
+    listed: list[dict[str, Any]] = json.loads((tmp_path / "switcher.json").read_text())
+    assert [entry["version"] for entry in listed] == ["0.10", "0.9", "dev"]
+    assert [entry.get("preferred", False) for entry in listed] == [True, False, False]
+    assert (tmp_path / "stable" / "index.html").read_text() == "0.10"
+    assert "url=stable/" in (tmp_path / "index.html").read_text()
+
+
+def test_extras_of_users_bring_no_tools_of_developers() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = dict(
+        re.findall(r"^(\w+) = \[(.+?)\]", text[text.index("[project.optional-dep") :], re.MULTILINE)
+    )
+    assert not {"test", "lint", "docs", "bench", "dev"} & set(re.findall(r"\w+", extras["all"]))
+    assert {"test", "lint", "docs"} <= set(re.findall(r"\w+", extras["dev"]))
+
+
+def test_a_wheel_has_no_pictures() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    wheel = text[text.index("[tool.hatch.build.targets.wheel]") :]
+    assert re.search(r'^exclude = \[.*"benchmarks/plots"', wheel, re.MULTILINE)
+    assert not [path for path in (ROOT / "src").rglob("*") if path.suffix in (".png", ".svg", ".pdf")]
