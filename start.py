@@ -105,7 +105,7 @@ def has_module(name: str) -> bool:
 
 def find_compiler() -> str:
     """The first C compiler of this machine that works, or ''."""
-    chosen = os.environ.get("SCORCH_CXX", "").strip()
+    chosen = os.environ.get("SCORCH_CC", os.environ.get("SCORCH_CXX", "")).strip()
     if chosen:
         try:
             works = compiles(shlex.split(chosen))
@@ -113,7 +113,7 @@ def find_compiler() -> str:
             works = False
         if not works:
             raise SetupError(
-                f"SCORCH_CXX is set to {chosen!r}, which is not a working C compiler.\n"
+                f"SCORCH_CC is set to {chosen!r}, which is not a working C compiler.\n"
                 "Correct it, or unset it to let Scorch find one."
             )
         return chosen

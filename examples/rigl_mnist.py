@@ -100,9 +100,9 @@ def train(name: str, model: torch.nn.Module) -> tuple[float, int, float]:
     kind = scorch.nn.RigL if options.growth == "gradient" else scorch.nn.SET
     every = max(2, min(50, steps // 10))
     is_sparse = model is sparse
-    exchange = (
-        kind(model, optimizer, every=every, until=max(2, steps * 3 // 4), fraction=0.3) if is_sparse else None
-    )
+    exchange = None
+    if is_sparse:
+        exchange = kind(model, optimizer, update_every=every, stop_step=max(2, steps * 3 // 4), fraction=0.3)
     times = []
     for epoch in range(epochs):
         for part in torch.randperm(count).split(128):

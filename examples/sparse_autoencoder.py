@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import scorch
-from scorch.utils.data import DataLoader, SparseRows
+from scorch.utils.data import DataLoader, SparseDataset
 
 parser = argparse.ArgumentParser(description="Autoencoders of sparse images")
 parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has images/mnist.npz")
@@ -85,7 +85,7 @@ for name, model in models.items():
     start = time.perf_counter()
     for epoch in range(epochs):
         total = 0.0
-        for (rows,) in DataLoader(SparseRows(X), batch_size=128, shuffle=True):  # a csr batch
+        for (rows,) in DataLoader(SparseDataset(X), batch_size=128, shuffle=True):  # a csr batch
             optimizer.zero_grad()
             loss = F.mse_loss(model(rows), rows.to_dense())
             loss.backward()

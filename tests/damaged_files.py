@@ -20,7 +20,7 @@ import torch
 import scorch
 from scorch import SparseTensor
 from scorch._src.io.archive import arrays_of, describe_tensor
-from scorch._src.io.mapped_rows import MappedRows
+from scorch._src.io.mapped_rows import MemmapSparseDataset
 from scorch._src.io.pickling import make_packed, make_pattern, make_storage, make_tensor
 
 FORMATS = ("csr", "coo", "csc", "dcsr", "bsr(2,2)")
@@ -302,7 +302,7 @@ def by_torch_mapped(path: Path) -> Any:
 
 
 def by_rows(path: Path) -> Any:
-    rows = MappedRows(path, "S")
+    rows = MemmapSparseDataset(path, "S")
     return rows[list(range(len(rows)))]
 
 

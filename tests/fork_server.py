@@ -30,7 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Read by Python, its libraries, torch or Scorch when they are started or imported.
-READ_EARLY = ("OMP_", "MKL_", "KMP_", "LD_", "DYLD_", "TORCH", "PYTHON", "SCORCH_DEBUG", "SCORCH_WITHOUT")
+READ_EARLY = ("OMP_", "MKL_", "KMP_", "LD_", "DYLD_", "TORCH", "PYTHON", "SCORCH_DEBUG", "SCORCH_DISABLE")
 READ_LATE = ("PYTHONPATH", "PYTHONUTF8")  # the first is followed here, the second changes nothing of ours
 CAN_FORK = sys.platform.startswith("linux")
 # What a server has imported: what it is named after, and what many of its forks would each load again.

@@ -370,11 +370,9 @@ def test_budget_can_be_set() -> None:
 
 def test_settings() -> None:
     refused(ScorchError, "unknown setting 'thread'; there are ... threads", scorch.settings, thread=2)
-    refused(
-        ScorchError, "threads must be a whole number from 1 on or None, not 0", scorch.settings, threads=0
-    )
-    refused(ScorchError, "threads must be a whole number", scorch.settings, threads=True)
+    refused(ScorchError, "threads must be a positive integer or None, not 0", scorch.settings, threads=0)
+    refused(ScorchError, "threads must be a positive integer", scorch.settings, threads=True)
     refused(ScorchError, "dense_budget must be ... or None, not -1", scorch.settings, dense_budget=-1)
     refused(
-        ScorchError, "cache_bytes must be a whole number from 0 on, not 'x'", scorch.settings, cache_bytes="x"
+        ScorchError, "cache_bytes must be a non-negative integer, not 'x'", scorch.settings, cache_bytes="x"
     )

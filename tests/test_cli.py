@@ -72,14 +72,14 @@ def test_cache_is_shown_and_cleared(tmp_path: Path) -> None:
 
 
 def test_missing_compiler_is_one_plain_message(tmp_path: Path) -> None:
-    wrong = {"SCORCH_CXX": "no-such-compiler", "SCORCH_CACHE_DIR": str(tmp_path)}
+    wrong = {"SCORCH_CC": "no-such-compiler", "SCORCH_CACHE_DIR": str(tmp_path)}
     done = run_forked("explain", "ij->i", "csr", **wrong)
     assert done.returncode == 2
-    assert done.stderr.startswith("CompilerNotFoundError: SCORCH_CXX is set to 'no-such-compiler'")
+    assert done.stderr.startswith("CompilerNotFoundError: SCORCH_CC is set to 'no-such-compiler'")
     assert "Traceback" not in done.stderr
     shown = run_forked("env", has="torch", **wrong)
     assert shown.returncode == 0
-    assert "none: SCORCH_CXX" in shown.stdout
+    assert "none: SCORCH_CC" in shown.stdout
 
 
 def test_closed_pipe_is_no_error() -> None:

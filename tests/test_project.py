@@ -31,7 +31,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "scorch-start.json")
-    monkeypatch.delenv("SCORCH_CXX", raising=False)
+    monkeypatch.delenv("SCORCH_CC", raising=False)
 
     def run(*arguments: Any, **options: Any) -> None:
         raise AssertionError(f"would run {arguments}")
@@ -177,9 +177,9 @@ def test_broken_compiler_is_passed_over(start: ModuleType, monkeypatch: pytest.M
 def test_wrong_compiler_setting_is_named(
     start: ModuleType, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    monkeypatch.setenv("SCORCH_CXX", setting)
+    monkeypatch.setenv("SCORCH_CC", setting)
     monkeypatch.setattr(start, "compiles", lambda command: False)
-    with pytest.raises(start.SetupError, match=f"SCORCH_CXX is set to .*{setting}"):
+    with pytest.raises(start.SetupError, match=f"SCORCH_CC is set to .*{setting}"):
         start.find_compiler()
 
 

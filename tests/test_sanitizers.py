@@ -1,7 +1,7 @@
 """A sample of kernels of every shape runs clean under AddressSanitizer and UndefinedBehaviorSanitizer.
 
 A process of its own compiles all kernels with the sanitizers, by the very way users choose a compiler
-(``SCORCH_CXX``), and has their runtime loaded first, so that operands and results have guarded borders too.
+(``SCORCH_CC``), and has their runtime loaded first, so that operands and results have guarded borders too.
 Starting it takes long, so one process runs all scripts below, and ends with what has to be noticed. The
 compiler does not optimise, unless with ``--long``: all is compiled in half of the time, and what a kernel
 reads wrongly and does not need is still read then.
@@ -280,7 +280,7 @@ def said(
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (Path(scorch.__file__).parents[1], Path(__file__).parent))),
         "PYTHONMALLOC": "malloc",
-        "SCORCH_CXX": f"env -u LD_PRELOAD {gcc} {FLAGS}",  # the compiler itself runs without it
+        "SCORCH_CC": f"env -u LD_PRELOAD {gcc} {FLAGS}",  # the compiler itself runs without it
         "SCORCH_CACHE_DIR": str(tmp_path_factory.mktemp("sanitized")),
         "SCORCH_OPTIMIZE": "3" if request.config.getoption("long") else "0",
         "LD_PRELOAD": " ".join(libraries),

@@ -29,7 +29,7 @@ def without_compiler(warned: bool = True) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as empty:
         patch.setenv("PATH", empty)
-        patch.delenv("SCORCH_CXX", raising=False)
+        patch.delenv("SCORCH_CC", raising=False)
         patch.setattr(toolchain, "_zig_command", list)
         patch.setattr(jit, "_libraries", {})
         patch.setattr(launch, "_builtins", none)

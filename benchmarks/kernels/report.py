@@ -349,7 +349,7 @@ def _scaling(results: Results) -> list[str]:
 def _switches(results: Results) -> list[str]:
     parts = [
         "Each kernel with all optimisations, and how many times as long it takes without one of them "
-        "(`scorch.settings(without=NAME)`) and without all; a point: less than 3 % either way. As calls with "
+        "(`scorch.settings(disable=NAME)`) and without all; a point: less than 3 % either way. As calls with "
         "something switched off take a longer way to their kernel, the others are compared with a call "
         "without an optimisation that has nothing to do there: `buckets`, or `dense` in conversions.",
         "\n".join(f"- `{name}`: {text}" for name, text in OPTIMIZATIONS.items()),

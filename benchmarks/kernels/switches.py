@@ -35,7 +35,7 @@ def idle(label: str) -> str:
 
 
 def without(name: str) -> Context:
-    return lambda: scorch.settings(without=name)
+    return lambda: scorch.settings(disable=name)
 
 
 def extra_cases(matrix: Matrix) -> Iterator[Case]:

@@ -25,14 +25,19 @@ class ScorchWarning(UserWarning):
 _NOT_USERS = {"scorch", "torch", "functools", "contextlib", "threading"}  # whose frames stand between
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = ScorchWarning) -> None:
     """Warn at the line of the user's that the call came from: the last outside of libraries."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_USERS:
             break
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, ScorchWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """Warn that a name is deprecated, and name the one to use."""
+    warn(f"{old} is deprecated; use {new} instead", DeprecationWarning)
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -121,7 +126,7 @@ class TorchVersionError(ScorchError, ImportError):
 
 
 class CompilerNotFoundError(ScorchError, RuntimeError):
-    """``SCORCH_CXX`` names a compiler that does not work; without any, torch computes."""
+    """``SCORCH_CC`` names a compiler that does not work; without any, torch computes."""
 
 
 class CompilationError(ScorchError, RuntimeError):

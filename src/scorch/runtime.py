@@ -1,17 +1,13 @@
 """Deprecated: ``scorch.runtime.fill.release_memory`` is ``scorch.release_memory``."""
 
 import types
-import warnings
 
 from scorch._src.backends.cpu import launch
+from scorch.errors import warn_deprecated
 
 
 def _release_memory() -> int:
-    warnings.warn(
-        "scorch.runtime.fill.release_memory is deprecated; use scorch.release_memory",
-        DeprecationWarning,
-        stacklevel=2,
-    )
+    warn_deprecated("scorch.runtime.fill.release_memory", "scorch.release_memory")
     return launch.release_memory()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from scorch.errors import ArgumentError
+from scorch.errors import ArgumentError, warn_deprecated
 
 OPTIMIZATIONS = {
     "order": "the cheapest order of loops, instead of the paper's Algorithm 1",
@@ -46,7 +46,7 @@ class Settings:
     - ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
     - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
     - ``backend``: where kernels run (None: that of the operands' device); one of ``BACKENDS``.
-    - ``without``: the names of ``OPTIMIZATIONS`` that are switched off (``"all"`` for naive loops).
+    - ``disable``: the names of ``OPTIMIZATIONS`` to disable (``"all"`` for naive loops).
     - ``exchange_budget``: bytes that a call on sharded tensors may move to one process (None: any number).
     - ``deterministic``: whether results on a GPU repeat bit for bit; if not, threads may add to one place.
     """
@@ -58,7 +58,7 @@ class Settings:
     dense_budget: int | None = None
     debug: bool = False
     backend: str | None = None
-    without: frozenset[str] = frozenset()
+    disable: frozenset[str] = frozenset()
     deterministic: bool = True
     exchange_budget: int | None = None
 
@@ -74,26 +74,34 @@ def add_backend(name: str, purpose: str) -> None:
     BACKENDS[name] = purpose
 
 
-def _switched_off(names: Any) -> frozenset[str]:
-    """The optimisations that a user names, as one name or several."""
+def _as_optimizations(names: Any) -> frozenset[str]:
+    """Return the optimizations that a user names, as one name or several."""
     if isinstance(names, str):
         names = names.replace(",", " ").split()
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"without names optimisations, such as 'registers', not {names!r}")
+        raise ArgumentError(f"disable must name optimizations, such as 'registers', not {names!r}")
     wanted = set(names)
     if "all" in wanted:
         return frozenset(OPTIMIZATIONS)
     for name in sorted(wanted, key=str):
         if name not in OPTIMIZATIONS:
             known = ", ".join(OPTIMIZATIONS)
-            raise ArgumentError(f"unknown optimisation {name!r}; there are {known} and all")
+            raise ArgumentError(f"unknown optimization {name!r}; choose from {known} and all")
     return frozenset(wanted)
+
+
+def read_environment(name: str, old: str) -> str:
+    """Return an environment variable, or the one that had its meaning before."""
+    if name not in os.environ and old in os.environ:
+        warn_deprecated(f"the environment variable {old}", name)
+        return os.environ[old]
+    return os.environ.get(name, "")
 
 
 DEFAULT = Settings(
     debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"),
     backend=os.environ.get("SCORCH_BACKEND") or None,
-    without=_switched_off(os.environ.get("SCORCH_WITHOUT", "")),
+    disable=_as_optimizations(read_environment("SCORCH_DISABLE", "SCORCH_WITHOUT")),
 )
 applied = [DEFAULT]  # for the whole process, where no ``with`` block says otherwise
 _current: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("scorch_settings", default=None)
@@ -106,15 +114,18 @@ def current() -> Settings:
 
 
 def enabled(optimization: str) -> bool:
-    """Whether an optimisation of ``OPTIMIZATIONS`` is on."""
+    """Whether an optimization of ``OPTIMIZATIONS`` is on."""
     assert optimization in OPTIMIZATIONS, optimization
-    return optimization not in current().without
+    return optimization not in current().disable
 
 
 class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(threads=1):``
     """Change settings inside a ``with`` block, or for good with ``settings(...).apply()``."""
 
     def __init__(self, **changes: Any) -> None:
+        if "without" in changes:
+            warn_deprecated("settings(without=)", "settings(disable=)")
+            changes.setdefault("disable", changes.pop("without"))
         known = {field.name for field in dataclasses.fields(Settings)}
         for name in changes:
             if name not in known:
@@ -126,7 +137,8 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
                 continue
             if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 rest = "" if needs_one else " or None"
-                raise ArgumentError(f"{name} must be a whole number from {least} on{rest}, not {value!r}")
+                kind = "a positive integer" if least else "a non-negative integer"
+                raise ArgumentError(f"{name} must be {kind}{rest}, not {value!r}")
         place = changes.get("cache_directory")
         if place is not None:
             if not isinstance(place, str | os.PathLike):
@@ -138,8 +150,8 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
         backend = changes.get("backend")
         if backend is not None and not (isinstance(backend, str) and backend in BACKENDS):
             raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, not {backend!r}")
-        if "without" in changes:
-            changes["without"] = _switched_off(changes["without"])
+        if "disable" in changes:
+            changes["disable"] = _as_optimizations(changes["disable"])
         self._changes = changes
         self._tokens: list[contextvars.Token[Settings | None]] = []
 

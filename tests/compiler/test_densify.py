@@ -40,7 +40,7 @@ def test_small_products_vectors_and_sampled_products_are_not():
 
 def test_nor_beyond_the_dense_budget_or_when_switched_off():
     A, B = scorch.from_torch(matrix(0.9), format="csr"), torch.rand(96, 64)
-    with scorch.settings(without="dense"):
+    with scorch.settings(disable="dense"):
         assert kinds(A, B) == ["kernel"]
     with scorch.settings(dense_budget=64 * 64 * 4):  # enough for the result, not for A
         assert kinds(A, B) == ["kernel"]

@@ -87,7 +87,7 @@ def test_partial_products_are_kept(machine):
     plan = plan_of("ijk,jr,kr->ir", T, torch.rand(15, 32), torch.rand(10, 32))
     assert plan.order == ("i", "j", "k", "r")
     assert [(access.tensor, depth) for access, depth in plan.factors] == [("B", 2)]
-    with scorch.settings(without="contract"):
+    with scorch.settings(disable="contract"):
         assert plan_of("ijk,jr,kr->ir", T, torch.rand(15, 32), torch.rand(10, 32)).factors == ()
 
 
@@ -115,7 +115,7 @@ def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):
     assert opens() == 1
     machine(Target("", 16, 32, 2, 1 << 19, 1 << 20))
     assert opens() == 0
-    with scorch.settings(without="tiles"):
+    with scorch.settings(disable="tiles"):
         assert opens() == 1
 
 

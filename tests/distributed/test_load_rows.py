@@ -12,7 +12,7 @@ import scorch
 import scorch.distributed as sd
 from processes import in_processes
 from scorch._src.distributed.cuts import cut_by_work, cut_together
-from scorch._src.io.mapped_rows import MappedRows
+from scorch._src.io.mapped_rows import MemmapSparseDataset
 from scorch.errors import CommunicationError, FileError, MissingFileError, ShapeError
 from scorch.utils.data import RowWriter
 
@@ -35,14 +35,14 @@ def load_and_compare(rank: int, folder: str) -> None:
     world, dense = dist.get_world_size(), torch.cat(pieces())
     S = scorch.from_torch(dense, format="csr")
     count = 0
-    read = MappedRows._copy_rows
+    read = MemmapSparseDataset._copy_rows
 
     def counting(self, rows, begin, end):
         nonlocal count
         count += int((end - begin).sum())
         return read(self, rows, begin, end)
 
-    MappedRows._copy_rows = counting
+    MemmapSparseDataset._copy_rows = counting
     A = sd.load_rows(f"{folder}/part*.safetensors")
     assert torch.equal(A.cuts, sd.cuts(S, world)) and torch.equal(A.gather().to_dense(), dense)
     assert count == A.local.nnz  # no entries but its own

@@ -41,7 +41,7 @@ def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Ten
 def test_the_smallest_are_dropped_and_as_many_grown_from_zero(kind) -> None:
     model = layer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    exchange = kind(model, optimizer, every=2, until=100, fraction=0.4)
+    exchange = kind(model, optimizer, update_every=2, stop_step=100, fraction=0.4)
     before, values = stored(model), model.weight.detach().to_dense()
     x = torch.randn(8, 30)
     learn(model, optimizer, x)
@@ -63,7 +63,7 @@ def test_rigl_grows_where_the_gradient_is_largest() -> None:
     model = layer()
     dense = model.to_dense()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    exchange = RigL(model, optimizer, every=1, until=10)
+    exchange = RigL(model, optimizer, update_every=1, stop_step=10)
     before = stored(model)
     x = torch.randn(8, 30)
     for part in x.split(4):  # gradients may be accumulated
@@ -83,7 +83,7 @@ def test_rigl_grows_where_the_gradient_is_largest() -> None:
 def test_what_the_optimizer_keeps_moves_along(kind, make) -> None:
     model = layer()
     optimizer = make(model.parameters())
-    exchange = kind(model, optimizer, every=2, until=10)
+    exchange = kind(model, optimizer, update_every=2, stop_step=10)
     x = torch.randn(8, 30)
     learn(model, optimizer, x)
     exchange.step()
@@ -125,7 +125,7 @@ def test_nothing_as_large_as_the_weight_is_made(kind, monkeypatch) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     x = torch.randn(4, 400)
     with Sizes() as sizes:
-        exchange = kind(model, optimizer, every=1, until=5)
+        exchange = kind(model, optimizer, update_every=1, stop_step=5)
         for _ in range(4):
             learn(model, optimizer, x)
             exchange.step()
@@ -142,7 +142,7 @@ def test_learning_goes_on_to_a_solution(kind) -> None:
     target[torch.arange(10), torch.arange(10) * 4] = 3.0
     model = SparseLinear(40, 10, sparsity=0.9, bias=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    exchange = kind(model, optimizer, every=10, until=300, fraction=0.5)
+    exchange = kind(model, optimizer, update_every=10, stop_step=300, fraction=0.5)
     for _ in range(400):
         x = torch.randn(32, 40)
         optimizer.zero_grad()
@@ -157,7 +157,7 @@ def test_learning_goes_on_to_a_solution(kind) -> None:
 def test_steps_are_saved_and_exchanges_end() -> None:
     model = layer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = RigL(model, optimizer, every=2, until=6)
+    first = RigL(model, optimizer, update_every=2, stop_step=6)
     x = torch.randn(8, 30)
     changes = []
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_steps_are_saved_and_exchanges_end() -> None:
         changes.append(first.step())
     state = first.state_dict()
     first.close()
-    second = RigL(model, optimizer, every=2, until=6)
+    second = RigL(model, optimizer, update_every=2, stop_step=6)
     second.load_state_dict(state)
     for _ in range(5):
         learn(model, optimizer, x)
@@ -178,13 +178,18 @@ def test_steps_are_saved_and_exchanges_end() -> None:
 def test_wrong_arguments(kind) -> None:
     model = layer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for wrong in ({"every": 0, "until": 5}, {"until": 0}, {"until": 5, "fraction": 0.0}):
+    for wrong in (
+        {"update_every": 0, "stop_step": 5},
+        {"stop_step": 0},
+        {},
+        {"stop_step": 5, "fraction": 0.0},
+    ):
         with pytest.raises(errors.ArgumentError):
             kind(model, optimizer, **wrong)
     with pytest.raises(errors.ArgumentError, match="no sparse layers"):
-        kind(torch.nn.Linear(3, 3), optimizer, until=5)
+        kind(torch.nn.Linear(3, 3), optimizer, stop_step=5)
     with pytest.raises(errors.ArgumentError, match="optimizer does not have"):
-        kind(layer(), optimizer, until=5)
+        kind(layer(), optimizer, stop_step=5)
     blocked = SparseLinear(8, 8, sparsity=0.5, blocks=2)
     with pytest.raises(errors.UnsupportedError, match="blocks"):
-        kind(blocked, torch.optim.SGD(blocked.parameters(), lr=0.1), until=5)
+        kind(blocked, torch.optim.SGD(blocked.parameters(), lr=0.1), stop_step=5)

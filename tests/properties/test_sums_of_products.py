@@ -94,7 +94,7 @@ def test_sums_of_products_without_an_optimisation(name: str, cases_per_worker: i
     )
     @given(cases())
     def run(case: Case) -> None:
-        with scorch.settings(without=name):
+        with scorch.settings(disable=name):
             check(case)
 
     run()

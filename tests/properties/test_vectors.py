@@ -102,7 +102,7 @@ def test_wide_products_without_an_optimisation(name: str, cases_per_worker: int)
     )
     @given(cases())
     def run(case: Case) -> None:
-        with scorch.settings(without=name):
+        with scorch.settings(disable=name):
             check(case)
 
     run()

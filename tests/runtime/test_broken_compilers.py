@@ -62,7 +62,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of all compilers there are; first comes clang, then gcc."""
     place = tmp_path / "bin"
     place.mkdir()
-    monkeypatch.delenv("SCORCH_CXX", raising=False)
+    monkeypatch.delenv("SCORCH_CC", raising=False)
     monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
     real = toolchain.shutil.which
     own = lambda name: str(place / name) if (place / name).exists() else None  # noqa: E731

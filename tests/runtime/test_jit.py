@@ -273,7 +273,7 @@ case "$*" in *kernel.c*) touch "{started}"; sleep 60;; esac
 exec {shlex.join(toolchain.find_toolchain().command)} "$@"
 """)
     slow.chmod(0o700)
-    environment = {**os.environ, "PYTHONPATH": ROOT, "SCORCH_CXX": str(slow)}
+    environment = {**os.environ, "PYTHONPATH": ROOT, "SCORCH_CC": str(slow)}
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, constant(15)], env=environment, start_new_session=True
     )

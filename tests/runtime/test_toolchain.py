@@ -24,7 +24,7 @@ needs_zig = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def unknown_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SCORCH_CXX", raising=False)
+    monkeypatch.delenv("SCORCH_CC", raising=False)
     toolchain.forget()
 
 
@@ -73,7 +73,7 @@ def test_damaged_note_is_ignored(damage: bytes, kernels: Path) -> None:
 def test_changed_compiler_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = find_toolchain().command
     program = write_program(tmp_path / "cc", f'#!/bin/sh\nexec {shlex.join(real)} "$@"\n')
-    monkeypatch.setenv("SCORCH_CXX", str(program))
+    monkeypatch.setenv("SCORCH_CC", str(program))
     toolchain.forget()
     assert find_toolchain().command[0] == str(program)
     write_program(program, "#!/bin/sh\nexit 1 # broken by an update\n")
@@ -108,7 +108,7 @@ def test_no_compiler_is_said_in_plain_words(tmp_path: Path, monkeypatch: pytest.
     message = str(caught.value)
     for word in ("clang on PATH: not found", "gcc on PATH: not found", "cc on PATH", "ziglang"):
         assert word in message
-    for cure in ("apt install gcc", "pip install ziglang", "SCORCH_CXX"):
+    for cure in ("apt install gcc", "pip install ziglang", "SCORCH_CC"):
         assert cure in message
 
 
@@ -149,15 +149,15 @@ def test_broken_candidate_is_skipped_and_its_reason_kept(
 def test_broken_choice_is_refused_not_replaced(
     named: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SCORCH_CXX", named)
-    with pytest.raises(CompilerNotFoundError, match="SCORCH_CXX is set to") as caught:
+    monkeypatch.setenv("SCORCH_CC", named)
+    with pytest.raises(CompilerNotFoundError, match="SCORCH_CC is set to") as caught:
         find_toolchain()
     assert reason in str(caught.value)
 
 
 def test_compiler_that_makes_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = write_program(tmp_path / "lazy-cc", "#!/bin/sh\nexit 0\n")
-    monkeypatch.setenv("SCORCH_CXX", str(program))
+    monkeypatch.setenv("SCORCH_CC", str(program))
     with pytest.raises(CompilerNotFoundError, match="it said nothing"):
         find_toolchain()
 
@@ -168,7 +168,7 @@ def test_choice_may_have_arguments_and_be_relative(tmp_path: Path, monkeypatch: 
         pytest.skip("no system compiler")
     write_program(tmp_path / "wrapped", f'#!/bin/sh\nexec {real} "$@"\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SCORCH_CXX", "./wrapped -DSCORCH_ANSWER=42")
+    monkeypatch.setenv("SCORCH_CC", "./wrapped -DSCORCH_ANSWER=42")
     assert find_toolchain().command == (str(tmp_path / "wrapped"), "-DSCORCH_ANSWER=42")
     library = jit.load("long long f(long long *a) { return SCORCH_ANSWER; }")
     assert library.address("f")
@@ -182,7 +182,7 @@ def test_flags_that_the_compiler_rejects_are_dropped(tmp_path: Path, monkeypatch
 case "$*" in *native*|*outline*) echo "unknown option" >&2; exit 1;; esac
 exec {real} "$@"
 """
-    monkeypatch.setenv("SCORCH_CXX", str(write_program(tmp_path / "picky", picky)))
+    monkeypatch.setenv("SCORCH_CC", str(write_program(tmp_path / "picky", picky)))
     flags = find_toolchain().flags
     assert "-O3" in flags
     assert not any("native" in flag for flag in flags)
@@ -190,7 +190,7 @@ exec {real} "$@"
 
 @needs_zig
 def test_zig_is_recognised_and_makes_kernels(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SCORCH_CXX", f"{sys.executable} -m ziglang cc")
+    monkeypatch.setenv("SCORCH_CC", f"{sys.executable} -m ziglang cc")
     found = find_toolchain()
     assert found.kind == "zig"
     library = jit.load("double exp(double); long long f(long long *a) { return exp(0.0) + a[0]; }")

@@ -10,7 +10,7 @@ import torch
 import scorch
 from properties.drawing import random_dense
 from scorch import SparseTensor
-from scorch.utils.data import MappedRows, RowWriter
+from scorch.utils.data import MemmapSparseDataset, RowWriter
 from validity import check_storage, dense_of
 
 SUFFIXES = [".mtx", ".mtx.gz", ".tns", ".npz", ".safetensors", ".pt"]
@@ -37,7 +37,7 @@ def test_rows_are_written_and_mapped(tmp_path: Path) -> None:
     with RowWriter(path) as writer:
         writer.append(scorch.from_torch(DENSE[:4], "csr"))
         writer.append(DENSE[4:])
-    assert torch.equal(MappedRows(path)[:].to_dense(), DENSE.cpu())
+    assert torch.equal(MemmapSparseDataset(path)[:].to_dense(), DENSE.cpu())
 
 
 def test_what_a_pattern_is_shared_by_is_written_once(tmp_path: Path) -> None:

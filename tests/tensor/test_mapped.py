@@ -29,7 +29,7 @@ from scorch.errors import (
     ShapeError,
     UnsupportedError,
 )
-from scorch.utils.data import MappedRows, RowWriter, SparseRows
+from scorch.utils.data import MemmapSparseDataset, RowWriter, SparseDataset
 from validity import check_storage
 
 pytestmark = pytest.mark.cpu("files are mapped to its memory")
@@ -67,7 +67,7 @@ def test_chunks_of_rows_come_back_as_one_matrix(folder, data):
     chunks = [random_dense((rows, columns), dtype, 0.4, seed) for seed, rows in enumerate(sizes)]
     whole = torch.cat(chunks)
     path = written(folder / "a.safetensors", *(scorch.from_torch(chunk, form) for chunk in chunks))
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     assert rows.shape == whole.shape and rows.dtype == dtype and len(rows) == len(whole)
     picked = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=6)) if len(whole) else []
     for found, wanted in ((rows[:], whole), (rows[picked], whole[picked])):
@@ -98,7 +98,7 @@ def test_complex_values_may_begin_anywhere(tmp_path, dtype, before):
     dense = random_dense((5, 7), dtype, 0.4, 3)
     part = torch.ones(before, dtype=dense.real.dtype)
     scorch.save(tmp_path / "x.safetensors", {"a": part, "b": scorch.from_torch(dense, "csr")})
-    rows = MappedRows(tmp_path / "x.safetensors", "b")
+    rows = MemmapSparseDataset(tmp_path / "x.safetensors", "b")
     for picked in ([4, 0], [], [2, 2, 3]):
         found = rows[picked]
         check_storage(found)
@@ -112,15 +112,20 @@ def test_saved_matrices_are_mapped(tmp_path, dtype):
     S = scorch.from_torch(dense, "csr")
     scorch.save(tmp_path / "one.safetensors", S)
     scorch.save(tmp_path / "two.safetensors", {"train": S, "test": S[:2], "bias": torch.ones(3)})
-    for rows in (MappedRows(tmp_path / "one.safetensors"), MappedRows(tmp_path / "two.safetensors", "train")):
+    for rows in (
+        MemmapSparseDataset(tmp_path / "one.safetensors"),
+        MemmapSparseDataset(tmp_path / "two.safetensors", "train"),
+    ):
         assert torch.equal(rows[[4, 0]].to_dense(), dense[[4, 0]])
-    with pytest.raises(FileError, match=r"has several tensors: say which.*'train', 'test', 'bias'"):
-        MappedRows(tmp_path / "two.safetensors")
+    with pytest.raises(
+        FileError, match=r"several tensors: pass the name of one.*'train', 'test', 'bias'"
+    ):
+        MemmapSparseDataset(tmp_path / "two.safetensors")
     with pytest.raises(FileError, match="has no matrix named 'valid'"):
-        MappedRows(tmp_path / "two.safetensors", "valid")
+        MemmapSparseDataset(tmp_path / "two.safetensors", "valid")
     scorch.save(tmp_path / "csc.safetensors", S.to_format("csc"))
     with pytest.raises(UnsupportedError, match=r"format csc .*; rows are mapped of csr"):
-        MappedRows(tmp_path / "csc.safetensors")
+        MemmapSparseDataset(tmp_path / "csc.safetensors")
 
 
 def test_a_writer_leaves_a_whole_file_or_none(tmp_path, path):
@@ -130,11 +135,11 @@ def test_a_writer_leaves_a_whole_file_or_none(tmp_path, path):
         assert path.read_bytes() == before
         raise ZeroDivisionError
     assert path.read_bytes() == before
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     assert torch.equal(rows[:].to_dense(), DENSE)
     written(path, DENSE * 2)
     assert torch.equal(rows[:].to_dense(), DENSE), "what was mapped stays"
-    assert torch.equal(MappedRows(path)[:].to_dense(), DENSE * 2)
+    assert torch.equal(MemmapSparseDataset(path)[:].to_dense(), DENSE * 2)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
@@ -159,12 +164,12 @@ def test_what_a_writer_refuses(tmp_path):
     with pytest.raises(ArgumentError, match="is closed"):
         writer.append(DENSE)
     writer.close()
-    assert torch.equal(MappedRows(tmp_path / "x.safetensors")[:].to_dense(), DENSE)
+    assert torch.equal(MemmapSparseDataset(tmp_path / "x.safetensors")[:].to_dense(), DENSE)
 
 
 def test_a_file_without_rows(tmp_path):
     path = written(tmp_path / "x.safetensors", columns=3, dtype=torch.float32)
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     assert len(rows) == 0 and rows[:].shape == (0, 3) and rows[[]].nnz == 0
 
 
@@ -172,7 +177,7 @@ def test_a_file_without_rows(tmp_path):
 
 
 def test_ways_to_ask_for_rows(path):
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     mask = torch.arange(11) % 3 == 0
     for index in (
         [1, -1, 1],
@@ -198,7 +203,7 @@ def test_ways_to_ask_for_rows(path):
 
 
 def test_what_is_read_may_be_changed(path):
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     found = rows[:]
     found.mul_(2)
     found.values().zero_()
@@ -213,10 +218,10 @@ SPAWNED = pytest.param("spawn", 1, marks=pytest.mark.long)
 def test_data_loaders(path, method, workers):
     """What is spawned imports torch anew: one worker has to do there."""
     options = {"batch_size": 4, "num_workers": workers, "multiprocessing_context": method}
-    found = list(DataLoader(MappedRows(path), **options))
+    found = list(DataLoader(MemmapSparseDataset(path), **options))
     assert all(type(batch) is SparseTensor and batch.format == Format("csr") for batch in found)
     assert torch.equal(torch.cat([batch.to_dense() for batch in found]), DENSE)
-    labelled = SparseRows(MappedRows(path), torch.arange(11))
+    labelled = SparseDataset(MemmapSparseDataset(path), torch.arange(11))
     seen = [(batch.to_dense(), labels) for batch, labels in DataLoader(labelled, shuffle=True, **options)]
     for batch, labels in seen:
         assert torch.equal(batch, DENSE[labels])
@@ -227,7 +232,7 @@ def test_data_loaders(path, method, workers):
 
 
 def test_a_pickle_has_the_name_of_the_file_only(path):
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     assert torch.equal(rows[:].to_dense(), DENSE)
     data = pickle.dumps(rows)
     assert len(data) < 300 and torch.equal(pickle.loads(data)[:].to_dense(), DENSE)
@@ -238,7 +243,7 @@ def test_a_pickle_has_the_name_of_the_file_only(path):
 
 MEMORY = """
 import sys, torch, scorch
-from scorch.utils.data import MappedRows, RowWriter
+from scorch.utils.data import MemmapSparseDataset, RowWriter
 def kilobytes(what):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what))
@@ -250,7 +255,7 @@ with RowWriter(sys.argv[1]) as writer:
     for _ in range(29):
         writer.append(chunk)
 print(kilobytes("VmHWM") - before)
-rows = MappedRows(sys.argv[1])
+rows = MemmapSparseDataset(sys.argv[1])
 rows[[0]]
 before = kilobytes("VmRSS")
 found = rows[torch.arange(0, 3000, 150)]
@@ -304,7 +309,7 @@ def changed(path: Path, change, place: str | None = None, at: int = 0, value: in
 )
 def test_rows_are_checked_when_they_are_read(path, place, at, value, message):
     changed(path, None, place, at, value)
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     with pytest.raises((FileError, IndexRangeError), match=message):
         rows[:]
 
@@ -334,7 +339,7 @@ def test_rows_are_checked_when_they_are_read(path, place, at, value, message):
 def test_headers_are_checked(path, change, message):
     changed(path, change)
     with pytest.raises(FileError, match=message):
-        MappedRows(path)
+        MemmapSparseDataset(path)
 
 
 @pytest.mark.parametrize("cut", [0, 7, 8, 100, 4095, 4096, 0.99, -1])
@@ -342,7 +347,7 @@ def test_a_file_that_was_cut_off_is_refused(path, cut):
     contents = path.read_bytes()
     path.write_bytes(contents[: int(cut * len(contents)) if isinstance(cut, float) else cut])
     with pytest.raises(FileError, match=r"no whole \.safetensors file"):
-        MappedRows(path)
+        MemmapSparseDataset(path)
 
 
 @pytest.mark.parametrize(
@@ -351,11 +356,11 @@ def test_a_file_that_was_cut_off_is_refused(path, cut):
 def test_other_files_are_refused(path, contents):
     path.write_bytes(contents)
     with pytest.raises(FileError, match=r"no (whole )?\.safetensors file"):
-        MappedRows(path)
+        MemmapSparseDataset(path)
 
 
 def test_a_file_that_shrinks_before_it_is_mapped(path):
-    rows = MappedRows(path)
+    rows = MemmapSparseDataset(path)
     os.truncate(path, 4100)
     with pytest.raises(FileError, match="was cut off"):
         rows[0]
@@ -363,4 +368,4 @@ def test_a_file_that_shrinks_before_it_is_mapped(path):
 
 def test_missing_files(tmp_path):
     with pytest.raises(MissingFileError, match="there is no file"):
-        MappedRows(tmp_path / "x.safetensors")
+        MemmapSparseDataset(tmp_path / "x.safetensors")

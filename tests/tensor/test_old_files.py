@@ -128,7 +128,7 @@ def test_files_of_torch(weights_only: bool) -> None:
 def test_what_else_was_pickled() -> None:
     assert pickle.loads(content("format")) == scorch.Format("dcsr")
     rows = pickle.loads(content("rows"))
-    assert isinstance(rows, scorch.utils.data.SparseRows) and len(rows) == 3
+    assert isinstance(rows, scorch.utils.data.SparseDataset) and len(rows) == 3
     layer = pickle.loads(content("layer"))
     assert isinstance(layer, scorch.nn.SparseLinear)
     assert layer(torch.ones(1, 3)).shape == (1, 2)

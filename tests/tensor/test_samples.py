@@ -28,7 +28,7 @@ from properties.drawing import DTYPES, random_dense
 from scorch import Format, SparseTensor
 from scorch._src.io.shared_memory import find_pieces
 from scorch.errors import IndexRangeError, OperandError, ShapeError
-from scorch.utils.data import SparseRows
+from scorch.utils.data import SparseDataset
 from torch_has import needs_builtins
 from validity import check_storage
 
@@ -109,7 +109,7 @@ def test_samples_may_be_nested():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", [TensorDataset, SparseRows])
+@pytest.mark.parametrize("kind", [TensorDataset, SparseDataset])
 def test_batches_are_those_of_dense_tensors(name, kind):
     data = kind(scorch.from_torch(DENSE, name), LABELS)
     wanted = TensorDataset(DENSE, LABELS)
@@ -132,7 +132,7 @@ def test_batches_are_those_of_dense_tensors(name, kind):
 @pytest.mark.cpu("workers give what lies in shared memory")
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
 def test_workers(method, workers):
-    data, wanted = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
+    data, wanted = SparseDataset(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
     options = {"batch_size": 4, "shuffle": True, "num_workers": workers, "multiprocessing_context": method}
     found = batches(data, pin_memory=True, **options)
     assert found[0][0].format == Format("csr")
@@ -144,7 +144,7 @@ def test_workers(method, workers):
 @pytest.mark.cpu("processes that fork cannot use a GPU")
 def test_persistent_workers():
     loader = DataLoader(
-        SparseRows(scorch.from_torch(DENSE, "csr")),
+        SparseDataset(scorch.from_torch(DENSE, "csr")),
         batch_size=4,
         num_workers=2,
         persistent_workers=True,
@@ -164,13 +164,13 @@ def test_a_batch_is_one_gather(monkeypatch):
         "scorch._src.ops.movement.index.select_rows",
         lambda s, rows: asked.append(rows) or slices.select_rows(s, rows),
     )
-    data = SparseRows(scorch.from_torch(DENSE, "csr"))
+    data = SparseDataset(scorch.from_torch(DENSE, "csr"))
     batches(data, batch_size=6)
     assert [rows.tolist() for rows in asked] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
 
 
 def test_parts_of_a_dataset():
-    data, wanted = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
+    data, wanted = SparseDataset(scorch.from_torch(DENSE, "csr"), LABELS), TensorDataset(DENSE, LABELS)
     for pick in (
         lambda d: Subset(d, [7, 3, 4]),
         lambda d: Subset(Subset(d, [7, 3, 4, 1]), [0, 2]),
@@ -181,7 +181,7 @@ def test_parts_of_a_dataset():
 
 
 def test_functions_that_collate_find_samples():
-    data = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS)
+    data = SparseDataset(scorch.from_torch(DENSE, "csr"), LABELS)
 
     def collate(samples):
         assert len(samples) == len(list(samples)) == len(samples[:])
@@ -194,7 +194,7 @@ def test_functions_that_collate_find_samples():
 
 
 def test_one_sample_and_several():
-    data = SparseRows(scorch.from_torch(DENSE, "csr"), LABELS)
+    data = SparseDataset(scorch.from_torch(DENSE, "csr"), LABELS)
     row, label = data[-2]
     assert torch.equal(row.to_dense(), DENSE[-2]) and label == LABELS[-2]
     for index in ([1, 4, 2], slice(2, 9, 3), torch.tensor([0, 10])):
@@ -210,20 +210,20 @@ def test_one_sample_and_several():
 def test_what_a_dataset_is_made_of():
     scipy = pytest.importorskip("scipy.sparse")
     cube = random_dense((11, 3, 4), torch.float32, 0.3, 2)
-    data = SparseRows(
+    data = SparseDataset(
         scipy.csc_array(DENSE.numpy()), DENSE.to_sparse(), np.arange(11), scorch.from_torch(cube, "csf")
     )
     (found, *_) = batches(data, batch_size=11)
     assert alike(plain(found), [DENSE, DENSE, LABELS, cube])
     assert data.tensors[0].format == data.tensors[1].format == Format("csr")
     with pytest.raises(ShapeError, match=r"as many rows each, not shapes \(11, 7\), \(10,\)"):
-        SparseRows(scorch.from_torch(DENSE, "csr"), LABELS[1:])
+        SparseDataset(scorch.from_torch(DENSE, "csr"), LABELS[1:])
     with pytest.raises(ShapeError, match="as many rows"):
-        SparseRows(torch.tensor(1.0))
+        SparseDataset(torch.tensor(1.0))
     with pytest.raises(OperandError, match="needs a tensor"):
-        SparseRows()
-    with pytest.raises(OperandError, match="not of a list"):
-        SparseRows([1, 2])
+        SparseDataset()
+    with pytest.raises(OperandError, match="not a list"):
+        SparseDataset([1, 2])
 
 
 @pytest.mark.cpu("torch draws batches on the host")
@@ -234,7 +234,7 @@ def test_training_on_batches_learns():
     model = torch.nn.Linear(30, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for _ in range(60):
-        for rows, target in DataLoader(SparseRows(X, X @ truth), batch_size=20, shuffle=True):
+        for rows, target in DataLoader(SparseDataset(X, X @ truth), batch_size=20, shuffle=True):
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(rows), target).backward()
             optimizer.step()
@@ -244,7 +244,7 @@ def test_training_on_batches_learns():
 def test_gradients_go_through_batches():
     S, dense = scorch.from_torch(DENSE, "csr").requires_grad_(), DENSE.clone().requires_grad_()
     weight = torch.arange(7.0, dtype=torch.float64)
-    for tensor, kind in ((S, SparseRows), (S, TensorDataset), (dense, TensorDataset)):
+    for tensor, kind in ((S, SparseDataset), (S, TensorDataset), (dense, TensorDataset)):
         tensor.grad = None
         for (rows,) in DataLoader(kind(tensor), batch_size=4):
             (rows @ weight).square().sum().backward()

@@ -22,6 +22,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from scorch._src.torch_internals import all_operator_names
+from scorch.errors import warn_deprecated
 
 HERE, THERE = "scorch", "torch"
 
@@ -51,6 +52,11 @@ OLD_NAMES = {
     "tensor.saved": "io.pickling",
 }
 
+# Names that users wrote before, by module, and those to use instead.
+DEPRECATED_NAMES = {
+    "scorch.utils.data": {"SparseRows": "SparseDataset", "MappedRows": "MemmapSparseDataset"},
+}
+
 REPLACED_BY_TORCH = ("manual_seed",)  # by torch itself, when it imports its compiler: looked up each time
 
 
@@ -68,6 +74,10 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
     vars(module).update(copied)
 
     def look_up(name: str) -> Any:
+        new = DEPRECATED_NAMES.get(module.__name__, {}).get(name)
+        if new is not None:
+            warn_deprecated(f"{module.__name__}.{name}", new)
+            return vars(module)[new]
         is_counterpart = name in files and name in dir(other)
         if is_counterpart:  # torch has imported it already, so here too it is there without an import
             return importlib.import_module(f"{module.__name__}.{name}")

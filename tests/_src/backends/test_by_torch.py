@@ -310,13 +310,13 @@ def test_one_warning_says_how_to_get_a_compiler() -> None:
             S = scorch.from_torch(torch.eye(3), format=form)
             assert torch.equal((S @ S + S).to_dense(), 2 * torch.eye(3))
     (message,) = [str(w.message) for w in caught if issubclass(w.category, ScorchWarning)]
-    for cure in ("apt install gcc", "pip install ziglang", "SCORCH_CXX"):
+    for cure in ("apt install gcc", "pip install ziglang", "SCORCH_CC"):
         assert cure in message
 
 
 def test_compiler_that_somebody_named_is_still_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with without_compiler():
-        monkeypatch.setenv("SCORCH_CXX", "no-such-compiler")
+        monkeypatch.setenv("SCORCH_CC", "no-such-compiler")
         with pytest.raises(CompilerNotFoundError, match="no-such-compiler"):
             scorch.from_torch(torch.eye(3), format="csr")
 

@@ -68,7 +68,7 @@ with warnings.catch_warnings(record=True) as caught:
 assert jit._libraries == {} and not toolchain.has_compiler()
 said = [str(w.message) for w in caught if w.category.__name__ == "ScorchWarning"]
 assert len(said) == 1, said
-for cure in ("apt install gcc", "pip install ziglang", "SCORCH_CXX"):
+for cure in ("apt install gcc", "pip install ziglang", "SCORCH_CC"):
     assert cure in said[0]
 print("all is well")
 """
@@ -84,7 +84,7 @@ def test_first_minute_needs_no_compiler(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     environment = {**os.environ, "PATH": str(tmp_path / "bin"), "PYTHONPATH": paths, "PYTHONUTF8": "1"}
     environment["SCORCH_CACHE_DIR"] = str(tmp_path / "kernels")
-    environment.pop("SCORCH_CXX", None)
+    environment.pop("SCORCH_CC", None)
     words = ["-c", PROGRAM, tmp_path / "readme.md", *guide]
     done = run_python(words, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr

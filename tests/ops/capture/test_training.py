@@ -215,7 +215,7 @@ def test_rigl_hears_a_compiled_model() -> None:
         torch.manual_seed(0)
         layer = scorch.nn.SparseLinear(16, 8)
         optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-        exchange = scorch.nn.RigL(layer, optimizer, every=2, until=10)
+        exchange = scorch.nn.RigL(layer, optimizer, update_every=2, stop_step=10)
         model = layer if backend is None else torch.compile(layer, fullgraph=True, backend=backend)
         for _ in range(4):
             optimizer.zero_grad()

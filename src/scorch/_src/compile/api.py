@@ -119,10 +119,10 @@ class Compiled:
         return torch.compile(self.function, **self.options)
 
     def _record(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
-        without = current().without
-        root = self.trees.get(without)
+        disabled = current().disable
+        root = self.trees.get(disabled)
         if root is None or root.is_full:
-            root = self.trees[without] = Node()
+            root = self.trees[disabled] = Node()
         record = Recorder(root)
         with record, self.submodules or contextlib.nullcontext():
             result = self.function(*args, **kwargs)

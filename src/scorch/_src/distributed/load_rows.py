@@ -16,7 +16,7 @@ from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
 from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.io.mapped_rows import MappedRows
+from scorch._src.io.mapped_rows import MemmapSparseDataset
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch.errors import ArgumentError, FileError, MissingFileError, ScorchError, ShapeError
@@ -71,9 +71,9 @@ def load_rows(
     return with_options(result, algorithm, wire)
 
 
-def _open_all(paths: Any, name: str, group: Group) -> list[MappedRows]:
+def _open_all(paths: Any, name: str, group: Group) -> list[MemmapSparseDataset]:
     """Open all files, and raise an error in all processes if one of these has not the same."""
-    files: list[MappedRows] = []
+    files: list[MemmapSparseDataset] = []
     facts: list[Any] = []
     problem: ScorchError | None = None
     try:
@@ -106,17 +106,17 @@ def _list_paths(paths: Any) -> list[Path]:
     return [Path(path) for path in found]
 
 
-def _open(path: Path, name: str) -> MappedRows:
+def _open(path: Path, name: str) -> MemmapSparseDataset:
     if path.suffix != ".safetensors":
         raise FileError(
             f"{path}: rows can be read one by one from .safetensors files alone; write one with "
             f"scorch.save('{path.stem}.safetensors', scorch.load('{path.name}', format='csr')), or with "
             "RowWriter if it does not fit into memory"
         )
-    return MappedRows(path, name)
+    return MemmapSparseDataset(path, name)
 
 
-def _check_alike(files: list[MappedRows]) -> None:
+def _check_alike(files: list[MemmapSparseDataset]) -> None:
     first = files[0]
     for file in files[1:]:
         if file.shape[1] != first.shape[1] or file.dtype != first.dtype:
@@ -127,7 +127,7 @@ def _check_alike(files: list[MappedRows]) -> None:
 
 
 def _find_cuts(
-    files: list[MappedRows], begins: list[int], balance: str, features: Sequence[int], group: Group
+    files: list[MemmapSparseDataset], begins: list[int], balance: str, features: Sequence[int], group: Group
 ) -> Tensor:
     rows, parts = begins[-1], size_of(group)
     even = cut_evenly(rows, parts)
@@ -140,8 +140,8 @@ def _find_cuts(
 
 
 def _pieces(
-    files: list[MappedRows], begins: list[int], begin: int, end: int
-) -> Iterator[tuple[MappedRows, int, int, int]]:
+    files: list[MemmapSparseDataset], begins: list[int], begin: int, end: int
+) -> Iterator[tuple[MemmapSparseDataset, int, int, int]]:
     """List the files that have some of these rows, where each begins, and which of its rows are meant."""
     for file, start in zip(files, begins, strict=False):
         low, high = max(begin - start, 0), min(end - start, len(file))
@@ -149,7 +149,9 @@ def _pieces(
             yield file, start, low, high
 
 
-def _read(files: list[MappedRows], begins: list[int], begin: int, end: int) -> tuple[list[Tensor], Tensor]:
+def _read(
+    files: list[MemmapSparseDataset], begins: list[int], begin: int, end: int
+) -> tuple[list[Tensor], Tensor]:
     """Return the coordinates and values of the entries of some rows."""
     rows, columns = ([torch.zeros(0, dtype=torch.int64, device=HOST)] for _ in range(2))
     values = [torch.zeros(0, dtype=files[0].dtype, device=HOST)]

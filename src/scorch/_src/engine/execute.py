@@ -221,7 +221,7 @@ def prepared_step(task: Task) -> Prepared:
     """Look up the prepared step for these tensors; prepare it if there is none."""
     descriptors = tuple((name, key_of(tensor)) for name, tensor in task.tensors.items())
     backend = task.backend
-    settings = (backend.name, torch.get_default_dtype(), current().without)
+    settings = (backend.name, torch.get_default_dtype(), current().disable)
 
     def find(may_add: bool) -> Prepared:
         flags = (task.skip_zeros, task.unsorted, may_add)
@@ -347,7 +347,7 @@ def _contracted(task: Task) -> tuple[Step, ...]:
     if not used.has_sparse:
         return (step,)
     descriptors = tuple((name, key_of(tensor)) for name, tensor in used.tensors.items())
-    key = (step, descriptors, current().without)
+    key = (step, descriptors, current().disable)
     steps = _contractions.get(key)
     if steps is None:
         steps = _contractions[key] = find_contraction(used.problem())
@@ -385,7 +385,7 @@ def convert(source: Tensor, form: Format) -> Tensor:
         swapped = transposed(source, form)
         if swapped is not None:
             return swapped
-    key = (source.key, form, current().backend, torch.get_default_dtype(), current().without)
+    key = (source.key, form, current().backend, torch.get_default_dtype(), current().disable)
     prepared = _conversions.get(key)
     if prepared is None or current().debug:
         task = copy_task(source, form).narrowed()

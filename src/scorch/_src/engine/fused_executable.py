@@ -74,7 +74,7 @@ def fused_kernel(
         descriptors,
         stored,
         backend.name,
-        current().without,
+        current().disable,
     )
     kernel = _kernels.get(key)
     if kernel is None:

@@ -138,7 +138,7 @@ def class_of(problem: Problem) -> Hashable:
     if result is None:
         result = result_format(problem.step, problem.operands, sizes)
     flags = (_family(problem), problem.skip_zeros, problem.unsorted, problem.may_add)
-    return problem.step, operands, extents, problem.element, result, flags, default_float(), current().without
+    return problem.step, operands, extents, problem.element, result, flags, default_float(), current().disable
 
 
 def _stored_indices(access: Access, form: Format) -> set[str]:
@@ -175,8 +175,8 @@ def _without_rejected(schedule: Schedule) -> Schedule:
 
 
 def _descriptor(problem: Problem) -> list[str]:
-    without = ",".join(sorted(current().without))
-    return [repr(problem), _family(problem), repr(default_float()), without, repr(target())]
+    disabled = ",".join(sorted(current().disable))
+    return [repr(problem), _family(problem), repr(default_float()), disabled, repr(target())]
 
 
 def _family(problem: Problem) -> str:

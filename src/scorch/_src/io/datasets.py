@@ -51,15 +51,15 @@ class Batch(Sequence[Any]):
         return Sample(part[index] for part in self.parts) if self.in_tuples else self.parts[0][index]
 
 
-class SparseRows(Dataset[Any]):
+class SparseDataset(Dataset[Any]):
     """Rows of sparse matrices, with labels and the like: a ``TensorDataset`` whose batches are one gather.
 
     Matrices of any format are converted to csr, so that rows are found without a search; batches are csr too.
-    ``MappedRows``, which leave a matrix on disk, are used as they are.
+    ``MemmapSparseDataset``, which leave a matrix on disk, are used as they are.
 
     >>> import scorch, torch
-    >>> from scorch.utils.data import DataLoader, SparseRows
-    >>> loader = DataLoader(SparseRows(scorch.eye(6, format="csr"), torch.arange(6)), batch_size=4)
+    >>> from scorch.utils.data import DataLoader, SparseDataset
+    >>> loader = DataLoader(SparseDataset(scorch.eye(6, format="csr"), torch.arange(6)), batch_size=4)
     >>> [(rows.shape[0], rows.nnz, labels.tolist()) for rows, labels in loader]
     [(4, 4, [0, 1, 2, 3]), (2, 2, [4, 5])]
     """
@@ -67,7 +67,7 @@ class SparseRows(Dataset[Any]):
     def __init__(self, *tensors: Any) -> None:
         self.tensors = tuple(_as_row_tensor(tensor) for tensor in tensors)
         if not self.tensors:
-            raise OperandError("a dataset needs a tensor: SparseRows(S, labels)")
+            raise OperandError("a dataset needs a tensor: SparseDataset(S, labels)")
         sizes = [tuple(tensor.shape) for tensor in self.tensors]
         if not all(size and size[0] == sizes[0][0] for size in sizes):
             raise ShapeError(
@@ -100,7 +100,9 @@ def _as_row_tensor(tensor: Any) -> Any:
         return tensor if has_row_index else tensor.to_format("csr")
     if isinstance(tensor, torch.Tensor) or (hasattr(tensor, "shape") and hasattr(tensor, "__getitems__")):
         return tensor
-    raise OperandError(f"a dataset is made of tensors and MappedRows, not of a {type(tensor).__name__}")
+    raise OperandError(
+        f"a SparseDataset takes tensors and MemmapSparseDatasets, not a {type(tensor).__name__}"
+    )
 
 
 # batches ---------------------------------------------------------------------------------------------
@@ -126,3 +128,6 @@ def _share_from_worker(batch: Any) -> Any:
 
 collate_functions[SparseTensor] = _collate_tensors
 collate_functions[Sample] = _collate_samples
+
+
+SparseRows = SparseDataset  # as files name it that version 0.1 pickled

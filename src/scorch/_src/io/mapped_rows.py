@@ -38,7 +38,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError, add_note
 
 
-class MappedRows(Dataset[Any]):
+class MemmapSparseDataset(Dataset[Any]):
     """The rows of a csr matrix in a ``.safetensors`` file, read on demand.
 
     ``rows[5]`` is one row, ``rows[[5, 2, 9]]`` a csr matrix of three. It is a dataset of its rows, for data
@@ -80,11 +80,11 @@ class MappedRows(Dataset[Any]):
 
     def __repr__(self) -> str:
         shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
-        return f"MappedRows({str(self.path)!r}, shape={shape}, dtype={dtype}, nnz={self.nnz})"
+        return f"MemmapSparseDataset({str(self.path)!r}, shape={shape}, dtype={dtype}, nnz={self.nnz})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path: another process opens the file itself."""
-        return MappedRows, (self.path, self.name)
+        return MemmapSparseDataset, (self.path, self.name)
 
     # reading -----------------------------------------------------------------------------------------
 
@@ -216,3 +216,6 @@ def _as_row_numbers(index: Any, size: int) -> torch.Tensor:
     if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex():
         raise OperandError(f"rows are asked for by a list of whole numbers, not {rows.dtype} {rows.dim()}-d")
     return rows.to(torch.int64)
+
+
+MappedRows = MemmapSparseDataset  # as files name it that version 0.1 pickled

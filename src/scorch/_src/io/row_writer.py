@@ -37,18 +37,18 @@ COPY_BYTES = 1 << 20
 
 
 class RowWriter:
-    """Write rows to a ``.safetensors`` file, which ``MappedRows`` and ``scorch.load`` read.
+    """Write rows to a ``.safetensors`` file, which ``MemmapSparseDataset`` and ``scorch.load`` read.
 
     The file appears when the writer is closed; a ``with`` that is left by an error leaves none. ``columns``
     and ``dtype`` are those of the first rows, if they are not given.
 
     >>> import scorch, tempfile
-    >>> from scorch.utils.data import MappedRows, RowWriter
+    >>> from scorch.utils.data import MemmapSparseDataset, RowWriter
     >>> folder = tempfile.mkdtemp()
     >>> with RowWriter(f"{folder}/x.safetensors") as writer:
     ...     for _ in range(3):
     ...         writer.append(scorch.eye(4, format="csr"))
-    >>> MappedRows(f"{folder}/x.safetensors")[[0, 5, 11]].to_dense().argmax(1)
+    >>> MemmapSparseDataset(f"{folder}/x.safetensors")[[0, 5, 11]].to_dense().argmax(1)
     tensor([0, 1, 3])
     """
 

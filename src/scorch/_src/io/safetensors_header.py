@@ -83,9 +83,7 @@ def find_description(path: Path, header: Mapping[str, Any], name: str) -> Mappin
         raise FileError(f"{path}: its metadata are not as Scorch writes them") from None
     if not isinstance(descriptions, dict) or not isinstance(descriptions.get(name), dict):
         names = ", ".join(repr(key) for key in descriptions if key) if isinstance(descriptions, dict) else ""
-        problem = (
-            f"no matrix named {name!r}" if name else "several tensors: say which, MappedRows(path, name)"
-        )
+        problem = f"no matrix named {name!r}" if name else "several tensors: pass the name of one"
         raise FileError(f"{path} has {problem}" + (f"; there are {names}" if names else ""))
     description: Mapping[str, Any] = descriptions[name]
     return description

@@ -1,10 +1,10 @@
 """Dynamic sparse training: drop weights and grow others while a network trains (SET, RigL).
 
-Every ``every`` steps the smallest weights of each sparse layer are dropped, and as many grown elsewhere with
-the value zero: at random (SET, Mocanu et al. 2018), or where the gradient is largest (RigL, Evci et al.
-2020). The share that is exchanged falls along a cosine to zero. Weights, gradients and optimizer states have
-one element for each stored weight at all times; gradients elsewhere are computed in tiles, on the steps that
-need them (``scorch.grad_topk``).
+Every ``update_every`` steps, drop the weights of smallest magnitude in each sparse layer and grow as many at
+other positions with value zero: at random (SET, Mocanu et al. 2018), or where the gradient is largest (RigL,
+Evci et al. 2020). The fraction that is replaced decays to zero along a cosine. Weights, gradients and
+optimizer states always have one element per stored weight; gradients outside the sparsity pattern are
+computed in tiles, on the steps that need them (``scorch.grad_topk``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scorch._src.nn.grad_topk import grad_topk
 from scorch._src.nn.pattern import pattern_from_keys, stored_keys
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.storage.coordinates import keys_of
-from scorch.errors import ArgumentError, CallError, UnsupportedError
+from scorch.errors import ArgumentError, CallError, UnsupportedError, warn_deprecated
 
 
 class DynamicSparsity:
@@ -32,15 +32,24 @@ class DynamicSparsity:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        every: int = 100,
-        until: int,
+        update_every: int = 100,
+        stop_step: int | None = None,
         fraction: float = 0.3,
+        every: int | None = None,
+        until: int | None = None,
     ) -> None:
-        for name, steps in (("every", every), ("until", until)):
+        if every is not None:
+            warn_deprecated(f"{type(self).__name__}(every=)", f"{type(self).__name__}(update_every=)")
+            update_every = every
+        if until is not None:
+            warn_deprecated(f"{type(self).__name__}(until=)", f"{type(self).__name__}(stop_step=)")
+            stop_step = until
+        for name, steps in (("update_every", update_every), ("stop_step", stop_step)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ArgumentError(f"{name} is a number of steps, not {steps!r}")
+                raise ArgumentError(f"{name} must be a positive number of training steps, not {steps!r}")
+        assert stop_step is not None
         if not 0 < fraction <= 1:
-            raise ArgumentError(f"fraction is the share of weights that is exchanged, not {fraction!r}")
+            raise ArgumentError(f"fraction of weights to replace must be in (0, 1], not {fraction!r}")
         self.layers = {
             name: module for name, module in model.named_modules() if isinstance(module, SparseLinear)
         }
@@ -51,7 +60,7 @@ class DynamicSparsity:
             )
         self._check_layers(optimizer)
         self.optimizer = optimizer
-        self.every, self.until, self.fraction = every, until, fraction
+        self.update_every, self.stop_step, self.fraction = update_every, stop_step, fraction
         self.steps = 0
         self._watchers: dict[str, grad_topk] = {}
         self._watch_next_step()
@@ -68,9 +77,19 @@ class DynamicSparsity:
                 raise UnsupportedError(f"{name} shares its weights with another layer")
             seen.add(id(layer.values))
 
+    @property
+    def every(self) -> int:
+        warn_deprecated(f"{type(self).__name__}.every", "update_every")
+        return self.update_every
+
+    @property
+    def until(self) -> int:
+        warn_deprecated(f"{type(self).__name__}.until", "stop_step")
+        return self.stop_step
+
     def share(self, step: int) -> float:
         """Return the share of weights that is exchanged at a step."""
-        return self.fraction / 2 * (1 + math.cos(math.pi * min(step / self.until, 1.0)))
+        return self.fraction / 2 * (1 + math.cos(math.pi * min(step / self.stop_step, 1.0)))
 
     def count(self, layer: SparseLinear, step: int) -> int:
         """Return how many weights of a layer are exchanged at a step: at most as many as are free."""
@@ -79,7 +98,7 @@ class DynamicSparsity:
 
     def is_update(self, step: int) -> bool:
         """Whether weights are exchanged at a step."""
-        return step % self.every == 0 and 0 < step < self.until
+        return step % self.update_every == 0 and 0 < step < self.stop_step
 
     def step(self) -> bool:
         """Count a training step, and exchange weights if it is time; return whether it was."""
@@ -119,7 +138,7 @@ class DynamicSparsity:
     # Python ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop watching backward passes, if training ends before ``until``."""
+        """Stop watching backward passes, if training ends before ``stop_step``."""
         watchers, self._watchers = self._watchers, {}
         for watch in watchers.values():
             watch.__exit__(CallError, None, None)
@@ -140,7 +159,7 @@ class SET(DynamicSparsity):
 
     ::
 
-        exchange = scorch.nn.SET(model, optimizer, every=100, until=7500)
+        exchange = scorch.nn.SET(model, optimizer, update_every=100, stop_step=7500)
         for x, y in batches:
             optimizer.zero_grad()
             loss(model(x), y).backward()

@@ -149,7 +149,7 @@ def _is_usual(in_force: Settings) -> bool:
 
 def _is_same_kernel(in_force: Settings) -> bool:
     """Check whether the settings lead to the same kernels as the defaults."""
-    return in_force.without == DEFAULT.without and in_force.backend == DEFAULT.backend
+    return in_force.disable == DEFAULT.disable and in_force.backend == DEFAULT.backend
 
 
 def keep_call(

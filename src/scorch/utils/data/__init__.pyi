@@ -38,6 +38,6 @@ from torch.utils.data import (
     runtime_validation_disabled as runtime_validation_disabled,
     sampler as sampler,
 )
-from scorch._src.io.mapped_rows import MappedRows as MappedRows
+from scorch._src.io.mapped_rows import MemmapSparseDataset as MemmapSparseDataset
 from scorch._src.io.row_writer import RowWriter as RowWriter
-from scorch._src.io.datasets import SparseRows as SparseRows
+from scorch._src.io.datasets import SparseDataset as SparseDataset

@@ -202,7 +202,7 @@ def _warn_passed_over(failure: _FailedError, used: Toolchain, is_scalar: bool) -
     warn(
         f"{failure.reason} by {shlex.join(failure.tools.command)} ({failure.tools.version}); it is compiled "
         f"{how}with {shlex.join(used.command)} instead, as are others like it. What the compiler said is in "
-        f"{failure.log}. Set SCORCH_CXX to the compiler to use."
+        f"{failure.log}. Set SCORCH_CC to the compiler to use."
     )
 
 

@@ -1,7 +1,7 @@
 """The C compiler of this machine and its flags.
 
 Kernels are plain C without headers or libraries, so nearly any compiler will do: the one named by
-``SCORCH_CXX``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
+``SCORCH_CC``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
 compiled a small library with the very flags kernels get, which another process could load and call; what the
 others said is saved for the error message. The result is noted beside the kernels, so that a process whose
 kernels are all on disk starts no compiler; the note holds while the candidates are the same files. A compiler
@@ -33,6 +33,7 @@ from scorch._src.backends.cpu.run_compiler import is_zig, run_compiler
 from scorch._src.backends.private_files import temporary_folder
 from scorch._src.compiler.target import processor, target
 from scorch.errors import ArgumentError, CompilerNotFoundError
+from scorch.settings import read_environment
 
 _PROBE = """\
 void *malloc(unsigned long);
@@ -96,7 +97,7 @@ def find_toolchain() -> Toolchain:
 
 
 def has_compiler() -> bool:
-    """Check whether some compiler works; raise if ``SCORCH_CXX`` names one that does not."""
+    """Check whether some compiler works; raise if ``SCORCH_CC`` names one that does not."""
     try:
         find_toolchain()
     except CompilerNotFoundError:
@@ -202,11 +203,12 @@ def _from_note(note: bytes) -> Toolchain | None:
 
 
 def _named() -> str:
-    return os.environ.get("SCORCH_CXX", "").strip()
+    """Return the command that the user sets: ``SCORCH_CC``, or ``SCORCH_CXX``, its former name."""
+    return read_environment("SCORCH_CC", "SCORCH_CXX").strip()
 
 
 def _named_command() -> list[str]:
-    """Split the command in ``SCORCH_CXX``; its path is absolute, since compilers run in another directory."""
+    """Split the command in ``SCORCH_CC``; its path is absolute, since compilers run in another directory."""
     program, *options = shlex.split(_named())
     path = shutil.which(program)
     if path is None:
@@ -249,7 +251,7 @@ def _try_candidates() -> Toolchain:
         if isinstance(outcome, Toolchain):
             return outcome
         raise CompilerNotFoundError(
-            f"SCORCH_CXX is set to {named!r}, which does not compile a small C library: {outcome}. "
+            f"SCORCH_CC is set to {named!r}, which does not compile a small C library: {outcome}. "
             f"Correct it, or unset it to let Scorch look for clang, gcc and the ziglang package itself."
         )
     failures = []
@@ -262,7 +264,7 @@ def _try_candidates() -> Toolchain:
         "Scorch compiles kernels with a C compiler, and none works on this machine. It looked for\n"
         + "\n".join(failures)
         + "\nTo get one: `apt install gcc` (or your system's equivalent), or `pip install ziglang`, which "
-        "needs no administrator rights; or set SCORCH_CXX to the command of a C compiler."
+        "needs no administrator rights; or set SCORCH_CC to the command of a C compiler."
     )
 
 

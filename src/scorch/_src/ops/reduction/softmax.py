@@ -48,7 +48,7 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
         raise OperandError(f"{name} needs floating-point values, not {storage.values.dtype}; use .float()")
     if half_to_float:
         storage = Storage(storage.pattern, storage.values.float())
-    key = (name, dim % len(shape), storage.key, current().without, is_deterministic())
+    key = (name, dim % len(shape), storage.key, current().disable, is_deterministic())
     kernels = None if current().debug else _cached_kernels.get(key)
     if kernels is not None:
         tensors_by_name: dict[str, Storage | torch.Tensor] = {"A": storage}
