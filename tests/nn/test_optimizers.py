@@ -346,3 +346,16 @@ def test_steps_inside_of_backward() -> None:
             learn(net, optimizer)
             assert net.w.grad is None
     pair.check()
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo"])
+@pytest.mark.whole
+def test_views_follow_a_step(format: str) -> None:
+    weight = torch.nn.Parameter(scorch.from_torch(torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]), format))
+    row = weight.detach()[0]
+    assert row.to_dense().tolist() == [1.0, 0.0, 2.0]
+    (weight * weight).sum().backward()
+    torch.optim.SGD([weight], lr=1.0).step()
+    assert row.to_dense().tolist() == [-1.0, 0.0, -2.0]
+    row.add_(0.0)  # a write of the view writes what the step left
+    assert weight.to_dense().tolist() == [[-1.0, 0.0, -2.0], [0.0, -3.0, 0.0]]

@@ -270,6 +270,7 @@ def _broadcast(tensor: SparseTensor, group: Any) -> None:
     values = tensor.storage.values.detach()
     if values.numel():
         dist.broadcast(_as_real(values), dist.get_global_rank(group, 0), group=group)
+        tensor.storage.drop_copies()
         torch.autograd.graph.increment_version(tensor)
 
 
@@ -296,6 +297,7 @@ def _write_gradient(parameter: SparseTensor, values: torch.Tensor) -> None:
     gradient, pattern = parameter.grad, parameter.storage.pattern
     if isinstance(gradient, SparseTensor) and gradient.storage.pattern is pattern:
         gradient.storage.values.detach().copy_(values)
+        gradient.storage.drop_copies()
         torch.autograd.graph.increment_version(gradient)
     else:
         parameter.grad = with_values(parameter, values.clone())

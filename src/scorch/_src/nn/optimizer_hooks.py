@@ -198,6 +198,7 @@ def _restore(optimizer: Optimizer) -> None:
         if values in optimizer.state:
             optimizer.state[parameter] = optimizer.state.pop(values)
             _last_patterns[parameter] = parameter.storage.pattern
+        parameter.storage.drop_copies()
         torch.autograd.graph.increment_version(parameter)
     for rows in lazy:
         state = rows.scatter_state(optimizer.state.pop(rows.rows_parameter, {}))

@@ -368,6 +368,15 @@ class Storage:
             if storage is not None:
                 storage._forget()
 
+    def drop_copies(self) -> None:
+        """Let views that copied the values recompute them, after the values were written in place."""
+        for reference in self.followers or ():
+            view = reference()
+            if view is None or view.forgotten is not None or view.pending is not None:
+                continue
+            if view.values.untyped_storage().data_ptr() != self.values.untyped_storage().data_ptr():
+                view._forget()
+
     def take(self, pattern: Pattern, values: torch.Tensor) -> None:
         """Replace the entries, without notice to followers."""
         self.pattern = pattern
