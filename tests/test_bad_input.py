@@ -111,7 +111,7 @@ def test_largest_of_nothing() -> None:
     ("equation", "operands", "message"),
     [
         ("ij,jk->il", 2, "index 'l' of the output ... is in no operand ... name it in an operand or drop it"),
-        ("ij,jk->iki", 2, "index 'i' stands more than once in the output"),
+        ("ij,jk->iki", 2, "index 'i' appears more than once in the output"),
         ("ij->->i", 1, "more than one '->'"),
         ("ij,1j->i", 2, "operand 1 ('1j') ... contains '1'; an index is one letter"),
         ("i.j->i", 1, "'.'"),
@@ -138,7 +138,7 @@ def test_malformed_equation(equation: str, operands: int, message: str) -> None:
         ("y[i] = A[i,j] @ x[j]", "there is no '@'; a matrix product names its indices"),
         ("y[i] = A[i,j] ** x[j]", "write square(x) for x ** 2"),
         ("y[i] = A[i,0] * x[i]", "an index is a name, not a number"),
-        ("y[i,i] = A[i,j] * x[j]", "index 'i' stands twice in the result"),
+        ("y[i,i] = A[i,j] * x[j]", "index 'i' appears twice in the result"),
         ("y[i] = A[i,x] * x[i]", "'x' is a tensor in one place and an index in another; rename one"),
         ("y[i] = max(A[i,j], x[i])", "use maximum(x, y) for the max of two values"),
         ("y[i]", "expected '=' or '+=' after the result 'y' but found the end"),
@@ -191,13 +191,13 @@ def test_operand_that_is_no_tensor(value: Any) -> None:
     kind = type(value).__name__
     refused(
         OperandError,
-        f"operand 1 is a {kind}, not a tensor; make one with",
+        f"operand 1 is a {kind}, not a tensor; create one with",
         scorch.einsum,
         "ij,j->i",
         A,
         value,
     )
-    message = f"tensor 'x' is a {kind}, not a tensor; make one with"
+    message = f"tensor 'x' is a {kind}, not a tensor; create one with"
     refused(OperandError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=value)
     assert issubclass(OperandError, TypeError)
 
@@ -249,9 +249,9 @@ def test_unsupported_dtype(dtype: torch.dtype) -> None:
 
 def test_operation_without_meaning_for_a_dtype() -> None:
     z = SparseTensor(from_dense(EYE.to(torch.complex64), Format("csr")))
-    message = "relu() has no meaning for complex64; complex numbers have no order"
+    message = "relu() is not defined for complex64; complex numbers have no order"
     refused(DtypeError, message, scorch.evaluate, "y[i,j] = relu(z[i,j])", z=z)
-    refused(DtypeError, "max() has no meaning for complex64", scorch.evaluate, "y[i] = max(j, z[i,j])", z=z)
+    refused(DtypeError, "max() is not defined for complex64", scorch.evaluate, "y[i] = max(j, z[i,j])", z=z)
 
 
 # formats ---------------------------------------------------------------------------------------------

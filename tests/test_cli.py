@@ -224,7 +224,7 @@ def test_help_of_a_suite_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bench", "figure4"], "there is no suite 'figure4'"),
+        (["bench", "figure4"], "unknown suite 'figure4'"),
         (["bench", "--runs=3"], "name a suite before --runs=3"),
     ],
 )

@@ -82,7 +82,7 @@ class IndexRangeError(ScorchError, IndexError, RuntimeError):
 
 
 class DtypeError(ScorchError, TypeError):
-    """A dtype that the operation has no meaning for."""
+    """A dtype that the operation is not defined for."""
 
 
 class InPlaceError(ScorchError, RuntimeError):

@@ -161,16 +161,16 @@ def test_narrow_integers_wrap_before_they_are_compared(form: str) -> None:
 @pytest.mark.parametrize(
     ("text", "dtype", "words"),
     [
-        ("A[i] - A[i]", torch.bool, "sub has no meaning for bool; use != or convert with .to"),
-        ("-A[i]", torch.bool, "neg has no meaning for bool"),
+        ("A[i] - A[i]", torch.bool, "sub is not defined for bool; use != or convert with .to"),
+        ("-A[i]", torch.bool, "neg is not defined for bool"),
         (
             "relu(A[i])",
             torch.complex64,
-            r"relu\(\) has no meaning for complex64; complex numbers have no order",
+            r"relu\(\) is not defined for complex64; complex numbers have no order",
         ),
         ("maximum(A[i], 1)", torch.complex64, "complex numbers have no order"),
         ("A[i] < 1", torch.complex128, "complex numbers have no order"),
-        ("max(j, A[i] * B[j])", torch.complex64, r"max\(\) has no meaning for complex64"),
+        ("max(j, A[i] * B[j])", torch.complex64, r"max\(\) is not defined for complex64"),
     ],
 )
 def test_what_torch_refuses_is_refused(text: str, dtype: torch.dtype, words: str) -> None:

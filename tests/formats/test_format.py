@@ -116,7 +116,7 @@ def test_what_a_format_shows(form, shown, text):
         (lambda: Format("dsx"), "unknown format 'dsx'"),
         (lambda: Format("ds", order=(0,)), r"has 2 levels, but its order \(0,\) names 1 dimensions"),
         (lambda: Format("ds", order=(0, 2)), r"order \(0, 2\) must name the dimensions 0 to 1"),
-        (lambda: Format("ds", order=(0, 0)), "dimension 0 stands twice in order .* but has no block size"),
+        (lambda: Format("ds", order=(0, 0)), "dimension 0 appears twice in order .* but has no block size"),
         (lambda: Format("ds", order=("a", "b")), r"lists dimensions, such as \(1, 0\)"),
         (lambda: Format("ds", blocks={0: 2}), "dimension 0 has blocks, so it must stand twice"),
         (lambda: as_format("ds", 3), "format 'csr' stores tensors of 2 dimensions, but this one has 3"),

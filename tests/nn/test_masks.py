@@ -145,7 +145,7 @@ def test_set_operations_of_bools(data):
     [
         (lambda: masks.window(-1, 2), ArgumentError, "n is 0 or more, not -1"),
         (lambda: masks.window(4, -2), ArgumentError, "radius is 0 or more"),
-        (lambda: masks.window(4, 0.5), ArgumentError, "radius is a whole number, not 0.5"),
+        (lambda: masks.window(4, 0.5), ArgumentError, "radius must be an integer, not 0.5"),
         (lambda: masks.window(4, (1, 2, 3)), ArgumentError, "before, after"),
         (lambda: masks.global_tokens(4, [4]), ArgumentError, "token 4 is outside of 0 to 3"),
         (lambda: masks.global_tokens(4, torch.tensor([0.5])), DtypeError, "whole numbers"),

@@ -236,7 +236,7 @@ def test_sublists_mean_what_torch_says(data: st.DataObject) -> None:
     [
         ((None, [0, 52]), "subscript 52 of operand 0 is outside 0..51; number the indices from 0"),
         ((None, [0], [-1]), "subscript -1 of the output is outside 0..51; number the indices from 0"),
-        ((None, ["i"]), "subscript 'i' of operand 0 is neither a whole number nor an ellipsis"),
+        ((None, ["i"]), "subscript 'i' of operand 0 is neither an integer nor an ellipsis"),
         (
             (None, [0], 1.5),
             "expected a list of subscripts but got float; follow operand 1 with its subscripts",
@@ -295,7 +295,7 @@ def test_bad_sublists_are_refused(arguments: tuple[object, ...], message: str) -
             NotationError,
             "index 'k' of the output of einsum equation 'ij->ik' is in no operand, so its size is unknown",
         ),
-        ("i->ii", [(2,)], NotationError, "index 'i' stands more than once in the output of einsum"),
+        ("i->ii", [(2,)], NotationError, "index 'i' appears more than once in the output of einsum"),
         ("i,j1", [(2,), (2, 3)], NotationError, "operand 1 ('j1') of einsum equation 'i,j1' contains '1'"),
         ("i\n", [(2,)], NotationError, "contains '\\n'; an index is one letter, a to z or A to Z"),
         ("i->é", [(2,)], NotationError, "the output ('é') of einsum equation 'i->é' contains 'é'"),

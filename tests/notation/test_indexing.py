@@ -215,7 +215,7 @@ def test_accumulation_may_repeat_a_value_along_the_target() -> None:
         ("D[i] = A[i] | B[i]", "there is no '|'; write maximum(x > 0, y > 0)", "|"),
         ("D[i] = A[i]; E[i] = D[i]", "one statement at a time; call evaluate once for each", ";"),
         ("D[i] = ñ[i]", "expected a tensor, a number or '(' but found 'ñ'", "ñ"),
-        ("D[i,i] = A[i]", "index 'i' stands twice in the result; use two names", "i] ="),
+        ("D[i,i] = A[i]", "index 'i' appears twice in the result; use two names", "i] ="),
         ("D[i,j] = A[i]", "index 'j' of the result does not occur on the right", "j] ="),
         ("D[j] = sum(j, A[j])", "so Scorch cannot know how large it is; use it there or drop it", "j] ="),
         ("D[i] = A[i] * i", "'i' is a tensor in one place and an index in another; rename one", "i] = A"),

@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused():
         attention(q, q[..., :5], q, attn_mask=mask)
     with pytest.raises(ShapeError, match="at least two dimensions"):
         attention(q, q, q, attn_mask=mask[0])
-    with pytest.raises(ShapeError, match="do not fit together"):
+    with pytest.raises(ShapeError, match="cannot be broadcast together"):
         attention(q, q, q, attn_mask=torch.stack([mask] * 3))
     with pytest.raises(ShapeError, match="must be a multiple"):
         attention(drawn(3, 4, 8), q, q, attn_mask=mask, enable_gqa=True)

@@ -217,7 +217,7 @@ def test_values_may_be_infinite_where_they_are_real(number: str, tmp_path: Path)
     torch.testing.assert_close(
         found.to_dense()[1, 0], torch.tensor(float(number), dtype=torch.float64), equal_nan=True
     )
-    with pytest.raises(FileError, match="is no whole number of 64 bits"):
+    with pytest.raises(FileError, match="is no 64-bit integer"):
         read_text(tmp_path / "S.mtx", f"{HEAD.format('integer')}2 2 1\n2 1 {number}\n")
 
 

@@ -117,9 +117,7 @@ def test_saved_matrices_are_mapped(tmp_path, dtype):
         MemmapSparseDataset(tmp_path / "two.safetensors", "train"),
     ):
         assert torch.equal(rows[[4, 0]].to_dense(), dense[[4, 0]])
-    with pytest.raises(
-        FileError, match=r"several tensors: pass the name of one.*'train', 'test', 'bias'"
-    ):
+    with pytest.raises(FileError, match=r"several tensors: pass the name of one.*'train', 'test', 'bias'"):
         MemmapSparseDataset(tmp_path / "two.safetensors")
     with pytest.raises(FileError, match="has no matrix named 'valid'"):
         MemmapSparseDataset(tmp_path / "two.safetensors", "valid")
@@ -326,12 +324,12 @@ def test_rows_are_checked_when_they_are_read(path, place, at, value, message):
         (lambda h, f: f[""]["arrays"].update(crd1="nothing"), "not as Scorch writes them"),
         (lambda h, f: f[""]["arrays"].update(crd1="values"), "crd1 is torch.float64"),
         (lambda h, f: f[""]["arrays"].update(crd1="pos1"), "values, but 12 coordinates"),
-        (lambda h, f: h["crd1"].update(data_offsets=[0, 10**9]), "ends behind the end of the file"),
-        (lambda h, f: h["crd1"].update(data_offsets=[-8, 4]), "is not as Scorch writes it"),
-        (lambda h, f: h["crd1"].update(data_offsets=[8, 4]), "is not as Scorch writes it"),
-        (lambda h, f: h["crd1"].update(data_offsets=[0, 4.5]), "is not as Scorch writes it"),
+        (lambda h, f: h["crd1"].update(data_offsets=[0, 10**9]), "ends beyond the end of the file"),
+        (lambda h, f: h["crd1"].update(data_offsets=[-8, 4]), "was not written by Scorch"),
+        (lambda h, f: h["crd1"].update(data_offsets=[8, 4]), "was not written by Scorch"),
+        (lambda h, f: h["crd1"].update(data_offsets=[0, 4.5]), "was not written by Scorch"),
         (lambda h, f: h["crd1"].update(data_offsets=7), "not as Scorch writes them"),
-        (lambda h, f: h["crd1"].update(dtype="F8"), "is not as Scorch writes it"),
+        (lambda h, f: h["crd1"].update(dtype="F8"), "was not written by Scorch"),
         (lambda h, f: h.pop("__metadata__"), "has no sparse tensors"),
         (lambda h, f: f.clear(), "has several tensors"),
     ],

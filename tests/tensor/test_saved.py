@@ -325,7 +325,7 @@ def test_arrays_that_do_not_fit_together_are_refused():
         make_pattern(form, (6, 9), (None, None), (None, None))
     with pytest.raises(FileError, match="stores 2 dimensions, but its shape is"):
         make_pattern(form, (6,), (None, None), (None, None))
-    with pytest.raises(FileError, match="which is no format"):
+    with pytest.raises(FileError, match="which is not a format"):
         make_pattern("csr", (6, 9), pattern.pos, pattern.crd)
 
 

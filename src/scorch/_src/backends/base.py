@@ -325,5 +325,5 @@ def backend_named(name: str) -> Backend:
     """Return the backend that was registered as ``name``."""
     backend = _BACKENDS.get(name)
     if backend is None:
-        raise ArgumentError(f"there is no backend for {name!r}; there are {', '.join(_BACKENDS)}")
+        raise ArgumentError(f"unknown backend {name!r}; there are {', '.join(_BACKENDS)}")
     return backend

@@ -38,8 +38,8 @@ def address_of(tensor: torch.Tensor) -> int:
     address = tensor.data_ptr()
     if not address and tensor.numel():
         raise FreedError(
-            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or freed; "
-            "make it anew"
+            f"an operand of shape {tuple(tensor.shape)} has no memory: its storage was resized or "
+            f"freed; create it again"
         )
     return address
 

@@ -64,7 +64,7 @@ def run(name: str, arguments: Sequence[str] = (), *, quick: bool = False, as_jso
     """
     suite = SUITES.get(name)
     if suite is None:
-        raise ArgumentError(f"there is no suite {name!r}; there are {', '.join(SUITES)}")
+        raise ArgumentError(f"unknown suite {name!r}; there are {', '.join(SUITES)}")
     folder = find_folder()
     paths = [str(folder), str(SCORCH.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -84,4 +84,4 @@ def find_folder() -> Path:
     for folder in (SCORCH / "_suites", SCORCH.parent.parent):
         if (folder / PACKAGE / "kernels" / "__main__.py").is_file():
             return folder
-    raise MissingFileError("the benchmarks are not there: they come with the package and with a checkout")
+    raise MissingFileError("the benchmarks are not installed: they come with the package and with a checkout")

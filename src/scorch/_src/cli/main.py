@@ -228,7 +228,7 @@ def explain_formats(
 ) -> Explanation:
     """Explain an expression over random tensors in these formats."""
     if not 0 <= density <= 1:
-        raise ShapeError(f"a density lies between 0 and 1; --density is {density}")
+        raise ShapeError(f"density must be between 0 and 1; --density is {density}")
     torch.manual_seed(0)
     if "=" in text or "[" in text:
         statement = parse(text)
@@ -283,7 +283,7 @@ def _parse_sizes(text: str) -> dict[str, int]:
             if number != int(number) or number < 0:
                 raise ValueError
         except (ValueError, OverflowError):
-            raise ShapeError(f"--sizes has {item!r}; write sizes as i=100,j=200") from None
+            raise ShapeError(f"--sizes has {item!r}; use the form i=100,j=200") from None
     return sizes
 
 

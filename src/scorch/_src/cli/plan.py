@@ -235,7 +235,7 @@ def show_plan(options: Any) -> int:
     try:
         features = [int(width) for width in options.features.split(",")]
     except ValueError:
-        raise ArgumentError(f"--features has {options.features!r}; write widths as 128,64") from None
+        raise ArgumentError(f"--features has {options.features!r}; use the form 128,64") from None
     plan = plan_graph(
         options.graph,
         workers=options.workers,

@@ -213,7 +213,7 @@ def reduced_type(op: str, body: Expr, element: Type) -> Type:
     if op == "any":
         return BOOL
     if REDUCTIONS[op].ordered and element.kind == "complex":
-        raise DtypeError(f"{op}() has no meaning for {element.name}; complex numbers have no order")
+        raise DtypeError(f"{op}() is not defined for {element.name}; complex numbers are not ordered")
     if op in ("sum", "prod") and element.is_integer and not _is_product_of_tensors(body):
         return INT64
     return element
@@ -238,9 +238,9 @@ def argument_type(name: str, args: list[Typed]) -> Type:
 def _type_of_op(name: str, args: list[Typed]) -> Typed:
     operator, element = OPERATORS[name], argument_type(name, args)
     if operator.ordered and element.kind == "complex":
-        raise DtypeError(f"{name}() has no meaning for {element.name}; complex numbers have no order")
+        raise DtypeError(f"{name}() is not defined for {element.name}; complex numbers are not ordered")
     if name in ("sub", "neg") and element == BOOL:
-        raise DtypeError(f"{name} has no meaning for bool; use != or convert with .to(torch.int8)")
+        raise DtypeError(f"{name} is not defined for bool; use != or convert with .to(torch.int8)")
     if operator.dtype == "bool":
         element = BOOL
     elif operator.dtype == "real" and element.kind == "complex":

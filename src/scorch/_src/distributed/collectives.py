@@ -85,8 +85,9 @@ def reporting(what: str, group: Group) -> Iterator[None]:
         size, rank = size_of(group), rank_in(group)
         raise CommunicationError(
             f"{what}: an exchange among {counted(size, 'process', 'processes')} failed in process {rank}. A "
-            "process has ended, is later than the timeout of the process group, or made another call; its "
-            "own messages tell which. The group cannot be used any more: restart all processes (torchrun "
+            "process has ended, is later than the timeout of the process group, or made another "
+            "call; its own output says which. The group cannot be used any more: restart all "
+            "processes (torchrun "
             "does) and load the last checkpoint. "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -98,7 +98,7 @@ def _list_paths(paths: Any) -> list[Path]:
         has_pattern = not os.path.exists(text) and glob.has_magic(text)
         found = sorted(glob.glob(text)) if has_pattern else [text]
         if not found:
-            raise MissingFileError(f"there are no files {text}")
+            raise MissingFileError(f"no files match {text}")
         return [Path(path) for path in found]
     found = [os.fspath(path) for path in paths]
     if not found:

@@ -276,7 +276,7 @@ class RowSharded(ShardedGraph):
         return call(run, args, kwargs)  # type: ignore[no-any-return]
 
     def __bool__(self) -> bool:
-        raise UnsupportedError("a sharded tensor has no truth value")
+        raise UnsupportedError("the truth value of a sharded tensor is ambiguous")
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(

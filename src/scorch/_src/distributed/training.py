@@ -52,7 +52,7 @@ def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = T
     Which are dropped depends on ``seed``, on the row over all processes and on the column alone.
     """
     if not 0 <= p <= 1:
-        raise ArgumentError(f"p is a probability between 0 and 1, not {p}")
+        raise ArgumentError(f"p must be a probability between 0 and 1, not {p}")
     if not training or not p:
         return x
     like.rows.check("x", x)

@@ -58,7 +58,9 @@ def doctor(
     sparsities = (sparsities,) if isinstance(sparsities, int | float) else tuple(sparsities)
     for sparsity in sparsities:
         if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
-            raise ArgumentError(f"sparsities are shares of weights, between 0 and 1, not {sparsity!r}")
+            raise ArgumentError(
+                f"sparsities are fractions of weights to prune, between 0 and 1, not {sparsity!r}"
+            )
     call = _make_call(model, example)
     state = torch.get_rng_state()
     modes = {module: module.training for module in model.modules()}

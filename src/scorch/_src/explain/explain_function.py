@@ -46,7 +46,7 @@ class Explainer:
 
     def __init__(self, function: Callable[..., Any], runs: int = RUNS) -> None:
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-            raise ArgumentError(f"runs is how often the function is measured, from 1 on, not {runs!r}")
+            raise ArgumentError(f"runs must be a positive integer, not {runs!r}")
         self.function = function
         self.runs = runs
 

@@ -103,7 +103,7 @@ def explain(
         return explainer(*operands, **tensors) if operands or tensors else explainer
     if not isinstance(text, str):
         raise NotationError(
-            f"explain takes an equation such as 'ij,jk->ik' as a text, or a function, not {text!r}"
+            f"explain takes an equation such as 'ij,jk->ik' as a string, or a function, not {text!r}"
         )
     if "=" in text or "[" in text:
         if operands:
@@ -113,7 +113,7 @@ def explain(
         return Explanation(text, tuple(_explain_expression(text, tensors, format)))
     if tensors:
         names = ", ".join(tensors)
-        raise NotationError(f"the operands of {text!r} are passed in order and without names, not as {names}")
+        raise NotationError(f"the operands of {text!r} are passed by position, not by name as {names}")
     if any(isinstance(operand, RowSharded) for operand in operands):
         assign, named = read_einsum(text, operands)
         return explain_sharded(text, assign, named, explain_local_equation)

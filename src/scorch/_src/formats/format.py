@@ -1,6 +1,6 @@
 """A format: one level per dimension, outermost first, and the order in which dimensions are stored.
 
-A block splits a dimension in two: the dimension then stands twice in ``order``, first as the number of
+A block splits a dimension in two: the dimension then appears twice in ``order``, first as the number of
 the block, then as the place inside it. ``bsr(2, 3)`` is ``Format("dsdd", order=(0, 1, 0, 1),
 blocks={0: 2, 1: 3})``.
 """
@@ -42,15 +42,15 @@ def register_level(level: Level) -> Level:
     compiled graphs know levels by their letters, so register a level before they are read.
     """
     if not isinstance(level, Level):
-        raise FormatError(f"a level is an instance of a class derived from Level, not {level!r}")
+        raise FormatError(f"a level must be an instance of a subclass of Level, not {level!r}")
     letter, name = level.letter, level.name
     if not re.fullmatch("[a-z]", letter) or not re.fullmatch("[a-z_]{2,}", name):
-        raise FormatError(f"a level has one letter, and a name of small letters, not {letter!r} and {name!r}")
+        raise FormatError(f"a level needs one letter and a lower-case name, not {letter!r} and {name!r}")
     known = (_BY_LETTER.get(letter), _BY_WORD.get(name))
     if known != (level, level):
         if known != (None, None) or name in NAMES:
             taken = f"letter {letter!r}" if known[0] else f"name {name!r}"
-            raise FormatError(f"the {taken} belongs to another level or format")
+            raise FormatError(f"the {taken} is already used by another level or format")
         _BY_LETTER[letter] = _BY_WORD[name] = level
         _LAST[name] = letter
     return level
@@ -383,9 +383,9 @@ def _check(form: Format, spec: object) -> None:
         raise FormatError(f"order {form.order} must name the dimensions 0 to {form.dims - 1}")
     for dim, size in form.blocks:
         if form.order.count(dim) != 2:
-            raise FormatError(f"dimension {dim} has blocks, so it must stand twice in order {form.order}")
+            raise FormatError(f"dimension {dim} has blocks, so it must appear twice in order {form.order}")
         if size < 1:
             raise FormatError(f"blocks of dimension {dim} have size {size}; sizes start at 1")
     for dim in range(form.dims):
         if form.order.count(dim) > 1 and form.block(dim) is None:
-            raise FormatError(f"dimension {dim} stands twice in order {form.order} but has no block size")
+            raise FormatError(f"dimension {dim} appears twice in order {form.order} but has no block size")

@@ -84,7 +84,7 @@ def parse_dtype(name: object) -> torch.dtype:
 def parse_format(description: object) -> Format:
     is_described = isinstance(description, Mapping) and {"levels", "order"} <= set(description)
     if not isinstance(description, Mapping) or not is_described or not isinstance(description["order"], list):
-        raise FileError(f"it describes its format as {description!r}, which is no format")
+        raise FileError(f"it describes its format as {description!r}, which is not a format")
     dims = len(set(map(str, description["order"])))
     blocks = description.get("blocks")
     return Format(description["levels"] or "dense", order=description["order"], blocks=blocks, dims=dims)
@@ -93,7 +93,7 @@ def parse_format(description: object) -> Format:
 def from_arrays(description: object, arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
     """Build the tensor with this description and arrays; raise an error if they disagree."""
     if not isinstance(description, Mapping):
-        raise FileError(f"it has {description!r} instead of the facts of a tensor")
+        raise FileError(f"it has {description!r} instead of the description of a tensor")
     shape, values = as_shape("shape", description.get("shape")), arrays.get("values")
     if values is None:
         raise FileError("it has no array of values")
@@ -230,7 +230,7 @@ def _check_runs(
         else:
             is_fine = _is_run_sorted(begins, [array for array in crd[level:last] if array is not None])
         if not is_fine:
-            raise FileError(f"the coordinates of level {level} are not in order, or one repeats")
+            raise FileError(f"the coordinates of level {level} are not sorted or not unique")
 
 
 def _is_run_sorted(begins: torch.Tensor, columns: list[torch.Tensor]) -> bool:

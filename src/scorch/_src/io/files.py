@@ -109,7 +109,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
     if is_scipy(value):
         return from_scipy(value)
     raise OperandError(
-        f"files hold tensors, not a {type(value).__name__}; make one with scorch.tensor, or save it as .pt"
+        f"files hold tensors, not a {type(value).__name__}; create one with scorch.tensor, or save it as .pt"
         if not isinstance(value, Mapping)
         else "this kind of file holds one tensor; several in a dictionary go into .safetensors or .pt"
     )
@@ -128,7 +128,7 @@ def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
         raise
     except (*DAMAGED, AssertionError, pickle.UnpicklingError, struct.error) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise FileError(f"{source} cannot be read as a whole file of torch.save ({reason})") from error
+        raise FileError(f"{source} is not a complete torch.save file ({reason})") from error
     if format is None:
         return content
     if isinstance(content, dict):
@@ -169,15 +169,13 @@ def _find_kind(path: Path) -> FileKind:
     for suffix, kind in _FILE_KINDS.items():
         if name.endswith(suffix):
             return kind
-    raise FileError(
-        f"{path} has none of the suffixes that say how a file is written: {', '.join(_FILE_KINDS)}"
-    )
+    raise FileError(f"{path} has an unknown suffix; use one of {', '.join(_FILE_KINDS)}")
 
 
 def _describe_missing(path: Path) -> str:
     if path.is_dir():
         return f"{path} is a folder, not a file"
     if not path.parent.is_dir():
-        return f"there is no file {path}, nor the folder {path.parent}"
+        return f"no such file: {path}; its directory does not exist either"
     similar = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
-    return f"there is no file {path}" + (f"; did you mean {similar[0]!r}?" if similar else "")
+    return f"no such file: {path}" + (f"; did you mean {similar[0]!r}?" if similar else "")

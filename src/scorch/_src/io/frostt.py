@@ -54,7 +54,7 @@ def write_frostt(path: Path, tensor: torch.Tensor) -> None:
     """Write the stored entries of a sparse tensor."""
     if not isinstance(tensor, SparseTensor) or tensor.dim() == 0:
         raise ShapeError(
-            "FROSTT files hold sparse tensors with dimensions; make one with "
+            "FROSTT files hold sparse tensors with dimensions; create one with "
             "scorch.from_torch(tensor), or save it as .npz, .safetensors or .pt"
         )
     write_text(path, [f"# {NOTE_PREFIX} {json.dumps(describe_tensor(tensor))}", *format_entries(tensor)])
@@ -64,7 +64,7 @@ def _order(table: Table) -> int:
     """Return the dimensions of the first entry: its numbers, less its value."""
     first = table.content[table.begin :].lstrip().split(b"\n", 1)[0].split()
     if not first:
-        raise FileError(f"{table.path} has no entries, so nobody knows the sizes of its tensor")
+        raise FileError(f"{table.path} has no entries, so the shape of its tensor is unknown")
     if len(first) < 2:
         line = table.row_line(0) if table.rows else table.line(0)  # words that are no numbers make no row
         raise FileError(f"{table.path}, line {line}: an entry has at least one coordinate and a value")

@@ -60,7 +60,7 @@ class MemmapSparseDataset(Dataset[Any]):
                 for name_of_array, key in description["arrays"].items()
             }
         except (AttributeError, KeyError, TypeError) as error:
-            raise FileError(f"{path}: its metadata are not as Scorch writes them: {error!r}") from None
+            raise FileError(f"{path}: its metadata was not written by Scorch: {error!r}") from None
         if len(self.shape) != 2 or form != as_format("csr", 2):
             raise UnsupportedError(
                 f"{path} holds a tensor of format {form} and shape {tuple(self.shape)}; rows are mapped of "
@@ -104,7 +104,7 @@ class MemmapSparseDataset(Dataset[Any]):
         pos, _, _ = self._open_arrays()
         found = pos[begin : end + 1].to(torch.int64).diff()
         if bool((found < 0).any()):
-            raise FileError(f"{self.path} is damaged: the pointers of its rows fall")
+            raise FileError(f"{self.path} is damaged: its row pointers decrease")
         return found
 
     def _gather(self, rows: torch.Tensor) -> SparseTensor:
@@ -128,7 +128,7 @@ class MemmapSparseDataset(Dataset[Any]):
             add_note(error, f"in the file {self.path}")
             raise
         if not is_sorted_below(pointers, columns):
-            raise FileError(f"{self.path} is damaged: the columns of a row are not in order, or one repeats")
+            raise FileError(f"{self.path} is damaged: the columns of a row are not sorted or not unique")
         dtype = index_dtype(shape, counts[1:])
         pattern = rows_pattern(pointers.to(dtype), columns.to(dtype), shape)
         return SparseTensor(Storage(pattern, rows_read.values))
@@ -205,7 +205,7 @@ def _as_row_numbers(index: Any, size: int) -> torch.Tensor:
         rows = torch.as_tensor(index, device=HOST)
     except (TypeError, ValueError, RuntimeError):
         raise OperandError(
-            f"rows are asked for by number, slice or a list of numbers, not {index!r}"
+            f"rows must be selected by an integer, a slice or a list of integers, not {index!r}"
         ) from None
     if rows.dtype == torch.bool:
         if rows.shape != (size,):
@@ -214,7 +214,7 @@ def _as_row_numbers(index: Any, size: int) -> torch.Tensor:
     if rows.numel() == 0:
         return torch.empty(0, dtype=torch.int64, device=HOST)
     if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex():
-        raise OperandError(f"rows are asked for by a list of whole numbers, not {rows.dtype} {rows.dim()}-d")
+        raise OperandError(f"rows must be selected by a list of integers, not {rows.dtype} {rows.dim()}-d")
     return rows.to(torch.int64)
 
 

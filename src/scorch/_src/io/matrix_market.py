@@ -96,7 +96,7 @@ def _header(path: Path, data: bytes) -> Header:
     words = first.lower().split()
     if len(words) != 5 or words[0] != "%%matrixmarket" or words[1] != "matrix":
         raise FileError(
-            f"{path}, line 1: {first[:80]!r} is no header of a Matrix Market file, such as "
+            f"{path}, line 1: {first[:80]!r} is not a Matrix Market header such as "
             "'%%MatrixMarket matrix coordinate real general'"
         )
     for word, allowed in ((words[2], ("coordinate", "array")), (words[3], _FIELDS), (words[4], _SYMMETRIES)):

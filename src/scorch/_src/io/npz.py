@@ -62,7 +62,7 @@ def _load(path: Path) -> Arrays:
             with np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except (*DAMAGED, SyntaxError, zipfile.BadZipFile, zlib.error) as error:
-            raise FileError(f"{path} is no whole .npz archive: {error}") from None
+            raise FileError(f"{path} is not a complete .npz archive: {error}") from None
 
 
 # Scorch's --------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def _from_scorch_arrays(path: Path, arrays: Arrays) -> SparseTensor | torch.Tens
     try:
         description = json.loads(arrays.pop("scorch").tobytes())
     except (ValueError, RecursionError):
-        raise FileError(f"{path}: the facts of the tensor are not as Scorch writes them") from None
+        raise FileError(f"{path}: the description of the tensor was not written by Scorch") from None
     tensors = {name: from_numpy(name, array) for name, array in arrays.items()}
     bits = tensors.get("values")
     if bits is not None and bits.dtype == torch.int16 and _is_bfloat16(description):

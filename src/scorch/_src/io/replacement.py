@@ -24,7 +24,7 @@ class Replacement:
     def __init__(self, path: Path) -> None:
         self.target = resolve_target(path)
         if not self.target.parent.is_dir():
-            raise MissingFileError(f"{path} cannot be written: there is no folder {self.target.parent}")
+            raise MissingFileError(f"{path} cannot be written: no such directory: {self.target.parent}")
         self._folder = tempfile.mkdtemp(prefix=".scorch-", dir=self.target.parent)
         self.new_path = Path(self._folder, self.target.name)
 
@@ -58,7 +58,7 @@ def resolve_target(path: Path) -> Path:
     """Return the file that ``path`` names, through links unless they belong to somebody else."""
     if is_link_of_others(path):
         raise FileError(
-            f"{path} is a link that belongs to somebody else and may lead anywhere, so nothing is written "
-            f"through it; save under another name"
+            f"{path} is a symbolic link owned by another user and may point anywhere, so Scorch "
+            f"does not write through it; save under another name"
         )
     return path.resolve()

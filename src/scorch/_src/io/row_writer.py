@@ -59,7 +59,7 @@ class RowWriter:
         if self.path.suffix != ".safetensors":
             raise FileError(f"rows are written to a .safetensors file, not to {self.path.name!r}")
         if not self.path.parent.is_dir():
-            raise MissingFileError(f"{path} cannot be written: there is no folder {self.path.parent}")
+            raise MissingFileError(f"{path} cannot be written: no such directory: {self.path.parent}")
         self.columns = None if columns is None else as_shape("columns", [columns])[0]
         self.dtype = dtype
         self.rows = 0
@@ -98,7 +98,8 @@ class RowWriter:
         if self.columns is None or self.dtype is None:
             self.discard()
             raise ArgumentError(
-                "no rows were added, so how long they are is not known: say RowWriter(path, columns=, dtype=)"
+                "no rows were added, so the number of columns is unknown: pass RowWriter(path, "
+                "columns=, dtype=)"
             )
         try:
             self._finish(self._file, self.columns, self.dtype)

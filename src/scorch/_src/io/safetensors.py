@@ -68,7 +68,7 @@ def read_safetensors(path: Path, format: str | Format | None = None) -> Any:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("scorch")
     except SafetensorError as error:
-        raise FileError(f"{path} is no whole .safetensors file: {error}") from None
+        raise FileError(f"{path} is not a complete .safetensors file: {error}") from None
     if text is None:
         return arrays  # of another program: dense tensors
     try:
@@ -79,7 +79,7 @@ def read_safetensors(path: Path, format: str | Format | None = None) -> Any:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         if isinstance(error, ScorchError):
             raise
-        raise FileError(f"{path}: its metadata are not as Scorch writes them: {error!r}") from None
+        raise FileError(f"{path}: its metadata was not written by Scorch: {error!r}") from None
     if format is not None:
         tensors = {
             name: tensor.to_format(format) if isinstance(tensor, SparseTensor) else tensor

@@ -56,19 +56,19 @@ def entry(dtype: torch.dtype, shape: list[int], begin: int, end: int) -> dict[st
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a file, and where its arrays begin."""
     if not path.is_file():
-        raise MissingFileError(f"there is no file {path}")
+        raise MissingFileError(f"no such file: {path}")
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
         if length > min(MAX_HEADER_BYTES, size - 8):
-            raise FileError(f"{path} is no whole .safetensors file: it has no header")
+            raise FileError(f"{path} is not a complete .safetensors file: it has no header")
         try:
             header = json.loads(file.read(length))
         except (ValueError, RecursionError):
-            raise FileError(f"{path} is no .safetensors file: its header is not JSON") from None
+            raise FileError(f"{path} is not a .safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise FileError(f"{path} is no .safetensors file: its header names no arrays")
+        raise FileError(f"{path} is not a .safetensors file: its header names no arrays")
     return header, 8 + length
 
 
@@ -80,7 +80,7 @@ def find_description(path: Path, header: Mapping[str, Any], name: str) -> Mappin
     try:
         descriptions = json.loads(text)
     except (ValueError, TypeError, RecursionError):
-        raise FileError(f"{path}: its metadata are not as Scorch writes them") from None
+        raise FileError(f"{path}: its metadata was not written by Scorch") from None
     if not isinstance(descriptions, dict) or not isinstance(descriptions.get(name), dict):
         names = ", ".join(repr(key) for key in descriptions if key) if isinstance(descriptions, dict) else ""
         problem = f"no matrix named {name!r}" if name else "several tensors: pass the name of one"
@@ -94,12 +94,14 @@ def locate_array(path: Path, header: Mapping[str, Any], key: str, begin: int) ->
     array_entry = header[key]
     dtype, (start, stop) = DTYPES.get(array_entry["dtype"]), array_entry["data_offsets"]
     if dtype is None or not all(type(number) is int for number in (start, stop)):
-        raise FileError(f"{path}: the array {key!r} is not as Scorch writes it")
+        raise FileError(f"{path}: the array {key!r} was not written by Scorch")
     location = ArrayLocation(dtype, (stop - start) // dtype.itemsize, begin + start)
     if start < 0 or location.offset % dtype.itemsize or location.count < 0 or location.end != begin + stop:
-        raise FileError(f"{path}: the array {key!r} is not as Scorch writes it")
+        raise FileError(f"{path}: the array {key!r} was not written by Scorch")
     if begin + stop > path.stat().st_size:
-        raise FileError(f"{path} is no whole .safetensors file: {key!r} ends behind the end of the file")
+        raise FileError(
+            f"{path} is not a complete .safetensors file: {key!r} ends beyond the end of the file"
+        )
     return location
 
 

@@ -41,7 +41,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(path.read_bytes())
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise FileError(f"{path} is no whole gzip file: {error}") from None
+        raise FileError(f"{path} is not a complete gzip file: {error}") from None
 
 
 def write_text(path: Path, lines: Iterable[str]) -> None:
@@ -87,7 +87,7 @@ def find_note(path: Path, comments: Iterable[str], comment: str) -> Note:
             except (ValueError, RecursionError):
                 description = None
             if not isinstance(description, dict):
-                raise FileError(f"{path}: the comment {line!r} is not as Scorch writes it; take it out")
+                raise FileError(f"{path}: the comment {line!r} was not written by Scorch; remove it")
             return Note(
                 parse_dtype(description["dtype"]) if "dtype" in description else None,
                 parse_format(description["format"]) if "format" in description else None,
@@ -231,7 +231,7 @@ class Table:
                 try:
                     dtype(parse(word))
                 except (ValueError, OverflowError):
-                    kind = "whole number of 64 bits" if is_whole else "number"
+                    kind = "64-bit integer" if is_whole else "number"
                     return FileError(f"{self.path}, line {self.line(int(number))}: {word!r} is no {kind}")
         return None
 
@@ -250,7 +250,7 @@ def check_coordinate_column(table: Table, column: Array, size: int, what: str) -
         row = int(wrong[0])
         number = int(column[row]) if is_whole or float(column[row]).is_integer() else float(column[row])
         if not isinstance(number, int):
-            rule = " is no whole number"
+            rule = " is not an integer"
         elif size != UNKNOWN_SIZE:
             rule = f" is outside 1..{size}"
         else:

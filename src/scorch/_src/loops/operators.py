@@ -56,7 +56,7 @@ class Operator:
     loop: str = ""
     support: str = "any"
     symbol: str | None = None
-    ordered: bool = False  # has no meaning for complex numbers
+    ordered: bool = False  # is not defined for complex numbers
     c: Mapping[str, str] = field(default_factory=dict)
     helpers: Mapping[str, str] = field(default_factory=dict)
     derivative: Callable[..., Sequence[Any]] | None = None

@@ -96,5 +96,5 @@ def binary_meaning(op: str, operand: Type) -> Callable[[Any, Any], Any]:
     if op in COMPARISONS:
         return COMPARISONS[op]
     meaning = _BINARY["int" if operand.kind == "uint" else operand.kind].get(op)
-    assert meaning is not None, f"{op} has no meaning for {operand}"
+    assert meaning is not None, f"{op} is not defined for {operand}"
     return meaning

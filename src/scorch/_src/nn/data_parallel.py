@@ -160,8 +160,8 @@ class _SparseMixin:
 
     def join_hook(self, **kwargs: Any) -> Any:
         raise UnsupportedError(
-            "join() lets some processes have fewer batches than others, which sparse parameters do not know; "
-            "give all the same number of batches, as torch.utils.data.DistributedSampler does"
+            "join() lets processes have different numbers of batches, which sparse parameters do "
+            "not support; give every process the same number, as torch.utils.data.DistributedSampler does"
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -248,7 +248,9 @@ def _fingerprint_bounds(tensors: Iterable[SparseTensor]) -> list[int]:
 def _check_fingerprints(tensors: dict[str, SparseTensor], gathered: list[int]) -> None:
     for name, largest, smallest in zip(tensors, gathered[::2], gathered[1::2], strict=True):
         if largest != -smallest:
-            raise CallError(f"{name!r} has come to have other places in some processes; {SAME_PATTERN_HINT}")
+            raise CallError(
+                f"{name!r} now has different sparsity patterns in some processes; {SAME_PATTERN_HINT}"
+            )
 
 
 def _all_max(numbers: list[int], tensors: Iterable[SparseTensor], group: Any) -> list[int]:

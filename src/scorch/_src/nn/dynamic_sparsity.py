@@ -55,7 +55,7 @@ class DynamicSparsity:
         }
         if not self.layers:
             raise ArgumentError(
-                "the model has no sparse layers; make some with scorch.sparsify(model, sparsity, "
+                "the model has no sparse layers; create some with scorch.sparsify(model, sparsity, "
                 "method='random', distribution='erk', prefer='size')"
             )
         self._check_layers(optimizer)
@@ -70,9 +70,11 @@ class DynamicSparsity:
         seen: set[int] = set()
         for name, layer in self.layers.items():
             if layer.format.is_blocked:
-                raise UnsupportedError(f"{name} has blocks; only single weights are exchanged: use csr")
+                raise UnsupportedError(
+                    f"{name} is stored in blocks; dynamic sparsity needs single weights: use csr"
+                )
             if id(layer.values) not in optimized:
-                raise ArgumentError(f"the optimizer does not have the weights of {name}")
+                raise ArgumentError(f"the optimizer does not contain the weights of {name}")
             if id(layer.values) in seen:
                 raise UnsupportedError(f"{name} shares its weights with another layer")
             seen.add(id(layer.values))
@@ -183,7 +185,7 @@ class RigL(DynamicSparsity):
         for name, layer in self.layers.items():
             watch = watchers.pop(name, None)
             if watch is None:
-                raise CallError(f"there were no gradients of {name}; call step() once for each step")
+                raise CallError(f"no gradients of {name} were recorded; call step() once per optimizer step")
             watch.__exit__(None, None, None)
             new_keys[name] = keys_of(list(watch.indices), layer.pattern.shape)
         return new_keys

@@ -74,7 +74,7 @@ class grad_topk:  # noqa: N801 - it is used like a function
         if not self.tensor.requires_grad:
             raise OperandError("the tensor does not require a gradient; call requires_grad_() first")
         if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
-            raise ArgumentError(f"k is how many entries are wanted, not {self.k!r}")
+            raise ArgumentError(f"k must be the number of entries to keep, not {self.k!r}")
         self._uses: list[_Use] = []
 
     def __enter__(self) -> grad_topk:

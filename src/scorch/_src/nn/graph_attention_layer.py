@@ -58,7 +58,7 @@ class GATConv(Module):
                 f"fill_value is {fill_value!r}; it may be a number or one of {', '.join(FILLS)}"
             )
         if not 0 <= dropout <= 1:
-            raise ArgumentError(f"dropout is a probability between 0 and 1, not {dropout}")
+            raise ArgumentError(f"dropout must be a probability between 0 and 1, not {dropout}")
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.residual = add_self_loops, residual

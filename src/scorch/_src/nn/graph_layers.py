@@ -37,9 +37,7 @@ def glorot(tensor: Tensor) -> None:
 def check_channels(**sizes: Any) -> None:
     for name, size in sizes.items():
         if not isinstance(size, int) or size < 1:
-            raise ArgumentError(
-                f"{name} is {size!r}; it must be a whole number from 1 on (give it, it is not inferred)"
-            )
+            raise ArgumentError(f"{name} is {size!r}; it must be a positive integer (it is not inferred)")
 
 
 def as_pair(channels: int | tuple[int, int]) -> tuple[int, int]:

@@ -72,7 +72,7 @@ def global_tokens(
     else:
         which = torch.as_tensor(tokens, device=where)
         if which.numel() and (which.is_floating_point() or which.is_complex() or which.dtype == torch.bool):
-            raise DtypeError(f"tokens are whole numbers, not {which.dtype}; of a mask take .nonzero()")
+            raise DtypeError(f"tokens must be integers, not {which.dtype}; of a mask take .nonzero()")
         which = which.long().flatten()
         outside = which[(which < -n) | (which >= n)]
         if outside.numel():
@@ -193,7 +193,7 @@ def _count(name: str, value: int, minimum: int = 0) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{name} is a whole number, not {value!r}") from None
+        raise ArgumentError(f"{name} must be an integer, not {value!r}") from None
     if number < minimum:
         raise ArgumentError(f"{name} is {minimum} or more, not {number}")
     return number

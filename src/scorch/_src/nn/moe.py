@@ -113,7 +113,7 @@ class MoE(torch.nn.Module):
                 for _ in range(experts)
             ]
         if not experts:
-            raise ArgumentError("a mixture needs at least one expert")
+            raise ArgumentError("MoE needs at least one expert")
         self.features = features
         self.experts = torch.nn.ModuleList(experts)
         self.gate = TopKGate(features, len(experts), k, **factory_options) if gate is None else gate
@@ -131,8 +131,8 @@ class MoE(torch.nn.Module):
             )
         if torch.compiler.is_exporting():
             raise UnsupportedError(
-                "a MoE cannot be exported: how many tokens an expert sees depends on their numbers; export "
-                "the gate and the experts by themselves"
+                "a MoE cannot be exported: the number of tokens per expert depends on the data; "
+                "export the gate and the experts separately"
             )
         tokens = input.reshape(-1, self.features)
         gates = self.gate(tokens)

@@ -32,14 +32,16 @@ Shape = tuple[int, ...]  # of two dimensions
 def resolve_density(sparsity: float | None, density: float | None, default: float | None = None) -> float:
     """Return the density, from either ``sparsity`` or ``density``."""
     if sparsity is not None and density is not None:
-        raise ArgumentError("give sparsity, the share that is left out, or density, the share kept, not both")
+        raise ArgumentError(
+            "pass sparsity, the fraction to prune, or density, the fraction to keep, not both"
+        )
     if sparsity is None and density is None:
         if default is None:
-            raise ArgumentError("give sparsity, the share that is left out, or density, the share kept")
+            raise ArgumentError("pass sparsity, the fraction to prune, or density, the fraction to keep")
         return default
     name, value = ("density", density) if sparsity is None else ("sparsity", sparsity)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ArgumentError(f"{name} is a number from 0 to 1, not {value!r}")
+        raise ArgumentError(f"{name} must be a number from 0 to 1, not {value!r}")
     return float(value) if sparsity is None else 1 - float(value)
 
 

@@ -57,7 +57,7 @@ class SparseEmbedding(torch.nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the rows numbered by ``input``, one more dimension than it has."""
         if input.is_floating_point() or input.is_complex() or input.dtype == torch.bool:
-            raise CallError(f"rows are numbered by integers, not by {input.dtype}")
+            raise CallError(f"indices must be integers, not {input.dtype}")
         pattern = self.table.pattern
         pos, columns = pattern.pos[-1], pattern.crd[-1]
         assert pos is not None and columns is not None

@@ -162,7 +162,7 @@ def _embedding_bag(
         bag, row, weights, count = _stored_samples(input, offsets, per_sample_weights, table)
     else:
         if input.dtype not in (torch.int32, torch.int64):
-            raise OperandError(f"rows are numbered by int32 or int64, not {input.dtype}")
+            raise OperandError(f"indices must be int32 or int64, not {input.dtype}")
         if per_sample_weights is not None and per_sample_weights.dtype != table.dtype:
             raise CallError(
                 f"per_sample_weights are {per_sample_weights.dtype}, but the table is {table.dtype}"

@@ -226,8 +226,9 @@ class SparseLinear(torch.nn.Module):
             return
         if int(seal) != self._sealed:
             raise CallError(
-                "this process has other places in its sparse weight than the first one, so their values do "
-                "not belong together; seed all processes alike (torch.manual_seed) before the layer is made "
+                "the sparsity pattern of this process differs from that of rank 0, so their values "
+                "do not belong together; seed all processes alike (torch.manual_seed) before the "
+                "layer is made "
                 "or rewired, or load one state_dict in all of them"
             )
         self._seen = seal._version
@@ -268,9 +269,7 @@ class SparseLinear(torch.nn.Module):
         """
         pattern, values = _split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
-            raise ArgumentError(
-                "a pattern or a mask has no values; give new=, the value of places that are new"
-            )
+            raise ArgumentError("a pattern or a mask has no values; pass new=, the value of new entries")
         before = self.pattern
         old_positions = find_old_positions(before, pattern)
         with torch.no_grad():

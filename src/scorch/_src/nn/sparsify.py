@@ -193,10 +193,13 @@ class _Pruning:
     def __post_init__(self) -> None:
         sparsity, is_plain = self.sparsity, self.method == "magnitude" and self.distribution == "uniform"
         if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
-            raise ArgumentError(f"sparsity is the share of weights that go, from 0 to 1, not {sparsity!r}")
+            raise ArgumentError(
+                f"sparsity is the fraction of weights to prune, from 0 to 1, not {sparsity!r}"
+            )
         if self.nm is not None and (self.blocks is not None or not is_plain):
             raise ArgumentError(
-                "nm keeps the largest of each group; it goes with no blocks and no other choice"
+                "nm keeps the largest weights of each group; it cannot be combined with blocks or "
+                "another method"
             )
         for name, allowed in (("method", ("magnitude", "random")), ("distribution", prune.DISTRIBUTIONS)):
             if getattr(self, name) not in allowed:

@@ -152,7 +152,7 @@ class _Parser:
         self.next += 1
         indices = self.subscript(name)
         target = self.access(name, [index.text for index in indices])
-        self.check_distinct(indices, "stands twice in the result; use two names")
+        self.check_distinct(indices, "appears twice in the result; use two names")
         accumulate = self.token.text == "+="
         if not self.take("=", "+="):
             self.expected(f"'=' or '+=' after the result {name.text!r}")

@@ -132,7 +132,7 @@ def _subscripts(owner: str, sublist: object, missing: int) -> list[int | None]:
             number = None if entry is Ellipsis else operator.index(entry)
         except TypeError:
             raise NotationError(
-                f"subscript {entry!r} of {owner} is neither a whole number nor an ellipsis"
+                f"subscript {entry!r} of {owner} is neither an integer nor an ellipsis"
             ) from None
         if number is not None and not 0 <= number < 52:
             raise NotationError(f"subscript {number} of {owner} is outside 0..51; number the indices from 0")
@@ -189,7 +189,7 @@ def _check_output(equation: str, terms: tuple[tuple[str, ...], ...], output: tup
             )
         if output.count(label) > 1:
             raise NotationError(
-                f"index {label!r} stands more than once in the output of einsum equation {equation!r}; "
+                f"index {label!r} appears more than once in the output of einsum equation {equation!r}; "
                 "to write onto a diagonal, compute it once and use diag_embed"
             )
 

@@ -131,8 +131,9 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run ``func`` on arguments of which some are sparse."""
     if func.namespace in COLLECTIVES:
         raise UnsupportedError(
-            f"{name_of(func)} sends dense tensors to other processes, and a sparse tensor is several; send "
-            "S.values() and keep the places, as DistributedDataParallel does for sparse parameters. DTensors "
+            f"{name_of(func)} sends dense tensors to other processes, but a sparse tensor consists "
+            f"of several; send S.values() and keep the sparsity pattern, as "
+            f"DistributedDataParallel does for sparse parameters. DTensors "
             "need it for full_tensor, redistribute and products of two sparse ones: "
             "scorch.distributed.shard exchanges only the rows that are needed"
         )
@@ -263,7 +264,7 @@ def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         run_densely(func, (dense, *args[1:]), kwargs)
         return replace_value(target, dense, name)
     if _writes_sparse(func, args, kwargs):
-        raise UnsupportedError(f"{name} does not write to sparse tensors; call .to_dense() first")
+        raise UnsupportedError(f"{name} cannot write to sparse tensors; call .to_dense() first")
     return run_densely(func, args, kwargs)
 
 

@@ -51,7 +51,7 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
         assert isinstance(converted, SparseTensor)
         return converted
     kind = "a dense tensor" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
-    raise OperandError(f"{name} takes a sparse tensor here, not {kind}; make one with scorch.from_torch")
+    raise OperandError(f"{name} takes a sparse tensor here, not {kind}; create one with scorch.from_torch")
 
 
 @implements(torch.sparse.mm, differentiable=True)
@@ -306,7 +306,7 @@ def _check_dims(rank: int, dims: Sequence[int]) -> set[int]:
             raise IndexRangeError(f"torch.sparse.sum over dimension {dim} of a tensor with {rank} dimensions")
     reduced = {dim % rank for dim in dims}
     if len(reduced) != len(dims):
-        raise ArgumentError(f"torch.sparse.sum: a dimension stands twice in {tuple(dims)}")
+        raise ArgumentError(f"torch.sparse.sum: a dimension appears twice in {tuple(dims)}")
     return reduced or set(range(rank))
 
 

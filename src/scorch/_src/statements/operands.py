@@ -29,7 +29,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise OperandError(
             f"{name} is a {type(value).__name__}, not a tensor; "
-            "make one with torch.tensor or scorch.from_scipy"
+            "create one with torch.tensor or scorch.from_scipy"
         )
     _check_has_memory(name, value)
     check_device(name, value.device)
@@ -40,7 +40,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         return sparse.storage
     if value.numel() and value.data_ptr() == 0:
         if not value._is_zerotensor():
-            raise FreedError(f"{name} has no memory: its storage was resized or freed; make it anew")
+            raise FreedError(f"{name} has no memory: its storage was resized or freed; create it again")
         value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
     plain: torch.Tensor = value.detach() if value.requires_grad else value
     return plain
@@ -78,7 +78,7 @@ def _check_has_memory(name: str, value: torch.Tensor) -> None:
     if is_wrapper or is_functorch_wrapped_tensor(value):
         word = "a tensor inside torch.func" if not is_wrapper else f"a {kind.__name__}"
         raise UnsupportedError(
-            f"{name} is {word}, which Scorch cannot read yet; call it outside of torch.func, vmap, "
+            f"{name} is {word}, which Scorch cannot read; call it outside of torch.func, vmap, "
             "torch.compile and fake tensor modes, on plain tensors"
         )
 

@@ -431,7 +431,7 @@ class Storage:
     def __call__(self) -> NoReturn:
         """Refused: torch's ``tensor.storage()`` is the memory of a dense tensor."""
         raise UnsupportedError(
-            "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
+            "a sparse tensor has no single storage; use that of an array, such as .values().untyped_storage()"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Storage:

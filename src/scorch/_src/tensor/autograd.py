@@ -108,7 +108,7 @@ def outside_pattern_error() -> UnsupportedError:
 def check_gradient(tensor: SparseTensor) -> None:
     if tensor.has_unknown_gradient:
         raise InPlaceError(
-            "a view that was made inside of torch.no_grad(), by a function with several results (unbind, "
+            "a view that was created inside torch.no_grad(), by a function with several results (unbind, "
             "split, chunk), or that requires a gradient of its own, is used after its base has been modified "
             "inplace; take it again"
         )

@@ -60,7 +60,8 @@ def to_copy(
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and not is_served(device):
         raise DeviceError(
-            f"asked for a sparse tensor on device {device}, but Scorch computes on the {served_in_words()}; "
+            f"cannot create a sparse tensor on device {device}, but Scorch computes on the "
+            f"{served_in_words()}; "
             f"S.to_torch().to('{device}') is one of torch's own there"
         )
     values = self.storage.values

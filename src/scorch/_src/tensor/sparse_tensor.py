@@ -113,8 +113,8 @@ class SparseTensor(torch.Tensor):
                 tensor = make_wrapper_subclass(cls, shape, dtype=dtype, device=values.device)
         except RuntimeError:
             raise ShapeError(
-                f"a tensor of shape {shape} has more places than torch can number: "
-                "the product of its sizes must stay below 2**63"
+                f"a tensor of shape {shape} has too many elements: the product of its sizes must "
+                f"be less than 2**63"
             ) from None
         tensor.storage = storage
         return tensor
@@ -252,8 +252,8 @@ class SparseTensor(torch.Tensor):
         """
         if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(
-                "the gradient of a sparse tensor has its entries only (masked_grad=True); for one of every "
-                "place make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
+                "the gradient of a sparse tensor has its sparsity pattern (masked_grad=True); for "
+                "a dense gradient make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
             )
         dense = self.to_format("dense") if self.storage.pattern.shape else hooks.values_of(self).reshape(())
         return dense if dtype is None else dense.to(dtype)
@@ -285,7 +285,7 @@ class SparseTensor(torch.Tensor):
         if is_called_from("torch", 1):
             return super().untyped_storage()
         raise OperandError(
-            "a sparse tensor has no memory of its own; ask an array: .values().untyped_storage()"
+            "a sparse tensor has no single storage; use that of an array, such as .values().untyped_storage()"
         )
 
     # graphs of torch.compile and torch.export --------------------------------------------------------

@@ -174,7 +174,7 @@ def to_sparse(
             )
         if layout not in COMPRESSED:
             raise FormatError(
-                f"{layout} is no sparse layout; there are torch.sparse_coo, _csr, _csc, _bsr and _bsc"
+                f"{layout} is not a sparse layout; choose from torch.sparse_coo, _csr, _csc, _bsr and _bsc"
             )
         return _to_compressed(self, COMPRESSED[layout], blocksize, dense_dim)
     if blocksize is not None:
@@ -235,7 +235,7 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
             f"and the mask {tuple(mask.shape)}"
         )
     if not isinstance(mask, SparseTensor) and mask.layout == torch.strided:
-        raise OperandError("the mask of sparse_mask is dense; use mask.to_sparse(), or * for all places")
+        raise OperandError("the mask of sparse_mask is dense; use mask.to_sparse(), or * for every element")
     pattern = as_sparse(from_torch(mask)).storage.pattern
     if is_differentiable(self):
         return sparse_of(pattern, values_at(self, pattern))

@@ -75,8 +75,8 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     base = target if target.view_of is None else target.view_of.parent
     if base.copied_by is not None:
         raise InPlaceError(
-            f"{name} on the result of {base.copied_by}, which for sparse tensors is a copy and no view: the "
-            "tensor it was made of would not change; write to that tensor, or to a clone() of this one"
+            f"{name} on the result of {base.copied_by}, which is a copy, not a view, for sparse "
+            f"tensors: its base would not change; write to the base, or to a clone() of this tensor"
         )
     is_itself = name == "copy_" and any(leaf is target for leaf in tree_leaves(rest))
     if target.storage.origin is not None and name not in WRITE_TO_COPIES and not is_itself:

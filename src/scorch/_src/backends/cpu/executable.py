@@ -50,8 +50,8 @@ def warn_not_compiled(error: CompilationError) -> None:
     if not _has_warned:
         _has_warned = True
         warn(
-            f"no C compiler of this machine can make a kernel, so it and others like it are run by torch, "
-            f"slowly: {error}"
+            f"no C compiler on this machine could compile a kernel; it and similar ones fall back "
+            f"to PyTorch operators, slowly: {error}"
         )
 
 

@@ -172,7 +172,7 @@ def _find_or_build(source: str, label: str, scalar: Callable[[], str] | None) ->
             return library
     if not failures:
         find_toolchain()  # raises where there is none
-        raise CompilationError("every C compiler of this machine ran out of time at an earlier kernel")
+        raise CompilationError("every C compiler on this machine timed out on an earlier kernel")
     raise failures[0]
 
 

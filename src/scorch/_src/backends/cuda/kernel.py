@@ -69,7 +69,7 @@ class CudaKernel:
                 self._code(torch.cuda.current_device())
             except CompilationError as error:
                 self._is_refused = True
-                warn(f"{error}\nIt is computed by torch's own operations instead, which takes longer.")
+                warn(f"{error}\nScorch falls back to PyTorch operators, which is slower.")
                 return False
         return True
 

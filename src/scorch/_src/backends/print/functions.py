@@ -38,7 +38,7 @@ typedef __SIZE_TYPE__ usize;"""
 def callee(op: str, type: Type) -> str:
     """The C name of unary ``op`` on ``type``; "" if it changes nothing."""
     template = IN_LOOPS[op].c.get("int" if type.kind == "uint" else type.kind)
-    assert template is not None, f"{op} has no meaning for {type}"
+    assert template is not None, f"{op} is not defined for {type}"
     return Template(template).substitute(n=op, t=C_NAMES[type.name], f="f" if type.bytes == 4 else "")
 
 

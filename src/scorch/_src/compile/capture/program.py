@@ -262,5 +262,5 @@ def find_function(name: str) -> Any:
     module, *path = name.split(".")
     value: Any = functools.reduce(getattr, path, torch) if module == "torch" else None
     if value is None or not (isinstance(value, _OPERATORS) or value in _overridable_functions()):
-        raise UnsupportedError(f"the graph calls {name!r}, which is no function on sparse tensors")
+        raise UnsupportedError(f"the graph calls {name!r}, which is not a function on sparse tensors")
     return value

@@ -50,7 +50,7 @@ def load(
         folder = old_folder(folder)  # whoever replaced it has ended in between
     agree(group, "load", (str(folder), folder.exists()), _describe_folder)
     if not folder.exists():
-        raise MissingFileError(f"there is no checkpoint {folder}")
+        raise MissingFileError(f"no such checkpoint: {folder}")
     return _Loading(folder, mesh, group, features, format).load(cuts, columns)
 
 

@@ -36,7 +36,7 @@ class Relation:
     def of(
         access: object, indices: Sequence[str], coordinates: Sequence[torch.Tensor], entries: torch.Tensor
     ) -> Relation:
-        """Return the numbered entries of one access; where an index stands twice, those on the diagonal."""
+        """Return the numbered entries of one access; where an index appears twice, those on the diagonal."""
         columns: dict[str, torch.Tensor] = {}
         on_diagonal: torch.Tensor | None = None
         for index, column in zip(indices, coordinates, strict=True):

@@ -33,8 +33,8 @@ def warn_of_missing(backend: Backend) -> None:
         return
     _warned.add(backend.name)
     warn(
-        f"{reason}\nUntil then Scorch computes with torch's own operations, which gives the same results and "
-        f"takes many times as long."
+        f"{reason}\nUntil then, Scorch falls back to PyTorch operators, with the same results but "
+        f"much slower."
     )
 
 

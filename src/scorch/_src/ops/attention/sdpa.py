@@ -59,7 +59,7 @@ def scaled_dot_product_attention(
     assert isinstance(attn_mask, SparseTensor)
     query, key, value = (_to_dense(tensor) for tensor in (query, key, value))
     if not 0 <= dropout_p <= 1:
-        raise ArgumentError(f"dropout_p is a probability between 0 and 1, not {dropout_p}")
+        raise ArgumentError(f"dropout_p must be a probability between 0 and 1, not {dropout_p}")
     if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
         raise DtypeError(
             "query, key and value must have one floating-point dtype, not "
@@ -127,7 +127,7 @@ def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
     except RuntimeError:
         raise ShapeError(
             f"the batches of query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} "
-            f"and attn_mask {tuple(mask.shape)} do not fit together"
+            f"and attn_mask {tuple(mask.shape)} cannot be broadcast together"
         ) from None
     return tuple(batch)
 

@@ -100,7 +100,7 @@ def _edges_of(adj: Tensor, shape: tuple[int, int], loops: bool) -> tuple[tuple[G
     storage = adj.storage
     if storage.pattern.format.is_padded:
         raise UnsupportedError(
-            "a graph whose edges have features has no blocks or bands, which are filled up with zeros: "
+            "a graph with edge features cannot be stored in blocks or bands, which are padded with zeros: "
             "use .to_format('csr')"
         )
     plain = SparseTensor(Storage(storage.pattern, storage.pattern.present))

@@ -229,7 +229,7 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
         return cached_with(adj, None, lambda: from_torch(adj))
     if adj.dtype not in (torch.int64, torch.int32):
         raise DtypeError(
-            f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is no graph: edge_index has whole numbers, "
+            f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is not a graph: an edge_index holds integers, "
             "and a matrix must be sparse (scorch.from_torch)"
         )
     if adj.dim() != 2 or adj.shape[0] != 2:
@@ -274,7 +274,7 @@ def _graph_of_tracked(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph,
     """Return the graph of a matrix whose values are differentiable."""
     if adj.format.is_padded:
         raise UnsupportedError(
-            "a graph whose weights are learned has no blocks or bands, which are filled up with zeros: "
+            "a graph with learned weights cannot be stored in blocks or bands, which are padded with zeros: "
             "use .to_format('csr')"
         )
     rows = adj.to_format(CSR)

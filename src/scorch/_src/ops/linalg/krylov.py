@@ -73,7 +73,7 @@ def _conjugate_steps(
         image = times(direction)
         curvature = _dot(direction, image)
         if not bool(curvature.isfinite().all()):
-            raise LinAlgError("cg: the matrix or the right-hand side has numbers that are not finite")
+            raise LinAlgError("cg: the matrix or the right-hand side has non-finite values")
         if bool((curvature < 0).any()):
             raise LinAlgError(
                 "cg: the matrix is not positive definite; use scorch.linalg.gmres or torch.linalg.solve"

@@ -38,7 +38,7 @@ def as_matrix(name: str, A: Any) -> torch.Tensor:
     """Return ``A`` as a floating-point or complex matrix; torch's sparse layouts become ours."""
     if not isinstance(A, torch.Tensor):
         raise OperandError(
-            f"{name} takes a matrix, not a {type(A).__name__}; make one with scorch.from_scipy"
+            f"{name} takes a matrix, not a {type(A).__name__}; create one with scorch.from_scipy"
         )
     if A.dim() != 2:
         raise ShapeError(f"{name} takes a matrix, but this tensor has shape {tuple(A.shape)}")

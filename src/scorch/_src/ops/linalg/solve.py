@@ -158,7 +158,7 @@ def factorize(matrix: SparseTensor) -> Any:
     if linalg is None:
         return None
     if not bool(matrix.storage.values.isfinite().all()):  # SuperLU takes it for singular
-        raise LinAlgError("the matrix has numbers that are not finite, so the equation has no solution")
+        raise LinAlgError("the matrix has non-finite values, so the equation has no solution")
     scipy_matrix = as_scipy(matrix).tocsc()
     is_symmetric = is_hermitian(matrix)
     order = "MMD_AT_PLUS_A" if is_symmetric else "COLAMD"
@@ -167,7 +167,7 @@ def factorize(matrix: SparseTensor) -> Any:
     except RuntimeError:
         raise LinAlgError(
             f"the matrix of shape {tuple(matrix.shape)} is singular, so the equation has no solution "
-            "or many; torch.linalg.lstsq gives the closest"
+            "or many; torch.linalg.lstsq returns the least-squares solution"
         ) from None
 
 

@@ -43,11 +43,9 @@ def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, t
 @implements(aten.index_select)
 def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     if index.dtype not in (torch.int32, torch.int64):
-        raise CallError(f"index_select takes places of int32 or int64, not of {index.dtype}")
+        raise CallError(f"index_select expects an index of int32 or int64, not {index.dtype}")
     if index.dim() > 1:
-        raise IndexRangeError(
-            f"index_select takes a list of places, not a tensor of {index.dim()} dimensions"
-        )
+        raise IndexRangeError(f"index_select expects a 1-D index, not a tensor of {index.dim()} dimensions")
     shape = infer_shape(aten.index_select.default, self, dim, index.to("meta"))
     if not self.numel():
         return run_on_empty(aten.index_select.default, self, dim, index)
@@ -91,7 +89,7 @@ def check_indices(index: torch.Tensor, size: int, dim: int, from_end: bool = Fal
 
 def check_int64(name: str, index: torch.Tensor) -> None:
     if index.dtype != torch.int64:
-        raise CallError(f"{name} takes places of int64, not of {index.dtype}")
+        raise CallError(f"{name} expects an index of int64, not {index.dtype}")
 
 
 def run_on_empty(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +141,7 @@ class IndexedPositions:
             broadcast = torch.broadcast_tensors(*tensors)
         except RuntimeError:
             shapes = ", ".join(str(tuple(value.shape)) for value in tensors)
-            raise IndexRangeError(f"indices of shapes {shapes} do not fit together") from None
+            raise IndexRangeError(f"indices of shapes {shapes} cannot be broadcast together") from None
         self.shape = tuple(broadcast[0].shape)
         checked = [
             check_indices(index, full_shape[dim], dim, from_end=True).reshape(-1)
@@ -227,7 +225,7 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
     if not isinstance(self, SparseTensor):
         return torch.masked_select(self, mask.to_dense())
     if mask.dtype != torch.bool:
-        raise CallError(f"masked_select takes a mask of bools, not of {mask.dtype}")
+        raise CallError(f"masked_select expects a boolean mask, not {mask.dtype}")
     shape = broadcast_shape(tuple(self.shape), tuple(mask.shape))
     if not self.dim():
         return torch.masked_select(self.to_dense(), mask)

@@ -44,7 +44,9 @@ def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
     shape = tuple(tensor.shape)
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ShapeError(f"{name}={size!r} in rearrange of {pattern!r}; sizes are whole numbers from 0")
+            raise ShapeError(
+                f"{name}={size!r} in rearrange of {pattern!r}; sizes must be non-negative integers"
+            )
     left, right = _expand_ellipsis(*_parse(pattern), shape, pattern)
     lengths = _axis_lengths(left, shape, sizes, pattern)
     old_axes = [axis for group in left for axis in group]
@@ -78,7 +80,7 @@ def _as_tensor(x: Any) -> torch.Tensor:
 def _parse(pattern: Any) -> tuple[Side, Side]:
     """Parse the groups of axes on both sides of the arrow."""
     if not isinstance(pattern, str):
-        raise NotationError(f"the pattern is a text such as 'b (h w) -> b h w', not {pattern!r}")
+        raise NotationError(f"the pattern must be a string such as 'b (h w) -> b h w', not {pattern!r}")
     sides = pattern.split("->")
     if len(sides) != 2:
         raise NotationError(f"pattern {pattern!r} must have one arrow: 'b (h w) -> b h w'")
@@ -88,7 +90,7 @@ def _parse(pattern: Any) -> tuple[Side, Side]:
         axes = [axis for group in side for axis in ([group] if group == ELLIPSIS else group)]
         twice = [axis for axis in axes if axes.count(axis) > 1 and not axis.isdigit()]
         if twice:
-            raise NotationError(f"axis {twice[0]!r} stands twice on the {name} of pattern {pattern!r}")
+            raise NotationError(f"axis {twice[0]!r} appears twice on the {name} of pattern {pattern!r}")
     if any(group != ELLIPSIS and ELLIPSIS in group for group in left):
         raise NotationError(f"pattern {pattern!r}: '...' cannot be split on the left; name its axes")
     return left, right

@@ -123,7 +123,7 @@ def slice_scatter(
         return aten.slice_scatter(self, src.to_dense(), dim, start, end, step)
     size = _size_of(self, dim)
     if step < 1:
-        raise CallError(f"slice_scatter takes a step from 1, not {step}")
+        raise CallError(f"slice_scatter expects a positive step, not {step}")
     dim %= self.dim()
     positions = range(*slice(start, end, step).indices(size))
     _check_source(src, _with_size(self, dim, len(positions)), "the slice")
@@ -133,7 +133,7 @@ def slice_scatter(
 def _size_of(self: SparseTensor, dim: int) -> int:
     rank = self.dim()
     if not -rank <= dim < rank:
-        raise IndexRangeError(f"dimension {dim} is not there: this tensor has {-rank} to {rank - 1}")
+        raise IndexRangeError(f"dimension {dim} is out of range: this tensor has {-rank} to {rank - 1}")
     return self.shape[dim]
 
 
@@ -190,7 +190,7 @@ def check_slices(
     The index is a vector of one of the dtypes ``kinds``.
     """
     if index.dim() > 1:
-        raise IndexRangeError(f"places are a list, not a tensor of shape {tuple(index.shape)}")
+        raise IndexRangeError(f"index must be 1-D, not a tensor of shape {tuple(index.shape)}")
     if index.dtype not in kinds:
         raise CallError(f"places are {index.dtype}, not {' or '.join(map(str, kinds))}")
     if source.dtype != self.dtype:
@@ -229,7 +229,7 @@ def index_fill(self: SparseTensor, dim: int, index: Tensor, value: Any) -> Any:
         return run_on_empty(func, self, dim, index, value)
     check_int64("index_fill", index)
     if index.dim() > 1:
-        raise CallError(f"index_fill takes a list of places, not a tensor of shape {tuple(index.shape)}")
+        raise CallError(f"index_fill expects a 1-D index, not a tensor of shape {tuple(index.shape)}")
     dim %= self.dim()
     shape = tuple(self.shape)
     number = value.item() if isinstance(value, Tensor) else value

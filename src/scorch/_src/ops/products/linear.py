@@ -180,7 +180,7 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     if values.numel() and values.dtype == torch.int64:
         least, most = (int(value) for value in torch.aminmax(values))
         if least < 0:
-            raise CallError(f"one_hot: classes are counted from 0, but there is {least}")
+            raise CallError(f"one_hot: class values must be non-negative, but got {least}")
         if -1 != num_classes <= most:
             raise CallError(f"one_hot: class {most} is not one of {num_classes} classes")
     return run_torch(F.one_hot, tensor, num_classes)

@@ -68,7 +68,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 def freed_in_words(tensor: torch.Tensor) -> str:
     """Describe the mistake of a tensor whose memory was freed."""
     shape = tuple(tensor.shape)
-    return f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; make it anew"
+    return f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; create it again"
 
 
 def refuse_freed(*values: Any) -> None:
@@ -128,7 +128,7 @@ def as_indices(name: str, data: Any, device: torch.device | None = None) -> torc
     if is_unsigned or indices.numel() == 0:  # the dtype of an empty list means nothing
         return indices.to(torch.int64)
     dtype = str(indices.dtype).removeprefix("torch.")
-    raise DtypeError(f"{name} has dtype {dtype}; coordinates are whole numbers: use int64 or int32")
+    raise DtypeError(f"{name} has dtype {dtype}; coordinates must be int64 or int32")
 
 
 def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -241,7 +241,7 @@ def _randint_arguments(positional: tuple[Any, ...], options: dict[str, Any]) -> 
         low, high = operator.index(arguments["low"]), operator.index(arguments["high"])
     except TypeError:
         raise OperandError(
-            f"randint draws whole numbers, but its bounds are {arguments['low']!r} and {arguments['high']!r}"
+            f"randint draws integers, but its bounds are {arguments['low']!r} and {arguments['high']!r}"
         ) from None
     if low >= high:
         raise ArgumentError(
@@ -272,8 +272,8 @@ def drawn(
     places = math.prod(shape)
     if places > MAX_SIZE:
         raise ShapeError(
-            f"a tensor of shape {shape} has more places than torch can number: "
-            "the product of its sizes must stay below 2**63"
+            f"a tensor of shape {shape} has too many elements: the product of its sizes must be "
+            f"less than 2**63"
         )
     count = round(_checked_density(density) * places)
     keys = _draw_places(count, places, generator, device)
@@ -287,9 +287,9 @@ def _checked_density(density: Any) -> float:
     try:
         share = float(density)
     except (TypeError, ValueError):
-        raise OperandError(f"density is a number from 0 to 1, not {density!r}") from None
+        raise OperandError(f"density must be a number from 0 to 1, not {density!r}") from None
     if not 0 <= share <= 1:
-        raise ArgumentError(f"density is the share of places that is stored, from 0 to 1, not {density!r}")
+        raise ArgumentError(f"density must be between 0 and 1, not {density!r}")
     return share
 
 

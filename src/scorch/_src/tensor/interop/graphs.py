@@ -101,7 +101,7 @@ def from_networkx(
         raise OperandError("nodes names a node twice")
     unknown = [node for node in listed if node not in graph]
     if unknown:
-        raise OperandError(f"nodes names {unknown[0]!r}, which is no node of the graph")
+        raise OperandError(f"nodes names {unknown[0]!r}, which is not a node of the graph")
     edges = [
         (number[source], number[target], 1 if weight is None else data.get(weight, 1))
         for source, target, data in graph.edges(data=True)

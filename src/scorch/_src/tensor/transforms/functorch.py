@@ -145,7 +145,7 @@ class _ArrayFunction(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], function: Function, *arrays: torch.Tensor) -> Any:
         if info.batch_size == 0:
-            raise UnsupportedError("vmap over a batch of no elements; it is not known what it would give")
+            raise UnsupportedError("vmap over an empty batch has no defined result")
         rows = [
             _ArrayFunction.apply(
                 function,

@@ -94,7 +94,7 @@ static int gather(object *const *given, long count, long long *slots, long *used
         if (!seen.data && has_elements(&seen)) { /* its memory was taken away */
             if (facts) return 1;
             PyErr_SetString(PyExc_RuntimeError,
-                            "an operand has no memory: its storage was resized or freed; make it anew");
+                            "an operand has no memory: its storage was resized or freed; create it again");
             return -1;
         }
         if (facts) { /* a fact of length 0: not to be checked */

@@ -38,5 +38,5 @@ def _address(dtype: torch.dtype) -> int:
     if dtype not in (torch.float32, torch.float64):
         return 0
     return jit.function_address(
-        SOURCE, "the search for numbers that are not finite", f"scorch_finite_f{8 * dtype.itemsize}"
+        SOURCE, "the search for non-finite values", f"scorch_finite_f{8 * dtype.itemsize}"
     )
