@@ -21,7 +21,14 @@ author = "The Scorch developers"
 copyright = "The Scorch developers"
 release = version = "0.1"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_design", "sphinx_gallery.gen_gallery"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",  # Args, Returns, Raises
+    "sphinx.ext.viewcode",  # [source] beside every signature
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
 exclude_patterns = ["**/sg_execution_times.rst", "sg_execution_times.rst"]
 
 # -- Pages ----------------------------------------------------------------------------------------------

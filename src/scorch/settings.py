@@ -120,7 +120,20 @@ def enabled(optimization: str) -> bool:
 
 
 class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(threads=1):``
-    """Change settings inside a ``with`` block, or for good with ``settings(...).apply()``."""
+    """Change settings inside a ``with`` block, or for the whole process with ``settings(...).apply()``.
+
+    Args:
+        changes: settings by name; see ``Settings`` for all of them.
+
+    Raises:
+        ArgumentError: a setting is unknown or its value is not allowed.
+
+    Example:
+
+        >>> import scorch
+        >>> with scorch.settings(threads=1):
+        ...     pass
+    """
 
     def __init__(self, **changes: Any) -> None:
         if "without" in changes:

@@ -62,8 +62,8 @@ def plan_statistics() -> dict[str, CacheStatistics]:
     """Count the calls, plans and kernels that this process keeps, by cache.
 
     >>> import scorch
-    >>> sorted(scorch.plan_statistics())[:2]
-    ['calls', 'contractions']
+    >>> "calls" in scorch.plan_statistics()
+    True
     """
     return {name: CacheStatistics(len(cache), cache.most) for name, cache in _PLANS.items()}
 

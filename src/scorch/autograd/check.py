@@ -21,9 +21,10 @@ __all__ = ["gradcheck", "gradgradcheck"]
 
 
 def gradcheck(func: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> bool:
-    """As ``torch.autograd.gradcheck``; of sparse inputs and results the stored values are checked.
+    """Check gradients by finite differences, like ``torch.autograd.gradcheck``, for sparse inputs and results
+    too.
 
-    The gradient of a sparse tensor is that of its values: what is not stored is no variable.
+    Only stored values are perturbed and compared: entries outside the sparsity pattern get no gradient.
     """
     function, given = _on_values(func, inputs)
     return torch.autograd.gradcheck(function, given, *args, **kwargs)
@@ -32,7 +33,10 @@ def gradcheck(func: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) 
 def gradgradcheck(
     func: Callable[..., Any], inputs: Any, grad_outputs: Any = None, *args: Any, **kwargs: Any
 ) -> bool:
-    """As ``torch.autograd.gradgradcheck``; of sparse inputs and results the stored values are checked."""
+    """Check second-order gradients by finite differences, like ``torch.autograd.gradgradcheck``.
+
+    Of sparse inputs and results, the stored values are checked.
+    """
     function, given = _on_values(func, inputs)
     return torch.autograd.gradgradcheck(function, given, grad_outputs, *args, **kwargs)
 

@@ -69,20 +69,28 @@ class FusionExplanation:
 
 
 def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Compile ``model``, a function or module, fusing its calls on sparse tensors into few kernels.
+    """Compile a function or module and fuse its calls on sparse tensors into few kernels.
 
-    Takes what ``torch.compile`` takes. A function that meets no sparse tensor is compiled by
-    ``torch.compile`` with the same options, and so are submodules of a module that meet none; dense calls
-    between sparse ones run as they are. ``scorch.explain(compiled, *args)`` shows what was fused, how
-    gradients are computed, and what was left to torch.
+    Functions and submodules that meet no sparse tensor are compiled by ``torch.compile`` with the same
+    options; dense calls between sparse ones run as they are. ``scorch.explain(compiled, *args)`` shows what
+    was fused, how gradients are computed and what was left to PyTorch.
 
-    >>> import torch, scorch
-    >>> A = scorch.from_torch(torch.eye(3), format="csr")
-    >>> layer = scorch.compile(lambda A, X, b: torch.relu(A @ X + b))
-    >>> layer(A, torch.ones(3, 2), torch.tensor([1.0, -2.0]))
-    tensor([[2., 0.],
-            [2., 0.],
-            [2., 0.]])
+    Args:
+        model: the function or module; without it, a decorator is returned.
+        options: the arguments of ``torch.compile``.
+
+    Returns:
+        A callable with the signature of ``model``, or a module for a module.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.eye(3), format="csr")
+        >>> layer = scorch.compile(lambda A, X, b: torch.relu(A @ X + b))
+        >>> layer(A, torch.ones(3, 2), torch.tensor([1.0, -2.0]))
+        tensor([[2., 0.],
+                [2., 0.],
+                [2., 0.]])
     """
     if model is None:
         return functools.partial(compile, **options)

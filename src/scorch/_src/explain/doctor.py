@@ -230,7 +230,7 @@ def _explain_no_gain(layer: LayerDiagnosis) -> str:
 _ADVICE_BY_LAYER = {
     torch.nn.Embedding: "looking up dense rows is hard to beat; sparse rows save memory only",
     torch.nn.MultiheadAttention: "where tokens see few others, scorch.nn.MultiheadAttention takes the pairs "
-    "that attend (pairs=, scorch._src.nn.masks)",
+    "that attend (pairs=, scorch.nn.masks)",
     ConvNd: "scorch.sparsify(model, example=...) times it as a sparse convolution",
     SparseLinear: "sparse already; scorch.report compares it with the dense one",
     torch.nn.RNNBase: "scorch.sparsify(model, example=...) times it as a sparse recurrent layer",

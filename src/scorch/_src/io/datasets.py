@@ -52,16 +52,25 @@ class Batch(Sequence[Any]):
 
 
 class SparseDataset(Dataset[Any]):
-    """Rows of sparse matrices, with labels and the like: a ``TensorDataset`` whose batches are one gather.
+    """A dataset of the rows of sparse matrices, with labels and other tensors.
 
-    Matrices of any format are converted to csr, so that rows are found without a search; batches are csr too.
-    ``MemmapSparseDataset``, which leave a matrix on disk, are used as they are.
+    Like ``torch.utils.data.TensorDataset``, but a ``DataLoader`` fetches each batch with a single gather.
+    Matrices are converted to CSR, and batches are CSR. A ``MemmapSparseDataset``, whose matrix stays on
+    disk, is used as it is.
 
-    >>> import scorch, torch
-    >>> from scorch.utils.data import DataLoader, SparseDataset
-    >>> loader = DataLoader(SparseDataset(scorch.eye(6, format="csr"), torch.arange(6)), batch_size=4)
-    >>> [(rows.shape[0], rows.nnz, labels.tolist()) for rows, labels in loader]
-    [(4, 4, [0, 1, 2, 3]), (2, 2, [4, 5])]
+    Args:
+        tensors: tensors, SciPy sparse arrays or datasets with the same number of rows.
+
+    Raises:
+        ShapeError: the numbers of rows differ.
+
+    Example:
+
+        >>> import scorch, torch
+        >>> from scorch.utils.data import DataLoader, SparseDataset
+        >>> loader = DataLoader(SparseDataset(scorch.eye(6, format="csr"), torch.arange(6)), batch_size=4)
+        >>> [(rows.shape[0], rows.nnz, labels.tolist()) for rows, labels in loader]
+        [(4, 4, [0, 1, 2, 3]), (2, 2, [4, 5])]
     """
 
     def __init__(self, *tensors: Any) -> None:

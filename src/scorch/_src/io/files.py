@@ -45,17 +45,32 @@ class FileKind:
 
 
 def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any) -> Any:
-    """Load the tensor (or dictionary of tensors) in a file, stored in ``format``.
+    """Load a tensor, or a dictionary of tensors, from a file.
 
-    Without ``format`` it is what it was when saved; files that do not say so give ``coo``. Other options,
-    and files that are open, are for ``torch.load``.
+    Nothing in ``.npz``, ``.mtx``, ``.tns`` and ``.safetensors`` files is executed, and all indices are
+    validated.
 
-    >>> import scorch, tempfile
-    >>> S = scorch.sparse_coo_tensor([[0], [1]], [2.0], (2, 2), format="csr")
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     scorch.save(f"{folder}/S.mtx", S)
-    ...     scorch.load(f"{folder}/S.mtx")
-    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
+    Args:
+        path: the file; see ``save`` for the suffixes. Open file objects are passed to ``torch.load``.
+        format: the storage format; without it, that of the saved tensor, and ``coo`` for files that name
+            none.
+        options: passed to ``torch.load`` for ``.pt`` files.
+
+    Returns:
+        The tensor, or a dictionary of tensors.
+
+    Raises:
+        MissingFileError: there is no such file.
+        FileError: the file is damaged or not in the format its suffix promises.
+
+    Example:
+
+        >>> import scorch, tempfile
+        >>> S = scorch.sparse_coo_tensor([[0], [1]], [2.0], (2, 2), format="csr")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     scorch.save(f"{folder}/S.mtx", S)
+        ...     print(scorch.load(f"{folder}/S.mtx").format)
+        csr
     """
     source = f if path is None else path
     if not isinstance(source, (str, os.PathLike)):
@@ -77,10 +92,18 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
 def save(
     path: Any = None, tensor: Any = None, *more: Any, obj: Any = None, f: Any = None, **options: Any
 ) -> None:
-    """Write ``tensor`` to the file ``path``, as its suffix says.
+    """Save a tensor, or a dictionary of tensors, to a file whose suffix selects the file format.
 
-    torch's own order, ``save(tensor, path)``, is understood too, and open files are for ``torch.save``. A
-    file that is there is replaced when the new one is complete.
+    An existing file is replaced only once the new one is complete. The argument order of ``torch.save``,
+    ``save(tensor, path)``, works as well, and open file objects are passed to ``torch.save``.
+
+    Args:
+        path: the file: ``.npz``, ``.mtx``, ``.tns`` (both also with ``.gz``), ``.safetensors``, ``.pt``.
+        tensor: the tensor; ``.safetensors`` and ``.pt`` take dictionaries of tensors too.
+        options: passed to ``torch.save`` for ``.pt`` files.
+
+    Raises:
+        FileError: the suffix is unknown, or the file format cannot hold this tensor.
     """
     target, content = (f, obj) if path is None and tensor is None else (path, tensor)
     if not _is_path(target) or _is_path(content):

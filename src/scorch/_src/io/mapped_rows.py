@@ -39,11 +39,17 @@ from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedE
 
 
 class MemmapSparseDataset(Dataset[Any]):
-    """The rows of a csr matrix in a ``.safetensors`` file, read on demand.
+    """A dataset of the rows of a CSR matrix in a ``.safetensors`` file, memory-mapped and read on demand.
 
-    ``rows[5]`` is one row, ``rows[[5, 2, 9]]`` a csr matrix of three. It is a dataset of its rows, for data
-    loaders with any number of workers, each of which opens the file itself. ``name`` is that of the matrix in
-    a file with several.
+    The matrix may be larger than memory. ``dataset[5]`` is one row, ``dataset[[5, 2, 9]]`` a CSR matrix of
+    three. It works with any number of ``DataLoader`` workers; each opens the file itself.
+
+    Args:
+        path: the file, as ``scorch.save`` and ``RowWriter`` write it.
+        name: the name of the matrix, in a file with several.
+
+    Raises:
+        FileError: the file is damaged, or holds no CSR matrix.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:

@@ -37,19 +37,25 @@ COPY_BYTES = 1 << 20
 
 
 class RowWriter:
-    """Write rows to a ``.safetensors`` file, which ``MemmapSparseDataset`` and ``scorch.load`` read.
+    """Write rows, batch by batch, to a ``.safetensors`` file for ``MemmapSparseDataset`` and ``scorch.load``.
 
-    The file appears when the writer is closed; a ``with`` that is left by an error leaves none. ``columns``
-    and ``dtype`` are those of the first rows, if they are not given.
+    The file appears when the writer is closed; if the ``with`` block raises, no file is left behind.
 
-    >>> import scorch, tempfile
-    >>> from scorch.utils.data import MemmapSparseDataset, RowWriter
-    >>> folder = tempfile.mkdtemp()
-    >>> with RowWriter(f"{folder}/x.safetensors") as writer:
-    ...     for _ in range(3):
-    ...         writer.append(scorch.eye(4, format="csr"))
-    >>> MemmapSparseDataset(f"{folder}/x.safetensors")[[0, 5, 11]].to_dense().argmax(1)
-    tensor([0, 1, 3])
+    Args:
+        path: the file.
+        columns: the number of columns; that of the first rows without it.
+        dtype: the dtype of the values; that of the first rows without it.
+
+    Example:
+
+        >>> import scorch, tempfile
+        >>> from scorch.utils.data import MemmapSparseDataset, RowWriter
+        >>> folder = tempfile.mkdtemp()
+        >>> with RowWriter(f"{folder}/x.safetensors") as writer:
+        ...     for _ in range(3):
+        ...         writer.append(scorch.eye(4, format="csr"))
+        >>> MemmapSparseDataset(f"{folder}/x.safetensors")[[0, 5, 11]].to_dense().argmax(1)
+        tensor([0, 1, 3])
     """
 
     def __init__(

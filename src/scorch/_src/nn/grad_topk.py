@@ -45,22 +45,30 @@ class _Use:
 
 @dataclass
 class grad_topk:  # noqa: N801 - it is used like a function
-    """The ``k`` entries of the gradient of ``tensor`` outside of its pattern that are largest in magnitude.
+    """Find the ``k`` largest gradients of a sparse tensor outside its sparsity pattern.
 
-    The backward passes inside the ``with`` block are summed, all uses of the tensor in einsum, evaluate,
-    matmul and linear; other uses are refused. Then ``indices`` has a column for each entry and ``values`` its
-    gradient, the largest first, and those further ahead in the tensor first where they are equal. Fewer than
-    ``k`` are found where the tensor has fewer places that are not stored. Until the block ends, what the
-    gradient is computed from is kept; it takes the memory of that, of a tile of rows and of ``k`` entries.
-    The weight of a layer is meant by ``layer.weight``, although that is another object each time.
+    Inside the ``with`` block, the gradients of all backward passes through ``einsum``, ``evaluate``,
+    ``matmul`` and ``linear`` are summed; other uses of the tensor raise. Afterwards ``indices`` has one
+    column for each entry found and ``values`` its gradient, in order of decreasing magnitude (ties: in the
+    order of the tensor). Memory is that of the saved operands, one tile of rows and ``k`` entries. RigL
+    grows weights with it.
 
-    >>> import torch, scorch
-    >>> W = scorch.from_torch(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), format="csr").requires_grad_()
-    >>> with scorch.grad_topk(W, k=1) as grown:
-    ...     torch.nn.functional.linear(torch.tensor([1.0, 2.0]), W).sum().backward()
-    >>> grown.indices, grown.values
-    (tensor([[0],
-            [1]]), tensor([2.]))
+    Args:
+        tensor: a sparse tensor that requires a gradient, such as ``layer.weight``.
+        k: the number of entries; fewer are found if the tensor has fewer implicit zeros.
+
+    Raises:
+        CallError: no backward pass reached the tensor before the block ended.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> W = scorch.from_torch(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), format="csr").requires_grad_()
+        >>> with scorch.grad_topk(W, k=1) as grown:
+        ...     torch.nn.functional.linear(torch.tensor([1.0, 2.0]), W).sum().backward()
+        >>> grown.indices, grown.values
+        (tensor([[0],
+                [1]]), tensor([2.]))
     """
 
     tensor: SparseTensor

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
-from scorch._src.nn.masks import csr_from_rows, row_pointers
+from scorch.nn.masks import csr_from_rows, row_pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import find_pairs
 from scorch._src.ops.attention.sdpa import attend, make_heads
@@ -21,7 +21,7 @@ Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class MultiheadAttention(torch.nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention``, with the same arguments and parameters, and ``pairs`` of tokens.
 
-    ``pairs`` is a sparse tensor of bools, the pairs that attend: such as ``scorch._src.nn.masks`` makes and
+    ``pairs`` is a sparse tensor of bools, the pairs that attend: such as ``scorch.nn.masks`` makes and
     ``F.scaled_dot_product_attention`` takes as its mask. It has shape (L, S), (N * num_heads, L, S), or four
     dimensions that broadcast to (N, num_heads, L, S). With it, weights are returned only if
     ``need_weights=True`` is said, as a sparse tensor, without dropout and without a gradient; and a query
@@ -31,8 +31,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
        they are sparse: **True is masked out**, and numbers are added to the scores. A sparse ``attn_mask``
        is made dense. Only ``pairs`` saves time and memory.
 
-    >>> near = scorch._src.nn.masks.window(64, 4)
-    >>> layer = MultiheadAttention(32, 4, batch_first=True)
+    >>> import torch, scorch
+    >>> near = scorch.nn.masks.window(64, 4)
+    >>> layer = scorch.nn.MultiheadAttention(32, 4, batch_first=True)
     >>> x = torch.randn(2, 64, 32)
     >>> layer(x, x, x, pairs=near)[0].shape
     torch.Size([2, 64, 32])
@@ -141,7 +142,7 @@ def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
         warn(
             "attn_mask is a sparse tensor of bools: its True elements are masked out, as torch documents for "
             "MultiheadAttention, and all other pairs attend, on a dense copy. To list the pairs that attend "
-            "(scorch._src.nn.masks), pass pairs=mask; to mask them out without this warning, pass "
+            "(scorch.nn.masks), pass pairs=mask; to mask them out without this warning, pass "
             "attn_mask=mask.to_dense()"
         )
     check_budget(
@@ -156,7 +157,7 @@ def _check_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseT
     if not isinstance(pairs, SparseTensor):
         raise OperandError(
             f"pairs is a sparse tensor of bools, not a {type(pairs).__name__}; use scorch.from_torch(mask, "
-            "format='csr') or scorch._src.nn.masks"
+            "format='csr') or scorch.nn.masks"
         )
     if pairs.dtype != torch.bool:
         raise DtypeError(f"pairs holds bools, not {pairs.dtype}; numbers to add to scores go as attn_mask")

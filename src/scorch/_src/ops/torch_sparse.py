@@ -317,11 +317,20 @@ def spdiags(
     layout: torch.layout | None = None,
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """Build a matrix with the rows of ``diagonals`` on its diagonals ``offsets``, as torch's.
+    """Build a sparse matrix from its diagonals, like ``torch.sparse.spdiags``.
 
-    >>> import torch, scorch
-    >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
+    Args:
+        diagonals: one diagonal per row.
+        offsets: the number of each diagonal; 0 is the main one.
+        shape: the shape of the matrix.
+        layout: one of PyTorch's sparse layouts, instead of ``format``.
+        format: the storage format; ``coo`` without it.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr").nnz
+        5
     """
     dense = as_dense(diagonals)
     offsets = torch.as_tensor(offsets, device=HOST)

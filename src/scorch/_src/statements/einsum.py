@@ -32,15 +32,34 @@ from scorch._src.torch_internals import is_any_autocast_enabled
 def einsum(
     *args: Any, format: str | Format | None = None, sparse_grad: bool = False
 ) -> SparseTensor | torch.Tensor:
-    """Multiply ``operands`` and sum as ``equation`` says; ``format`` is the result's.
+    """Contract sparse and dense operands by an einsum equation.
 
-    Gradients of sparse operands live on their patterns. Those of dense operands are dense; with
-    ``sparse_grad`` they store only the rows that sparse operands reach.
+    The equations are those of ``torch.einsum``, ellipses, repeated indices and lists of subscripts included.
+    The compiler chooses the result's format and the loop order and generates one kernel, which is cached.
 
-    >>> import torch, scorch
-    >>> A = scorch.from_torch(torch.eye(3), format="csr")
-    >>> scorch.einsum("ij,jk->ik", A, A)
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
+    Args:
+        args: the equation, such as ``"ij,jk->ik"``, and one operand per term: sparse tensors in any format,
+            dense tensors, or SciPy sparse arrays.
+        format: the format of the result; chosen by the compiler without it.
+        sparse_grad: whether gradients of dense operands store only the rows that sparse operands touch.
+
+    Returns:
+        A ``SparseTensor``, or a dense tensor where the result is dense.
+
+    Raises:
+        NotationError: the equation is malformed or does not match the number of operands.
+        ShapeError: an index has different sizes in different operands.
+        DensityError: a dense result would exceed the dense budget.
+
+    Gradients of sparse operands have the sparsity pattern of the operand; those of dense operands are dense.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.eye(3), format="csr")
+        >>> C = scorch.einsum("ij,jk->ik", A, A)
+        >>> C.format, C.nnz
+        (Format('csr'), 3)
     """
     count = len(args)
     if count > MAX_OPERANDS or (count == 2 and type(args[1]) in (list, tuple)):

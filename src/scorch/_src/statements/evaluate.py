@@ -30,16 +30,31 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 def evaluate(
     expression: str, /, *, format: str | Format | None = None, sparse_grad: bool = False, **tensors: Any
 ) -> SparseTensor | torch.Tensor:
-    """Evaluate an index expression such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
+    """Evaluate an expression in index notation, such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
 
-    Indices that do not stand on the left are summed; ``max(j, ...)``, ``min``, ``prod`` and ``any`` reduce
-    otherwise. ``+=`` adds to a tensor passed under the name on the left and returns the sum. There are
-    gradients for all tensors, as with ``einsum``.
+    Indices that do not occur on the left-hand side are summed over; ``max(j, ...)``, ``min``, ``prod`` and
+    ``any`` are other reductions. ``+=`` adds to the tensor passed under the name on the left and returns the
+    sum. The whole expression becomes one fused kernel where that is faster.
 
-    >>> import torch, scorch
-    >>> A = scorch.from_torch(torch.eye(3), format="csr")
-    >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
-    tensor([2., 2., 2.])
+    Args:
+        expression: the expression; its functions are listed in the guide.
+        format: the format of the result; chosen by the compiler without it.
+        sparse_grad: whether gradients of dense tensors store only the rows that sparse tensors touch.
+        tensors: the tensors by name, sparse or dense.
+
+    Returns:
+        A ``SparseTensor``, or a dense tensor where the result is dense.
+
+    Raises:
+        NotationError: the expression is malformed, or a tensor is missing or unused.
+        ShapeError: an index has different sizes in different tensors.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.eye(3), format="csr")
+        >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
+        tensor([2., 2., 2.])
     """
     operands = list(tensors.values())
     if isinstance(expression, str) and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):

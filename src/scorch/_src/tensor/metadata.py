@@ -218,7 +218,11 @@ def pin_memory(self: SparseTensor, device: torch.device | None = None) -> Sparse
 
 
 def to_dlpack(tensor: torch.Tensor) -> Any:
-    """Call ``torch.to_dlpack``; refuse a sparse tensor, for which that returns a capsule without memory."""
+    """Export a dense tensor as a DLPack capsule, like ``torch.to_dlpack``.
+
+    Raises:
+        UnsupportedError: the tensor is sparse; export its arrays, such as ``S.values()``.
+    """
     if isinstance(tensor, SparseTensor):
         raise OperandError(NO_DLPACK)
     return torch.to_dlpack(tensor)

@@ -49,15 +49,28 @@ def eigsh(
     tol: float = 0.0,
     maxiter: int = 300,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``k`` eigenvalues of a symmetric matrix, ascending, and their eigenvectors as columns.
+    """Compute ``k`` eigenvalues and eigenvectors of a symmetric matrix, like ``scipy.sparse.linalg.eigsh``.
 
-    ``which`` are the largest or smallest in magnitude (``LM``, ``SM``) or with their signs (``LA``, ``SA``).
-    With ``sigma`` those next to that number, which needs SciPy; it is the quick way to the smallest ones.
+    Args:
+        A: a symmetric matrix.
+        k: the number of eigenvalues.
+        which: the largest or smallest in magnitude (``"LM"``, ``"SM"``) or algebraically (``"LA"``,
+            ``"SA"``).
+        sigma: find those nearest to this number instead (shift-invert; needs SciPy), the fastest way to the
+            smallest ones.
+        v0: the initial vector.
+        tol: the relative tolerance; machine precision if 0.
+        maxiter: the maximum number of restarts.
 
-    >>> import torch, scorch
-    >>> A = scorch.from_torch(torch.diag(torch.arange(1.0, 9.0)), format="csr")
-    >>> scorch.linalg.eigsh(A, 2)[0]
-    tensor([7., 8.])
+    Returns:
+        The eigenvalues in ascending order, and the eigenvectors as columns.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.diag(torch.arange(1.0, 9.0)), format="csr")
+        >>> scorch.linalg.eigsh(A, 2)[0]
+        tensor([7., 8.])
     """
     matrix = as_square("eigsh", A)
     rows = matrix.shape[0]

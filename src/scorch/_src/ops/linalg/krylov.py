@@ -29,16 +29,31 @@ def cg(
     maxiter: int | None = None,
     M: Any = None,
 ) -> torch.Tensor:
-    """Solve ``A @ x = b`` by conjugate gradients; ``A`` is symmetric and positive definite.
+    """Solve ``A @ x = b`` by the conjugate gradient method; ``A`` is symmetric positive definite.
 
-    ``b`` has one column or several. ``A`` and ``M``, which is close to the inverse of ``A``, are matrices or
-    functions of tensors of the shape of ``b``. ``tol`` is relative to ``b``: 1e-10, in float32 1e-5. It
-    cannot be differentiated: for gradients use ``torch.linalg.solve``.
+    It is not differentiable: use ``torch.linalg.solve`` for gradients.
 
-    >>> import torch, scorch
-    >>> A = scorch.from_torch(torch.tensor([[4.0, 1.0], [1.0, 3.0]]), format="csr")
-    >>> scorch.linalg.cg(A, torch.tensor([1.0, 2.0]))
-    tensor([0.0909, 0.6364])
+    Args:
+        A: a matrix, or a function that multiplies by it.
+        b: the right-hand side, with one or several columns.
+        x0: the initial guess; zeros without it.
+        tol: the tolerance relative to the norm of ``b``; 1e-10, and 1e-5 in float32.
+        maxiter: the maximum number of iterations.
+        M: a preconditioner, an approximate inverse of ``A``: a matrix or a function.
+
+    Returns:
+        The solution, with the shape of ``b``.
+
+    Raises:
+        LinAlgError: the matrix is not positive definite, or has non-finite values.
+        ConvergenceError: the tolerance was not reached.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.tensor([[4.0, 1.0], [1.0, 3.0]]), format="csr")
+        >>> scorch.linalg.cg(A, torch.tensor([1.0, 2.0]))
+        tensor([0.0909, 0.6364])
     """
     columns, x, times, precondition, limit, max_steps = _check("cg", A, b, x0, tol, maxiter, M)
     target_norm = limit * columns.norm(dim=0)
@@ -98,9 +113,15 @@ def gmres(
     M: Any = None,
     restart: int = RESTART_VECTORS,
 ) -> torch.Tensor:
-    """Solve ``A @ x = b`` for any square ``A``, by minimal residuals over ``restart`` products.
+    """Solve ``A @ x = b`` for any square matrix by restarted GMRES.
 
-    The arguments are those of ``cg``; ``maxiter`` counts restarts.
+    Args:
+        A, b, x0, tol, M: as for ``cg``.
+        maxiter: the maximum number of restarts.
+        restart: the number of iterations between restarts.
+
+    Returns:
+        The solution, with the shape of ``b``.
     """
     columns, start, times, precondition, limit, max_restarts = _check("gmres", A, b, x0, tol, maxiter, M)
     solve = functools.partial(_gmres_column, times, precondition, limit, max_restarts, restart)

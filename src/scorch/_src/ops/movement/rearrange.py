@@ -31,14 +31,28 @@ Side = list[Group | str]  # groups, and '...' for unnamed axes
 
 
 def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
-    """Split, merge, permute and repeat the axes of ``x``; ``sizes`` has those that the shape does not tell.
+    """Split, merge, permute and repeat dimensions by a pattern, like ``einops.rearrange`` and ``repeat``.
 
-    >>> import torch, scorch
-    >>> S = scorch.from_torch(torch.eye(4), format="csr")
-    >>> scorch.rearrange(S, "b (h w) -> h b w", h=2).shape
-    torch.Size([2, 4, 2])
-    >>> scorch.rearrange(S, "bd->bnd", n=3)
-    SparseTensor(shape=(4, 3, 4), dtype=float32, format=csf, nnz=12, density=25.00%)
+    Args:
+        x: a sparse or dense tensor, or a list of tensors to stack along a new first dimension.
+        pattern: the axes before and after, such as ``"b (h w) -> b h w"``.
+        sizes: the lengths of axes that do not follow from the shape of ``x``.
+
+    Returns:
+        The rearranged tensor, sparse if ``x`` is.
+
+    Raises:
+        NotationError: the pattern is malformed.
+        ShapeError: the sizes do not match the shape of ``x``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.eye(4), format="csr")
+        >>> scorch.rearrange(S, "b (h w) -> h b w", h=2).shape
+        torch.Size([2, 4, 2])
+        >>> scorch.rearrange(S, "bd->bnd", n=3).nnz
+        12
     """
     tensor = _as_tensor(x)
     shape = tuple(tensor.shape)

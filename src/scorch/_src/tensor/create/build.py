@@ -51,11 +51,30 @@ def from_coordinates(
     format: str | Format | None = None,
     name: str = "indices",
 ) -> SparseTensor | torch.Tensor:
-    """Build a tensor from the coordinates of its entries, in any order; sum values of equal coordinates.
+    """Build a sparse tensor from the coordinates and values of its entries.
 
-    ``coordinates`` has one row for each of the first dimensions; the others are dense, and each value has
-    their shape. Without ``format`` it is ``coo``, with dense levels below where values have dimensions;
-    without ``shape`` it is as large as the coordinates need.
+    Args:
+        coordinates: one row per sparse dimension and one column per entry, in any order; the values of
+            repeated coordinates are summed.
+        values: one value per entry. Values with more dimensions make the last dimensions of the tensor
+            dense.
+        shape: the shape; without it, the smallest that holds all coordinates.
+        format: the storage format; ``coo`` without it.
+        name: what error messages call ``coordinates``.
+
+    Returns:
+        A ``SparseTensor``, or a dense tensor if ``format`` is dense.
+
+    Raises:
+        ShapeError: coordinates, values and shape do not match.
+        IndexRangeError: a coordinate is outside the shape.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.from_coordinates([[0, 1], [2, 0]], [3.0, 4.0], (2, 3), format="csr").to_dense()
+        tensor([[0., 0., 3.],
+                [4., 0., 0.]])
     """
     checked = as_differentiable_values("values", values)
     return from_checked_values(coordinates, checked, shape, format, name)

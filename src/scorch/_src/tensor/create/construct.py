@@ -42,14 +42,24 @@ COMPRESSED = {layout: kind for kind, layout in LAYOUTS.items()}
 
 
 def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """Convert a torch tensor, dense or in one of torch's sparse layouts, to a sparse tensor.
+    """Convert a PyTorch tensor, dense or in one of PyTorch's sparse layouts, to a sparse tensor.
 
-    Without ``format`` a sparse layout stays what it is and a dense tensor becomes ``coo``. Values are shared
-    where the layout stays; of a dense tensor the nonzeros are taken.
+    Args:
+        t: the tensor. The nonzeros of a dense tensor are stored; values of a sparse one are shared if the
+            layout stays the same.
+        format: the storage format; without it, a sparse layout is kept and a dense tensor becomes ``coo``.
 
-    >>> import torch, scorch
-    >>> scorch.from_torch(torch.eye(3), format="csr")
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
+    Returns:
+        A ``SparseTensor``, or a dense tensor if ``format`` is dense.
+
+    Raises:
+        FormatError: the format is unknown or has another number of dimensions.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.from_torch(torch.eye(3), format="csr").nnz
+        3
     """
     if is_dynamo_compiling() and not isinstance(t, SparseTensor):
         return torch.ops.scorch.from_torch(t, spelled(format))  # type: ignore[no-any-return]
@@ -98,11 +108,21 @@ def tensor(
     pin_memory: bool = False,
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.tensor``; with ``format`` the nonzeros are stored so.
+    """Create a tensor from nested lists, numbers or arrays, like ``torch.tensor``, in any storage format.
 
-    >>> import scorch
-    >>> scorch.tensor([[0.0, 2.0], [0.0, 0.0]], format="csr")
-    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
+    Args:
+        data: the values; with a sparse ``format``, the nonzeros are stored.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        dtype, device, requires_grad, pin_memory: as for ``torch.tensor``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.tensor`` returns without it.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.tensor([[0.0, 2.0], [0.0, 0.0]], format="csr").nnz
+        1
     """
     if is_scipy(data):
         data = from_scipy(data)
@@ -125,10 +145,27 @@ def tensor(
 def from_edge_index(
     edge_index: Any, edge_weight: Any = None, size: Any = None, format: str | Format = "coo"
 ) -> SparseTensor | torch.Tensor:
-    """Return the adjacency matrix of a graph: entry (source, target) for each column of ``edge_index``.
+    """Build the adjacency matrix of a graph from an edge list: entry (source, target) for each column.
 
-    Without ``edge_weight`` each edge weighs 1; repeated edges add up. ``size`` is the number of nodes, or a
-    pair for graphs between two kinds of nodes.
+    PyG's layers, and those of ``scorch.nn``, take the transposed matrix, with targets as rows: pass ``A.T``,
+    or the ``edge_index`` itself.
+
+    Args:
+        edge_index: integers of shape (2, number of edges): sources and targets.
+        edge_weight: one weight per edge; 1 without it. Weights of repeated edges are summed.
+        size: the number of nodes, or (sources, targets) for bipartite graphs; without it, as many as occur.
+        format: the storage format.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.from_edge_index(torch.tensor([[0, 1, 1], [1, 0, 2]]), size=3).to_dense()
+        tensor([[0., 1., 0.],
+                [1., 0., 1.],
+                [0., 0., 0.]])
     """
     edges = as_indices("edge_index", edge_index)
     if edges.dim() != 2 or edges.shape[0] != 2:
@@ -175,11 +212,28 @@ def sparse_coo_tensor(
     is_coalesced: bool | None = None,
     format: str | Format | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.sparse_coo_tensor``: entries in any order, repeats are summed.
+    """Build a sparse tensor from coordinates, like ``torch.sparse_coo_tensor``, in any storage format.
 
-    >>> import scorch
-    >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
-    SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%)
+    Args:
+        indices: one row per sparse dimension and one column per entry, in any order; values of repeated
+            coordinates are summed.
+        values: one value per entry.
+        size: the shape; without it, the smallest that holds all indices.
+        format: the storage format; ``coo`` without it.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Raises:
+        ShapeError: indices, values and size do not match.
+        IndexRangeError: an index is outside the shape.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3)).to_dense()
+        tensor([[0., 0., 3.],
+                [4., 0., 5.]])
     """
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("coo", [indices], values, size, format)
@@ -241,7 +295,7 @@ def sparse_compressed_tensor(
     layout: torch.layout | None = None,
     **options: Any,
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.sparse_compressed_tensor``: CSR, CSC, BSR or BSC, as ``layout`` says."""
+    """Build a matrix in CSR, CSC, BSR or BSC, as ``layout`` says, like ``torch.sparse_compressed_tensor``."""
     kind = None if layout is None else COMPRESSED.get(layout)
     if kind is None:
         raise FormatError(
@@ -255,11 +309,24 @@ def sparse_compressed_tensor(
 def sparse_csr_tensor(
     crow_indices: Any, col_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.sparse_csr_tensor``; columns in any order inside a row, repeats are summed.
+    """Build a sparse matrix from CSR arrays, like ``torch.sparse_csr_tensor``.
 
-    >>> import scorch
-    >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
-    SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
+    Args:
+        crow_indices: where the entries of each row begin, and where the last row ends.
+        col_indices: the column of each entry, in any order within a row; repeated columns are summed.
+        values: the value of each entry.
+        size: the shape; without it, as many columns as occur.
+        format: another storage format for the result.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3)).to_dense()
+        tensor([[0., 0., 3.],
+                [4., 0., 5.]])
     """
     return sparse_compressed("csr", crow_indices, col_indices, values, size, **options)
 
@@ -268,7 +335,10 @@ def sparse_csr_tensor(
 def sparse_csc_tensor(
     ccol_indices: Any, row_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.sparse_csc_tensor``; rows in any order inside a column, repeats are summed."""
+    """Build a sparse matrix from CSC arrays, like ``torch.sparse_csc_tensor``.
+
+    Rows may be in any order within a column; repeated rows are summed. See ``sparse_csr_tensor``.
+    """
     return sparse_compressed("csc", ccol_indices, row_indices, values, size, **options)
 
 
@@ -276,7 +346,10 @@ def sparse_csc_tensor(
 def sparse_bsr_tensor(
     crow_indices: Any, col_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.sparse_bsr_tensor``: each value is a block."""
+    """Build a block-sparse matrix from BSR arrays, like ``torch.sparse_bsr_tensor``.
+
+    Each value is a block. See ``sparse_csr_tensor``.
+    """
     return sparse_compressed("bsr", crow_indices, col_indices, values, size, **options)
 
 
@@ -284,7 +357,10 @@ def sparse_bsr_tensor(
 def sparse_bsc_tensor(
     ccol_indices: Any, row_indices: Any, values: Any, size: Any = None, **options: Any
 ) -> SparseTensor | torch.Tensor:
-    """As ``torch.sparse_bsc_tensor``: each value is a block."""
+    """Build a block-sparse matrix from BSC arrays, like ``torch.sparse_bsc_tensor``.
+
+    Each value is a block. See ``sparse_csr_tensor``.
+    """
     return sparse_compressed("bsc", ccol_indices, row_indices, values, size, **options)
 
 

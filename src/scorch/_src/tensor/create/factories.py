@@ -61,30 +61,68 @@ def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
 
 @factory(torch.zeros)
 def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.zeros``; in a sparse ``format`` nothing is stored.
+    """Create a tensor of zeros, like ``torch.zeros``; a sparse one stores nothing.
 
-    >>> import scorch
-    >>> scorch.zeros(1_000_000, 1_000_000, format="coo")
-    SparseTensor(shape=(1000000, 1000000), dtype=float32, format=coo, nnz=0, density=0.00%)
+    Args:
+        size: the shape, as for ``torch.zeros``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.zeros``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.zeros`` returns without it.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.zeros(1_000_000, 1_000_000, format="coo").nnz
+        0
     """
     return filled("zeros", size, 0, format, options)
 
 
 @factory(torch.empty)
 def empty(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.empty``; in a sparse ``format`` nothing is stored, so that all values are 0."""
+    """Create a tensor, like ``torch.empty``; a sparse one stores nothing, so that all its elements are 0.
+
+    Args:
+        size: the shape, as for ``torch.empty``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.empty``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.empty`` returns without it.
+    """
     return filled("empty", size, 0, format, options)
 
 
 @factory(torch.ones)
 def ones(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.ones``; in a sparse ``format`` every place is stored."""
+    """Create a tensor of ones, like ``torch.ones``; every element is stored in any ``format``.
+
+    Args:
+        size: the shape, as for ``torch.ones``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.ones``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.ones`` returns without it.
+    """
     return filled("ones", size, 1, format, options)
 
 
 @factory(torch.full)
 def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.full``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
+    """Create a tensor filled with one value, like ``torch.full``; every element is stored unless it is 0.
+
+    Args:
+        size: the shape, as for ``torch.full``.
+        fill_value: the value.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.full``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.full`` returns without it.
+    """
     try:
         inferred = torch.full((), fill_value, device=HOST).dtype
     except TypeError:
@@ -147,11 +185,22 @@ def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form
 
 @factory(lambda n, m=None, **options: torch.eye(n, n if m is None else m, **options))
 def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.eye``; in a sparse ``format`` only the diagonal is stored.
+    """Create an identity matrix, like ``torch.eye``; a sparse one stores the diagonal.
 
-    >>> import scorch
-    >>> scorch.eye(100_000, format="csr").nnz
-    100000
+    Args:
+        n: the number of rows.
+        m: the number of columns; ``n`` without it.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.eye``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.eye`` returns without it.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.eye(100_000, format="csr").nnz
+        100000
     """
     shape, dtype = as_shape("size", (n, n if m is None else m)), _dtype_of("eye", options)
     diagonal = torch.arange(min(shape), device=device_for("eye", options.get("device")))
@@ -161,7 +210,16 @@ def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: An
 
 @factory(torch.arange)
 def arange(*bounds: Any, format: Any = None, **options: Any) -> AnyTensor:
-    """As ``torch.arange``; in a sparse ``format`` all but a 0 is stored."""
+    """Create a range of numbers, like ``torch.arange``; a sparse one stores all but zeros.
+
+    Args:
+        bounds: ``end``, or ``start, end[, step]``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.arange``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.arange`` returns without it.
+    """
     named = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
     dtype = options.get("dtype")
     check_options("arange", options)
@@ -174,9 +232,16 @@ def arange(*bounds: Any, format: Any = None, **options: Any) -> AnyTensor:
 
 
 def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.as_tensor``; with ``format`` the nonzeros are stored so.
+    """Convert data to a tensor, like ``torch.as_tensor``, in any storage format.
 
-    A sparse tensor stays sparse, and so does one of SciPy's arrays.
+    Args:
+        data: the values. Sparse tensors and SciPy sparse arrays stay sparse; of others the nonzeros are
+            stored.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.as_tensor``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.as_tensor`` returns without it.
     """
     if is_scipy(data):
         data = from_scipy(data)
@@ -198,20 +263,41 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTens
 
 @factory(torch.rand)
 def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.rand``; with ``density`` only that share of places is stored, drawn at random.
+    """Draw uniform random numbers, like ``torch.rand``, optionally at random positions only.
 
-    The number of entries is ``round(density * places)``; without ``format`` they are stored as ``coo``.
+    Args:
+        size: the shape, as for ``torch.rand``.
+        density: the fraction of elements to store, at positions drawn at random; without it, every element.
+            The number of stored elements is ``round(density * numel)``.
+        format: the storage format, such as ``"csr"``; without it, ``coo`` if ``density`` is given, else
+            dense.
+        options: the other arguments of ``torch.rand``: ``dtype``, ``device``, ``requires_grad``.
 
-    >>> import scorch
-    >>> scorch.rand(1000, 1000, density=0.01, format="csr").nnz
-    10000
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.rand`` returns without it.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.rand(1000, 1000, density=0.01, format="csr").nnz
+        10000
     """
     return drawn("rand", torch.rand, _shape_of(size, options), density, format, options)
 
 
 @factory(torch.randn)
 def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.randn``; with ``density`` only that share of places is stored, drawn at random."""
+    """Draw normally distributed numbers, like ``torch.randn``, optionally at random positions only.
+
+    Args:
+        size: the shape, as for ``torch.randn``.
+        density: the fraction of elements to store, at positions drawn at random; without it, every element.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.randn``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.randn`` returns without it.
+    """
     return drawn("randn", torch.randn, _shape_of(size, options), density, format, options)
 
 
@@ -219,9 +305,17 @@ def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **
 def randint(
     *bounds_and_size: Any, density: float | None = None, format: AnyFormat = None, **options: Any
 ) -> AnyTensor:
-    """As ``torch.randint``; with ``density`` only that share of places is stored, drawn at random.
+    """Draw random integers, like ``torch.randint``, optionally at random positions only.
 
-    ``randint(high, size)`` or ``randint(low, high, size)``; a value that is drawn as 0 is stored too.
+    Args:
+        bounds_and_size: ``high, size`` or ``low, high, size``. A value drawn as 0 is stored as an explicit
+            zero.
+        density: the fraction of elements to store, at positions drawn at random; without it, every element.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.randint``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.randint`` returns without it.
     """
     low, high, size = _randint_arguments(bounds_and_size, options)
     draw = functools.partial(torch.randint, low, high)

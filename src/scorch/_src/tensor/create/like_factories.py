@@ -30,25 +30,62 @@ from scorch.errors import OperandError
 
 @factory(torch.zeros_like)
 def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.zeros_like``; in a sparse ``format`` nothing is stored."""
+    """Create zeros with the shape of a tensor, like ``torch.zeros_like``; a sparse result stores nothing.
+
+    Args:
+        input: the tensor whose shape, dtype and device are used.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.zeros_like``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.zeros_like`` returns without it.
+    """
     return filled("zeros_like", (), 0, format, _like("zeros_like", input, options))
 
 
 @factory(torch.ones_like)
 def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.ones_like``; in a sparse ``format`` every place is stored."""
+    """Create ones with the shape of a tensor, like ``torch.ones_like``; every element is stored.
+
+    Args:
+        input: the tensor whose shape, dtype and device are used.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.ones_like``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.ones_like`` returns without it.
+    """
     return filled("ones_like", (), 1, format, _like("ones_like", input, options))
 
 
 @factory(torch.full_like)
 def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.full_like``; in a sparse ``format`` every place is stored, unless ``fill_value`` is 0."""
+    """Create a filled tensor with the shape of another, like ``torch.full_like``.
+
+    Args:
+        input: the tensor whose shape, dtype and device are used.
+        fill_value: the value.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.full_like``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.full_like`` returns without it.
+    """
     return full(fill_value=fill_value, format=format, **_like("full_like", input, options))
 
 
 @factory(torch.empty_like)
 def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.empty_like``; in a sparse ``format`` nothing is stored, so that all values are 0."""
+    """Create a tensor with the shape of another, like ``torch.empty_like``; a sparse one stores nothing.
+
+    Args:
+        input: the tensor whose shape, dtype and device are used.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.empty_like``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.empty_like`` returns without it.
+    """
     return filled("empty_like", (), 0, format, _like("empty_like", input, options))
 
 
@@ -56,9 +93,17 @@ def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
 def rand_like(
     input: torch.Tensor, *, density: float | None = None, format: AnyFormat = None, **options: Any
 ) -> AnyTensor:
-    """As ``torch.rand_like``; with ``density`` only that share of places is stored, drawn at random.
+    """Draw uniform numbers for the shape of a tensor, like ``torch.rand_like``.
 
-    Like a sparse tensor, without ``density``: random numbers where it has entries.
+    Args:
+        input: the tensor whose shape, dtype and device are used.
+        density: the fraction of elements to store, at positions drawn at random; without it, those of the
+            sparsity pattern of a sparse ``input``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.rand_like``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.rand_like`` returns without it.
     """
     return _drawn_like(torch.rand_like, rand, input, (), density, format, options)
 
@@ -67,7 +112,18 @@ def rand_like(
 def randn_like(
     input: torch.Tensor, *, density: float | None = None, format: AnyFormat = None, **options: Any
 ) -> AnyTensor:
-    """As ``torch.randn_like``; with ``density`` only that share of places is stored, drawn at random."""
+    """Draw normally distributed numbers for the shape of a tensor, like ``torch.randn_like``.
+
+    Args:
+        input: the tensor whose shape, dtype and device are used.
+        density: the fraction of elements to store, at positions drawn at random; without it, those of the
+            sparsity pattern of a sparse ``input``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.randn_like``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.randn_like`` returns without it.
+    """
     return _drawn_like(torch.randn_like, randn, input, (), density, format, options)
 
 
@@ -79,9 +135,18 @@ def randint_like(
     format: AnyFormat = None,
     **options: Any,
 ) -> AnyTensor:
-    """As ``torch.randint_like``; with ``density`` only that share of places is stored, drawn at random.
+    """Draw random integers for the shape of a tensor, like ``torch.randint_like``.
 
-    ``randint_like(input, high)`` or ``randint_like(input, low, high)``.
+    Args:
+        input: the tensor whose shape, dtype and device are used.
+        bounds: ``high``, or ``low, high``.
+        density: the fraction of elements to store, at positions drawn at random; without it, those of the
+            sparsity pattern of a sparse ``input``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.randint_like``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.randint_like`` returns without it.
     """
     return _drawn_like(torch.randint_like, randint, input, bounds, density, format, options)
 

@@ -40,7 +40,16 @@ from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeErr
 
 @factory(torch.linspace)
 def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.linspace``; in a sparse ``format`` all but zeros are stored."""
+    """Create evenly spaced numbers, like ``torch.linspace``; a sparse tensor stores all but zeros.
+
+    Args:
+        start, end, steps: as for ``torch.linspace``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.linspace``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.linspace`` returns without it.
+    """
     return _listed("linspace", torch.linspace, (start, end), steps, format, options)
 
 
@@ -48,13 +57,31 @@ def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **op
 def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, format: AnyFormat = None, **options: Any
 ) -> AnyTensor:
-    """As ``torch.logspace``; in a sparse ``format`` all but zeros are stored."""
+    """Create logarithmically spaced numbers, like ``torch.logspace``.
+
+    Args:
+        start, end, steps, base: as for ``torch.logspace``.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.logspace``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.logspace`` returns without it.
+    """
     make = functools.partial(torch.logspace, base=base)
     return _listed("logspace", make, (start, end), steps, format, options)
 
 
 def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.randperm``; in a sparse ``format`` all but the 0 are stored."""
+    """Draw a random permutation, like ``torch.randperm``; a sparse one stores all but the 0.
+
+    Args:
+        n: the length.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.randperm``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.randperm`` returns without it.
+    """
     if format is None:
         return torch.randperm(n, **options)
     make = functools.partial(torch.randperm, generator=options.pop("generator", None))
@@ -80,7 +107,16 @@ def _listed(
 
 
 def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.bernoulli``; with ``format`` the ones are stored so."""
+    """Draw zeros and ones, like ``torch.bernoulli``; a sparse tensor stores the ones.
+
+    Args:
+        input: the probabilities.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.bernoulli``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.bernoulli`` returns without it.
+    """
     if format is None:
         return torch.bernoulli(input, *args, **options)
     check_tensor("bernoulli", input)
@@ -96,10 +132,17 @@ def _normal(mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> torc
 def normal(
     mean: Any, std: Any = 1.0, size: Any = None, *, density: Any = None, format: Any = None, **options: Any
 ) -> AnyTensor:
-    """As ``torch.normal``; with ``density`` only that share of places is stored, drawn at random.
+    """Draw normally distributed numbers, like ``torch.normal``, optionally at random positions only.
 
-    A sparse tensor takes two numbers and a ``size``, or in ``format`` tensors of means and deviations, where
-    every place is drawn.
+    Args:
+        mean, std: numbers, or tensors, in which case every element is drawn.
+        size: the shape, if both are numbers.
+        density: the fraction of elements to store, at positions drawn at random; without it, every element.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.normal``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.normal`` returns without it.
     """
     if size is None:
         if density is not None:
@@ -114,11 +157,22 @@ def normal(
 
 
 def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.diag``; the matrix of a vector has in a sparse ``format`` only the diagonal stored.
+    """Return the diagonal of a matrix, or the diagonal matrix of a vector, like ``torch.diag``.
 
-    >>> import torch, scorch
-    >>> scorch.diag(torch.ones(100_000), format="csr").nnz
-    100000
+    Args:
+        input: a vector or a matrix.
+        diagonal: the number of the diagonal; 0 is the main one.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.diag``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.diag`` returns without it.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.diag(torch.ones(100_000), format="csr").nnz
+        100000
     """
     if format is None:
         return torch.diag(input, diagonal, **options)
@@ -130,7 +184,7 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
 
 
 def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) -> AnyTensor:
-    """As ``torch.diagflat``; in a sparse ``format`` only the diagonal is stored."""
+    """Create a diagonal matrix, like ``torch.diagflat``; a sparse one stores only the diagonal."""
     if format is None:
         return torch.diagflat(input, offset)
     check_tensor("diagflat", input)
@@ -140,7 +194,7 @@ def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) 
 def diag_embed(
     input: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1, *, format: AnyFormat = None
 ) -> AnyTensor:
-    """As ``torch.diag_embed``; in a sparse ``format`` only the diagonals are stored."""
+    """Create matrices with given diagonals, like ``torch.diag_embed``; sparse ones store the diagonals."""
     if format is None:
         return torch.diag_embed(input, offset, dim1, dim2)
     check_tensor("diag_embed", input)
@@ -173,7 +227,16 @@ def _checked_dim(dim: int, rank: int) -> int:
 
 
 def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """As ``torch.asarray``; with ``format`` the nonzeros are stored so. SciPy's arrays stay sparse."""
+    """Convert data to a tensor, like ``torch.asarray``, in any storage format.
+
+    Args:
+        obj: the values. Sparse tensors and SciPy sparse arrays stay sparse.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        options: the other arguments of ``torch.asarray``: ``dtype``, ``device``, ``requires_grad``.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.asarray`` returns without it.
+    """
     if is_scipy(obj):
         obj = from_scipy(obj)
     if isinstance(obj, SparseTensor):
@@ -185,7 +248,12 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
 
 
 def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyTensor:
-    """As ``torch.from_numpy``; with ``format`` the nonzeros are stored so."""
+    """Convert a NumPy array, like ``torch.from_numpy``, in any storage format.
+
+    Args:
+        array: the array; with a sparse ``format``, its nonzeros are stored.
+        format: the storage format; a dense tensor that shares the array's memory without it.
+    """
     if format is None:
         return torch.from_numpy(array)
     if not isinstance(array, np.ndarray):

@@ -83,14 +83,27 @@ def from_networkx(
     nodes: Iterable[Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> SparseTensor | torch.Tensor:
-    """Return the adjacency matrix of a networkx graph, with rows and columns in the order of ``nodes``.
+    """Build the adjacency matrix of a NetworkX graph.
 
-    An edge without the attribute ``weight`` weighs 1 (all do if it is None), the weights of parallel edges
-    add up, and an undirected edge is stored both ways. Without ``nodes`` they come as the graph lists them.
+    Args:
+        graph: the graph. Undirected edges are stored in both directions; weights of parallel edges are
+            summed.
+        weight: the edge attribute that holds weights; edges without it, and all edges if it is None, weigh
+            1.
+        format: the storage format.
+        nodes: the order of rows and columns; that of ``graph.nodes`` without it.
+        dtype: the dtype of the values.
 
-    >>> import networkx, scorch
-    >>> scorch.from_networkx(networkx.path_graph(3))
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=4, density=44.44%)
+    Returns:
+        A ``SparseTensor``.
+
+    Example:
+
+        >>> import networkx, scorch
+        >>> scorch.from_networkx(networkx.path_graph(3)).to_dense()
+        tensor([[0., 1., 0.],
+                [1., 0., 1.],
+                [0., 1., 0.]])
     """
     module = optional_module("networkx", "networkx")
     if not isinstance(graph, module.Graph):
@@ -123,9 +136,15 @@ def _weights(edges: list[tuple[int, int, Any]], dtype: torch.dtype | None) -> to
 
 
 def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight") -> Any:
-    """Return the graph whose adjacency matrix is ``S``: every stored entry is an edge, nodes are numbers.
+    """Convert a square sparse matrix to a NetworkX graph with an edge for every stored element.
 
-    ``create_using`` is a kind of graph of networkx, by default ``networkx.DiGraph``.
+    Args:
+        S: the adjacency matrix.
+        create_using: the kind of graph; ``networkx.DiGraph`` without it.
+        weight: the edge attribute that receives the values.
+
+    Returns:
+        A NetworkX graph whose nodes are 0, 1, ...
     """
     module = optional_module("networkx", "networkx")
     rows, columns = sparse_sizes(S)

@@ -113,11 +113,20 @@ def _silence_beta_warning() -> None:
 
 
 def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
-    """Convert a SciPy sparse array or matrix; without ``format`` CSR, CSC and BSR stay so.
+    """Convert a SciPy sparse array or matrix to a sparse tensor.
 
-    >>> import scipy.sparse, scorch
-    >>> scorch.from_scipy(scipy.sparse.eye_array(3, format="csr"))
-    SparseTensor(shape=(3, 3), dtype=float64, format=csr, nnz=3, density=33.33%)
+    Args:
+        m: the array, in any SciPy format.
+        format: the storage format; without it, CSR, CSC and BSR are kept and others become ``coo``.
+
+    Returns:
+        A ``SparseTensor``, which shares memory with ``m`` where the format is kept.
+
+    Example:
+
+        >>> import scipy.sparse, scorch
+        >>> scorch.from_scipy(scipy.sparse.eye_array(3, format="csr")).format
+        Format('csr')
     """
     if not optional_module("scipy.sparse", "SciPy").issparse(m):
         raise OperandError(

@@ -119,9 +119,16 @@ def _bytes(count: int) -> str:
 
 
 def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) -> Any:
-    """Draw where ``S`` has entries, with matplotlib, and return the axes.
+    """Plot the sparsity pattern of a tensor with matplotlib; darker cells have more nonzeros.
 
-    Darker cells have more entries; ``options`` go to ``ax.imshow``.
+    Args:
+        S: a sparse tensor.
+        ax: the axes to draw on; new ones without it.
+        cells: the number of cells along the longer side.
+        options: passed to ``ax.imshow``.
+
+    Returns:
+        The matplotlib axes.
     """
     if not isinstance(S, SparseTensor):
         raise OperandError(f"spy takes a sparse tensor, not a {type(S).__name__}; use scorch.from_torch")
