@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 def modules() -> list[str]:
-    """The modules whose docstrings have examples; namespaces that only pass names on have none of their own."""
+    """The modules whose docstrings have examples; packages only pass names on."""
     files = [path for path in sorted((SOURCE / "scorch").rglob("*.py")) if ">>> " in path.read_text("utf-8")]
     names = [path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".") for path in files]
     return [name for name in names if not name.endswith("__init__")]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
-from scorch.nn.masks import csr_from_rows, row_pointers
+from scorch._src.nn.masks import csr_from_rows, row_pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import find_pairs
 from scorch._src.ops.attention.sdpa import attend, make_heads
