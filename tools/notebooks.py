@@ -2,7 +2,7 @@
 
     python -m tools.notebooks [--check]
 
-Each page of docs/tutorials becomes a notebook of the same name: its text in Markdown cells, its Python in code
+Each page of docs/tutorials becomes a notebook: its text in Markdown cells, its Python in code
 cells, and what the page says is printed as their output. ``--check`` fails where a notebook is not current.
 """
 
