@@ -13,13 +13,15 @@ import torch
 
 
 class ScorchError(Exception):
-    """Base of all errors raised by Scorch."""
+    """Base class of all errors that Scorch raises."""
 
     is_translated: bool = False  # whether it tells what torch says of a call
 
 
 class ScorchWarning(UserWarning):
-    """Something is slower or other than it looks; the message says what to change."""
+    """Something is slower than it could be, or means something else than it seems; the message says what to
+    change.
+    """
 
 
 _NOT_USERS = {"scorch", "torch", "functools", "contextlib", "threading"}  # whose frames stand between
@@ -54,92 +56,96 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 class CallError(ScorchError, RuntimeError):
-    """A call of a torch function that dense tensors refuse too: sizes, dtypes or numbers do not fit."""
+    """Invalid arguments of a PyTorch function, which dense tensors refuse too: sizes, dtypes or values do not
+    match.
+    """
 
 
 class DeviceError(ScorchError, RuntimeError):
-    """Tensors on several devices in one call."""
+    """The tensors of a call are on different devices."""
 
 
 class MissingDeviceError(DeviceError, AssertionError):
-    """A device that this machine or this torch does not have; torch raises one or the other."""
+    """The device does not exist on this machine, or PyTorch was built without support for it."""
 
 
 class ShapeError(ScorchError, ValueError, RuntimeError):
-    """Sizes that must agree do not; a ``RuntimeError`` too, as torch raises."""
+    """Sizes that must agree do not; also a ``RuntimeError``, as PyTorch raises."""
 
 
 class NotationError(ScorchError, ValueError, RuntimeError):
-    """An einsum equation or index expression that cannot be read."""
+    """An einsum equation or an index expression cannot be parsed, or does not match its operands."""
 
 
 class FormatError(ScorchError, ValueError):
-    """A format that does not exist or does not fit the tensor."""
+    """A storage format does not exist, or does not match the tensor."""
 
 
 class IndexRangeError(ScorchError, IndexError, RuntimeError):
-    """A coordinate or a dimension that the tensor does not have; torch raises one or the other."""
+    """An index or a dimension is out of range."""
 
 
 class DtypeError(ScorchError, TypeError):
-    """A dtype that the operation is not defined for."""
+    """The operation is not defined for this dtype."""
 
 
 class InPlaceError(ScorchError, RuntimeError):
-    """A write that the tensor does not allow: to a leaf, some views, shared elements, or of another dtype."""
+    """An in-place operation is not allowed: on a leaf, on some views, on shared elements, or with another
+    dtype.
+    """
 
 
 class OperandError(ScorchError, TypeError):
-    """An operand that is not a tensor, or lives on another device."""
+    """An operand is not a tensor, or not of the kind that the function takes."""
 
 
 class FreedError(ScorchError, RuntimeError):
-    """A dense operand whose memory was taken away; torch raises a ``RuntimeError``."""
+    """The storage of a dense operand was freed or resized."""
 
 
 class ArgumentError(ScorchError, ValueError):
-    """An argument outside of the range that it has."""
+    """An argument has an invalid value."""
 
 
 class UnsupportedError(ScorchError, NotImplementedError):
-    """A call that Scorch does not answer; the message names one that works."""
+    """Scorch does not support the call; the message names an alternative."""
 
 
 class DensityError(ScorchError, MemoryError):
-    """A result that would need more dense memory than the budget allows."""
+    """The result would need more dense memory than ``settings(dense_budget=)`` allows."""
 
 
 class CommunicationError(ScorchError, RuntimeError):
-    """An exchange between processes that failed, or that would move more bytes than the budget allows."""
+    """An exchange between processes failed, or would exceed ``settings(exchange_budget=)``."""
 
 
 class FileError(ScorchError, OSError, ValueError):
-    """A file that is not what its suffix or its own header says."""
+    """A file is damaged, or not in the format that its suffix promises."""
 
 
 class MissingFileError(ScorchError, FileNotFoundError):
-    """A file that does not exist."""
+    """A file does not exist."""
 
 
 class TorchVersionError(ScorchError, ImportError):
-    """A version of torch that lacks what Scorch is built on."""
+    """This version of PyTorch lacks something that Scorch needs."""
 
 
 class CompilerNotFoundError(ScorchError, RuntimeError):
-    """``SCORCH_CC`` names a compiler that does not work; without any, torch computes."""
+    """``SCORCH_CC`` names a compiler that does not work."""
 
 
 class CompilationError(ScorchError, RuntimeError):
-    """The C compiler refused a generated kernel."""
+    """The compiler rejected a generated kernel."""
 
 
 class KernelError(ScorchError, RuntimeError):
-    """A kernel could not finish, for example because memory ran out."""
+    """A kernel could not finish, for example because it ran out of memory."""
 
 
 class LinAlgError(ScorchError, torch.linalg.LinAlgError):  # type: ignore[misc]
-    """A matrix that an equation cannot be solved with, such as a singular one."""
+    """A linear system has no unique solution, for example because the matrix is singular."""
 
 
 class ConvergenceError(LinAlgError):
-    """An iterative method that did not reach its tolerance."""
+    """An iterative solver did not reach its tolerance."""

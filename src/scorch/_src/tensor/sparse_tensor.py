@@ -206,7 +206,7 @@ class SparseTensor(torch.Tensor):
 
     @property
     def density(self) -> float:
-        """The share of all places that is stored; the padding of blocks may take it above 1."""
+        """The fraction of elements that are stored; padding of blocks may bring it above 1."""
         places = math.prod(self.storage.pattern.shape)
         return self.nnz / places if places else 0.0
 
