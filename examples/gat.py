@@ -113,21 +113,19 @@ print(f"{weights.nnz:,} weights of {weights.numel():,} pairs; they agree with th
 
 degree = graph.sum(1).to_dense()
 uneven = weights.amax(1).to_dense() * (degree + 1)  # 1 for uniform attention
-centre = int(torch.where((degree >= 8) & (degree <= 16), uneven, torch.zeros(())).argmax())
-row = weights[centre].to_format("coo")
-neighbours, shares = row.indices()[0], row.values()
-colours = plt.get_cmap("tab10")(y.numpy())
+center = int(torch.where((degree >= 8) & (degree <= 16), uneven, torch.zeros(())).argmax())
+row = weights[center].to_format("coo")
+neighbors, shares = row.indices()[0], row.values()
+colors = plt.get_cmap("tab10")(y.numpy())
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
-angles = np.linspace(0, 2 * np.pi, len(neighbours), endpoint=False)
-for node, share, angle in zip(neighbours.tolist(), shares.tolist(), angles, strict=True):
-    place = (0, 0) if node == centre else (np.cos(angle), np.sin(angle))
+angles = np.linspace(0, 2 * np.pi, len(neighbors), endpoint=False)
+for node, share, angle in zip(neighbors.tolist(), shares.tolist(), angles, strict=True):
+    place = (0, 0) if node == center else (np.cos(angle), np.sin(angle))
     axes[0].plot([0, place[0]], [0, place[1]], color="0.5", linewidth=40 * share, zorder=1)
-    axes[0].scatter(
-        *place, s=900 if node == centre else 500, color=colours[node], edgecolor="black", zorder=2
-    )
+    axes[0].scatter(*place, s=900 if node == center else 500, color=colors[node], edgecolor="black", zorder=2)
     axes[0].annotate(f"{share:.2f}", place, ha="center", va="center", fontsize=8, zorder=3)
 axes[0].set(
-    title=f"weights around paper {centre}; colors are classes",
+    title=f"weights around paper {center}; colors are classes",
     xlim=(-1.2, 1.2),
     ylim=(-1.2, 1.2),
     aspect="equal",

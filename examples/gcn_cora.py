@@ -97,7 +97,7 @@ class TorchGCN(GCN):
 
 looped = graph + scorch.eye(graph.shape[0], format="csr")
 scale = looped.sum(1).to_dense().rsqrt()
-normalised = (scale[:, None] * looped * scale).to_format("coo").to_torch()
+normalized = (scale[:, None] * looped * scale).to_format("coo").to_torch()
 
 # %%
 # Train both
@@ -106,7 +106,7 @@ normalised = (scale[:, None] * looped * scale).to_format("coo").to_torch()
 
 models = {
     "scorch": (GCN(), x, graph),
-    "torch.sparse": (TorchGCN(), x.to_format("coo").to_torch(), normalised),
+    "torch.sparse": (TorchGCN(), x.to_format("coo").to_torch(), normalized),
 }
 models["torch.sparse"][0].load_state_dict(models["scorch"][0].state_dict())
 before = [model.eval()(features, matrix) for model, features, matrix in models.values()]

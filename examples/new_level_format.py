@@ -126,10 +126,10 @@ for name, (equation, right) in calls.items():
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 scorch.spy(B[:width], axes[0], cells=width)
 axes[0].set(title="the first texts", xlabel="position", ylabel="text")
-places = torch.arange(len(times))
+positions = torch.arange(len(times))
 for number, label in enumerate(("csr", "ragged")):
-    axes[1].bar(places + 0.4 * number - 0.2, [pair[number] for pair in times.values()], 0.4, label=label)
-axes[1].set(xticks=places, xticklabels=list(times), ylabel="milliseconds", title="measured")
+    axes[1].bar(positions + 0.4 * number - 0.2, [pair[number] for pair in times.values()], 0.4, label=label)
+axes[1].set(xticks=positions, xticklabels=list(times), ylabel="milliseconds", title="measured")
 axes[1].legend()
 if options.plot:
     figure.savefig(options.plot, dpi=120)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 import scorch
 
-parser = argparse.ArgumentParser(description="RigL beside dense training")
+parser = argparse.ArgumentParser(description="RigL compared with dense training")
 parser.add_argument("--data", type=Path, metavar="DIR", help="folder with images/mnist.npz")
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--sparsity", type=float, default=0.95)
