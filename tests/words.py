@@ -51,7 +51,7 @@ REPLACED = {  # an expression that texts must not contain, and what to write ins
     r"\bdear(er|est)?\b": "expensive",
     r"\bone wants\b": "you want",
     r"(neighb|col|behavi|fav)our\w*": AMERICAN,
-    r"(normal|optim|factor|initial|parametr|vector|parallel|serial|discret)is(e[ds]?|ing|ations?)\b": AMERICAN,
+    r"(normal|optim|factor|initial|parametr|vector|parallel|serial)is(e[ds]?|ing|ations?)\b": AMERICAN,
 }
 SHOWN = re.compile(r"^( *)```(text|c|sh|\{literalinclude\}[^\n]*)\n.*?^\1```", re.DOTALL | re.MULTILINE)
 NAME = re.compile(r"(`+)[^`]+\1")
