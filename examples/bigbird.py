@@ -2,9 +2,9 @@
 Sparse attention: BigBird
 =========================
 
-In BigBird's attention a token sees its neighbourhood, some random blocks and a few global tokens. The mask is
-a sparse matrix, and attention costs what its pairs cost. Ends in a table and a picture: the mask, and time
-beside dense attention as sequences grow.
+In BigBird's attention, a token attends to its neighborhood, some random blocks and a few global tokens. The
+mask is a sparse matrix, and the cost of attention depends on its nonzeros. Ends with a table and a plot:
+the mask, and the time compared with dense attention for growing sequence lengths.
 
 Run it with ``python examples/bigbird.py --plot bigbird.png``.
 """
@@ -20,45 +20,46 @@ from scorch._src.nn import masks
 
 parser = argparse.ArgumentParser(description="BigBird's attention")
 parser.add_argument("--quick", action="store_true", help="short sequences")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 lengths = [64, 128, 256] if options.quick else [256, 512, 1024, 2048, 4096]
-seconds = 0.01 if options.quick else 0.3  # to measure for
+seconds = 0.01 if options.quick else 0.3  # measuring time
 draw = torch.Generator().manual_seed(0)
 torch.manual_seed(0)
 
 # %%
 # The mask
 # --------
-# It lists the pairs that attend. Masks unite with ``|`` and intersect with ``&``; ``bigbird`` is made of
+# It lists the query-key pairs that attend. Combine masks with ``|`` and ``&``; ``bigbird`` is built from
 # parts like these.
 
 n = 256
 whole = masks.bigbird(n, generator=draw)
 parts = masks.global_tokens(n, 2) | masks.window(n, 32) | masks.random_blocks(n, 16, 2, generator=draw)
-print(f"bigbird: {whole.nnz:,} pairs; put together by hand: {parts.nnz:,}; all: {n * n:,}")
+print(f"bigbird: {whole.nnz:,} pairs; combined by hand: {parts.nnz:,}; all: {n * n:,}")
 
 # %%
 # A layer
 # -------
-# ``scorch.nn.MultiheadAttention`` has torch's arguments and parameters, and takes ``pairs``, the pairs that
-# attend; torch's ``attn_mask`` says which do not. Both layers have the same weights here.
+# ``scorch.nn.MultiheadAttention`` has the same arguments and parameters as PyTorch's, plus ``pairs``, the
+# pairs that attend; PyTorch's ``attn_mask`` lists those that do not. Both layers have the same weights
+# here.
 
 layer = scorch.nn.MultiheadAttention(256, 4, batch_first=True).eval()
 dense = torch.nn.MultiheadAttention(256, 4, batch_first=True).eval()
 dense.load_state_dict(layer.state_dict())
 x = torch.randn(2, n, 256)
 with torch.no_grad():
-    found = layer(x, x, x, pairs=whole)[0]
+    output = layer(x, x, x, pairs=whole)[0]
     wanted = dense(x, x, x, attn_mask=~whole.to_dense(), need_weights=False)[0]
-torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(output, wanted, rtol=1e-4, atol=1e-5)
 print("sparse and dense attention agree")
 
 # %%
 # Longer sequences
 # ----------------
-# Dense attention is measured with the mask, and without any, which is less work for torch. The pairs of
-# BigBird's mask grow with the length, all pairs with its square.
+# Dense attention is timed with the mask, and without any, which is less work for PyTorch. The number of
+# pairs in BigBird's mask grows linearly with the sequence length, all pairs quadratically.
 
 names = ["dense, masked", "dense, all pairs", "sparse"]
 times: dict[str, list[float]] = {name: [] for name in names}
@@ -80,12 +81,12 @@ for n in lengths:
     print(f"{n:>7,} {mask.nnz:>10,} {mask.density:>7.1%}{row}")
 
 # %%
-# The picture
-# -----------
+# Plot
+# ----
 
 figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), layout="constrained")
 scorch.spy(whole, axes[0], cmap="Blues", vmax=1)
-axes[0].set(title=f"who sees whom: {whole.density:.0%} of all pairs", xlabel="key", ylabel="query")
+axes[0].set(title=f"attention mask: {whole.density:.0%} of all pairs", xlabel="key", ylabel="query")
 for name, values in times.items():
     axes[1].loglog(lengths, values, marker="o", label=name)
 axes[1].set(title="one layer, 4 heads of 64", xlabel="tokens", ylabel="milliseconds")

@@ -1,10 +1,10 @@
 """
-A graph network over several processes
-======================================
+A graph network on several processes
+====================================
 
-Nodes are sharded over processes, and each fetches the features of the neighbours that others have: two graph
-convolutions are trained on a graph that no process holds as a whole. Ends with the accuracy, the bytes that
-a step moved, and what gathering all features would have moved.
+Nodes are sharded over ranks, and each rank fetches the features of neighbors on other ranks, its halo: two
+graph convolutions are trained on a graph that no single process holds. Ends with the accuracy, the bytes
+that one epoch communicated, and the bytes that gathering all features would have communicated.
 
 Run it with ``torchrun --nproc-per-node 4 examples/distributed_gcn.py``, or in one process with
 ``python examples/distributed_gcn.py``: the losses are the same.
@@ -23,19 +23,19 @@ import scorch.distributed as sd
 parser = argparse.ArgumentParser(description="GCN over several processes")
 parser.add_argument("--nodes", type=int, default=4000)
 parser.add_argument("--quick", action="store_true", help="a few epochs")
-parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save here, and continue from there")
+parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save here, and resume from here")
 options, _ = parser.parse_known_args()
 epochs = 10 if options.quick else 60
 torch.manual_seed(0)
 
-mesh = sd.init() if "RANK" in os.environ else None  # torchrun says who this process is
+mesh = sd.init() if "RANK" in os.environ else None  # torchrun sets the rank
 rank, world = (sd.get_rank(), sd.get_world_size()) if mesh is not None else (0, 1)
 
 # %%
 # The graph
 # ---------
-# Communities whose members know each other, in no order. Every process draws the same graph here; of a large
-# one each would read its own rows from files (``sd.load_rows``).
+# Communities whose members know each other, in random order. Every rank draws the same graph here; for a
+# large graph, each would read its own rows from files (``sd.load_rows``).
 
 nodes, classes, features = options.nodes, 8, 32
 y = torch.randint(classes, (nodes,))
@@ -49,8 +49,9 @@ x = F.one_hot(y, features).float() + 1.5 * torch.randn(nodes, features)
 # %%
 # Sharding
 # --------
-# Rows are cut into shares of about the same work, and moved so that neighbours are mostly in one process.
-# Then the graph is normalised, over all processes, and each keeps the features and classes of its own nodes.
+# Rows are divided into shards with about the same amount of work, and reordered so that neighbors are
+# mostly on one rank. Then the graph is normalized across all ranks, and each keeps the features and classes
+# of its nodes.
 
 A = sd.shard(graph, mesh)
 if world > 1:
@@ -62,8 +63,8 @@ print(A)
 # %%
 # Training
 # --------
-# The layers are those of one process. ``sd.mean`` is the mean over all nodes, and dropout draws by the node,
-# so that the number of processes changes nothing but the order of sums.
+# The layers are those for a single process. ``sd.mean`` is the mean over all nodes, and dropout is drawn
+# per node, so the number of processes only affects the order of summation.
 
 
 class Network(torch.nn.Module):
@@ -80,7 +81,7 @@ class Network(torch.nn.Module):
 model = Network()
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 begin = 0
-if options.checkpoint is not None and options.checkpoint.exists():  # torchrun has started this job again
+if options.checkpoint is not None and options.checkpoint.exists():  # torchrun has restarted this job
     state = sd.load(options.checkpoint, mesh)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
@@ -101,8 +102,8 @@ for epoch in range(begin, epochs):
         sd.save(state, options.checkpoint, mesh)
 
 # %%
-# What it took
-# ------------
+# Communication
+# -------------
 
 model.eval()
 with torch.no_grad():
@@ -110,6 +111,6 @@ with torch.no_grad():
 gathered = 2 * (16 + classes) * 4 * (nodes - A.rows.own)
 if rank == 0:
     print(f"accuracy {accuracy.item():.3f} with {world} {'process' if world == 1 else 'processes'}")
-    print(f"an epoch moved {received:,} bytes to this process; gathering all features {gathered:,}")
+    print(f"this process received {received:,} bytes per epoch; gathering all features: {gathered:,}")
 if mesh is not None:
     sd.destroy_process_group()

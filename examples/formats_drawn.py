@@ -1,10 +1,11 @@
 """
-Formats, drawn
-==============
+Formats as trees
+================
 
-One small matrix in five formats: what each level stores, as a tree, and what the formats cost for matrices
-of different kinds. A format is one level per dimension: ``d`` dense (every coordinate is there), ``s``
-compressed (the coordinates below each parent), ``o`` coordinate (one coordinate per entry).
+One small matrix in five formats: what each level stores, drawn as a tree, and how much memory the formats
+use for different kinds of matrices. A format is one level per dimension: ``d`` dense (every coordinate is
+present), ``s`` compressed (the coordinates below each parent), ``o`` coordinate (one coordinate per
+nonzero).
 
 Run it with ``python examples/formats_drawn.py --plot formats.png``.
 """
@@ -18,16 +19,16 @@ import scorch
 
 parser = argparse.ArgumentParser(description="One matrix in several formats")
 parser.add_argument("--quick", action="store_true", help="smaller matrices in the table")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 torch.manual_seed(0)
 
 # %%
-# The same entries, five trees
-# ----------------------------
-# Rows 2 and 5 are empty: ``csr`` keeps places for them, ``dcsr`` does not. ``csc`` goes by columns.
-# ``bsr(2,2)`` stores whole blocks, with the zeros in them. A format is a choice for speed and memory; the
-# numbers are the same.
+# One matrix, five trees
+# ----------------------
+# Rows 2 and 5 are empty: ``csr`` still has room for them, ``dcsr`` does not. ``csc`` is stored by columns.
+# ``bsr(2,2)`` stores whole blocks, including the zeros in them. The format affects speed and memory, never
+# the values.
 
 matrix = torch.zeros(6, 6)
 for row, column, value in [(0, 0, 1), (0, 1, 2), (1, 1, 3), (3, 4, 4), (4, 0, 5), (4, 5, 6)]:
@@ -38,14 +39,15 @@ for name in ("csr", "dcsr"):
     print(drawings[name], "\n")
 
 # %%
-# More dimensions work alike. ``csf`` is ``sss``: compressed all the way, so that parents are stored once.
+# Tensors with more dimensions work the same way. ``csf`` is ``sss``: every level is compressed, so that
+# each parent is stored once.
 
 cube = scorch.sparse_coo_tensor([[0, 0, 0, 2], [1, 1, 3, 0], [0, 2, 1, 2]], [1.0, 2.0, 3.0, 4.0], (3, 4, 3))
 print(scorch.draw(cube.to_format("csf")))
 
 # %%
-# All trees in one picture
-# ------------------------
+# All trees in one plot
+# ---------------------
 
 figure, axes = plt.subplots(
     1, 6, figsize=(14, 4.1), layout="constrained", width_ratios=[1.7, 1, 1, 1, 1, 1.4]
@@ -57,26 +59,27 @@ axes[0].set(title="the matrix", xlabel="dimension 1", ylabel="dimension 0", xtic
 for ax, (name, drawing) in zip(axes[1:], drawings.items(), strict=True):
     tree = "\n".join(drawing.splitlines()[2:])
     ax.text(0, 1, tree, family="monospace", fontsize=10.5, va="top", linespacing=1.25)
-    words = " by columns" if name == "csc" else ""
-    ax.set_title(f"{name}: {scorch.Format(name).letters}{words}", fontsize=11, loc="left")
+    note = " by columns" if name == "csc" else ""
+    ax.set_title(f"{name}: {scorch.Format(name).letters}{note}", fontsize=11, loc="left")
     ax.set_axis_off()
 if options.plot:
     figure.savefig(options.plot, dpi=120)
 
 # %%
-# What they cost
-# --------------
-# Bytes of index arrays and values. Few rows with entries favour ``dcsr``, blocks favour ``bsr``, and beyond
-# about half full nothing beats a dense tensor. Every format gives the same product, which is checked.
+# Memory
+# ------
+# Bytes of index arrays and values. Hypersparse matrices favor ``dcsr``, block sparsity favors ``bsr``, and
+# above a density of about 50 % nothing beats a dense tensor. All formats compute the same product, which is
+# checked.
 
 n = 256 if options.quick else 2048
 few_rows = scorch.rand(n, n, density=0.01, format="csr") * (torch.rand(n, 1) < 0.02)
 blocks = scorch.from_torch(torch.kron((torch.rand(n // 4, n // 4) < 0.02).float(), torch.ones(4, 4)), "csr")
 kinds = {
-    "1 % at random": scorch.rand(n, n, density=0.01, format="csr"),
+    "1 %, random": scorch.rand(n, n, density=0.01, format="csr"),
     "few rows": few_rows.eliminate_zeros(),
     "blocks 4 x 4": blocks,
-    "60 % full": scorch.rand(n, n, density=0.6, format="csr"),
+    "60 % density": scorch.rand(n, n, density=0.6, format="csr"),
 }
 
 

@@ -1,13 +1,13 @@
 """
-Graph attention, looked at
-==========================
+Graph attention weights
+=======================
 
-``GATConv`` learns how much each neighbour of a paper counts. It is trained on Cora; then the weights that it
-has learned are computed as a sparse matrix, one for each citation, and drawn around one paper.
+``GATConv`` learns how important each neighbor of a paper is. It is trained on Cora; then its attention
+weights are computed as a sparse matrix with one nonzero per citation, and plotted around one paper.
 
 Run it with ``python examples/gat.py --data DIR --plot gat.png``.
 
-``DIR`` has ``planetoid/cora.npz``. Without it a graph of the same size is made up.
+``DIR`` contains ``planetoid/cora.npz``. Without it, the graph is synthetic and has the same size.
 """
 
 import argparse
@@ -22,9 +22,9 @@ import torch.nn.functional as F
 import scorch
 
 parser = argparse.ArgumentParser(description="Graph attention on Cora")
-parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has planetoid/cora.npz")
+parser.add_argument("--data", type=Path, metavar="DIR", help="folder with planetoid/cora.npz")
 parser.add_argument("--quick", action="store_true", help="a few epochs")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 epochs = 5 if options.quick else 100
 torch.manual_seed(0)
@@ -41,12 +41,12 @@ if options.data is not None:
     x = scorch.sparse_csr_tensor(*stored, [2708, 1433])
     y, train, test = (arrays[name].long() for name in ("y", "train_idx", "test_idx"))
 else:
-    print("No --data was given: this is a made up graph of Cora's size, not Cora.")
+    print("No --data given: using a synthetic graph of Cora's size, not Cora.")
     y = torch.randint(7, (2708,)).sort().values
     cited = torch.randint(2708, (2, 5278))
     sizes = y.bincount()
     near = (sizes.cumsum(0) - sizes)[y[cited[0]]] + (torch.rand(5278) * sizes[y[cited[0]]]).long()
-    cited[1] = torch.where(torch.rand(5278) < 0.8, near, cited[1])  # mostly of the same class
+    cited[1] = torch.where(torch.rand(5278) < 0.8, near, cited[1])  # mostly in the same class
     cited = cited[:, cited[0] != cited[1]]
     graph = scorch.from_edge_index(torch.cat([cited, cited.flip(0)], 1), size=2708, format="csr").clamp(max=1)
     paper = torch.arange(2708).repeat_interleave(18)
@@ -59,8 +59,8 @@ x = x / x.sum(1, keepdim=True).to_dense().clamp(min=1)
 # %%
 # Train
 # -----
-# Eight heads, then one. Scores, softmax and weighted sum of each layer are one kernel: nothing is made for
-# each edge and feature.
+# Eight heads, then one. The scores, the softmax and the weighted sum of each layer are one kernel: no
+# intermediate has an element per edge and feature.
 
 
 class GAT(torch.nn.Module):
@@ -84,7 +84,7 @@ for epoch in range(1, epochs + 1):
     optimizer.step()
     if epoch % 20 == 0:
         spent = (time.perf_counter() - start) / epoch
-        print(f"epoch {epoch}: loss {loss.item():.3f}, {spent * 1e3:.1f} ms an epoch")
+        print(f"epoch {epoch}: loss {loss.item():.3f}, {spent * 1e3:.1f} ms per epoch")
 with torch.no_grad():
     right = model.eval()(x)[test].argmax(1) == y[test]
 print(f"test accuracy {right.float().mean():.1%}")
@@ -92,8 +92,8 @@ print(f"test accuracy {right.float().mean():.1%}")
 # %%
 # The weights as a sparse matrix
 # ------------------------------
-# A score for each citation (and each paper itself), then a softmax of the stored entries of each row. Taken
-# together with the features they must give what the layer gives.
+# Compute a score for each citation (and each paper itself), then a softmax over the stored elements of each
+# row. Multiplied by the features, they must give the output of the layer.
 
 with torch.no_grad():
     layer = model.second
@@ -106,28 +106,26 @@ with torch.no_grad():
 print(f"{weights.nnz:,} weights of {weights.numel():,} pairs; they agree with the layer")
 
 # %%
-# One paper and its neighbours
-# ----------------------------
-# The paper with the most uneven weights, in the middle; wide lines are large weights. On the right, all
-# weights beside what they would be if all neighbours counted alike.
+# One paper and its neighbors
+# ---------------------------
+# The paper with the most uneven weights is in the center; line width shows the weight. On the right are all
+# weights, relative to uniform attention.
 
 degree = graph.sum(1).to_dense()
-uneven = weights.amax(1).to_dense() * (degree + 1)  # 1 where all neighbours count alike
-centre = int(torch.where((degree >= 8) & (degree <= 16), uneven, torch.zeros(())).argmax())
-row = weights[centre].to_format("coo")
-neighbours, shares = row.indices()[0], row.values()
-colours = plt.get_cmap("tab10")(y.numpy())
+uneven = weights.amax(1).to_dense() * (degree + 1)  # 1 for uniform attention
+center = int(torch.where((degree >= 8) & (degree <= 16), uneven, torch.zeros(())).argmax())
+row = weights[center].to_format("coo")
+neighbors, shares = row.indices()[0], row.values()
+colors = plt.get_cmap("tab10")(y.numpy())
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
-angles = np.linspace(0, 2 * np.pi, len(neighbours), endpoint=False)
-for node, share, angle in zip(neighbours.tolist(), shares.tolist(), angles, strict=True):
-    place = (0, 0) if node == centre else (np.cos(angle), np.sin(angle))
+angles = np.linspace(0, 2 * np.pi, len(neighbors), endpoint=False)
+for node, share, angle in zip(neighbors.tolist(), shares.tolist(), angles, strict=True):
+    place = (0, 0) if node == center else (np.cos(angle), np.sin(angle))
     axes[0].plot([0, place[0]], [0, place[1]], color="0.5", linewidth=40 * share, zorder=1)
-    axes[0].scatter(
-        *place, s=900 if node == centre else 500, color=colours[node], edgecolor="black", zorder=2
-    )
+    axes[0].scatter(*place, s=900 if node == center else 500, color=colors[node], edgecolor="black", zorder=2)
     axes[0].annotate(f"{share:.2f}", place, ha="center", va="center", fontsize=8, zorder=3)
 axes[0].set(
-    title=f"weights around paper {centre}; colours are classes",
+    title=f"weights around paper {center}; colors are classes",
     xlim=(-1.2, 1.2),
     ylim=(-1.2, 1.2),
     aspect="equal",
@@ -136,8 +134,8 @@ axes[0].set_axis_off()
 even = 1 / (degree + 1)
 rows = torch.arange(2708).repeat_interleave((degree + 1).long())
 axes[1].hist((weights.values() / even[rows]).numpy(), bins=60, range=(0.4, 1.6), color="tab:blue")
-axes[1].axvline(1, color="black", linestyle=":", label="all neighbours alike")
-axes[1].set(title="all weights", xlabel="weight, times the number of neighbours", ylabel="citations")
+axes[1].axvline(1, color="black", linestyle=":", label="uniform attention")
+axes[1].set(title="all weights", xlabel="weight times the number of neighbors", ylabel="citations")
 axes[1].legend()
 if options.plot:
     figure.savefig(options.plot, dpi=120)

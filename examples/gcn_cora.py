@@ -1,14 +1,14 @@
 """
-A graph network on Cora
-=======================
+A graph convolutional network on Cora
+=====================================
 
-Papers are classified by their words and citations with two graph convolutions. Words and citations are sparse
-matrices throughout, dropout included. Ends in a table: accuracy, and time beside the same network with
-``torch.sparse``.
+Classify papers by their words and citations with two graph convolutions. Words and citations are sparse
+matrices throughout, including dropout. Ends with a table of accuracy and time, compared with the same
+network in ``torch.sparse``.
 
 Run it with ``python examples/gcn_cora.py --data DIR --plot gcn.png``.
 
-``DIR`` has ``planetoid/cora.npz``. Without it a graph of the same size is made up.
+``DIR`` contains ``planetoid/cora.npz``. Without it, the graph is synthetic and has the same size.
 """
 
 import argparse
@@ -23,9 +23,9 @@ import torch.nn.functional as F
 import scorch
 
 parser = argparse.ArgumentParser(description="GCN on Cora")
-parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has planetoid/cora.npz")
+parser.add_argument("--data", type=Path, metavar="DIR", help="folder with planetoid/cora.npz")
 parser.add_argument("--quick", action="store_true", help="a few epochs")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 epochs = 50 if options.quick else 200
 torch.manual_seed(0)
@@ -33,7 +33,7 @@ torch.manual_seed(0)
 # %%
 # The graph
 # ---------
-# Read from a file of NumPy arrays, or made up: papers that cite and share words mostly within their class.
+# Read from a file of NumPy arrays, or synthetic: papers cite and share words mostly within their class.
 
 if options.data is not None:
     with np.load(options.data / "planetoid" / "cora.npz") as file:
@@ -49,12 +49,12 @@ if options.data is not None:
     )
     y, train, test = (arrays[name].long() for name in ("y", "train_idx", "test_idx"))
 else:
-    print("No --data was given: this is a made up graph of Cora's size, not Cora.")
+    print("No --data given: using a synthetic graph of Cora's size, not Cora.")
     y = torch.randint(7, (2708,)).sort().values
     cited = torch.randint(2708, (2, 5278))
     sizes = y.bincount()
     near = (sizes.cumsum(0) - sizes)[y[cited[0]]] + (torch.rand(5278) * sizes[y[cited[0]]]).long()
-    cited[1] = torch.where(torch.rand(5278) < 0.8, near, cited[1])  # mostly of the same class
+    cited[1] = torch.where(torch.rand(5278) < 0.8, near, cited[1])  # mostly in the same class
     cited = cited[:, cited[0] != cited[1]]
     graph = scorch.from_edge_index(torch.cat([cited, cited.flip(0)], 1), size=2708, format="csr").clamp(max=1)
     paper = torch.arange(2708).repeat_interleave(18)
@@ -62,16 +62,17 @@ else:
     word = torch.where(torch.rand(paper.shape) < 0.3, own, torch.randint(1433, paper.shape))
     words = scorch.from_edge_index(torch.stack([paper, word]), size=(2708, 1433), format="csr")
     train, test = torch.randperm(2708)[:1140].split([140, 1000])
-x = words / words.sum(1, keepdim=True).to_dense().clamp(min=1)  # shares of words: still sparse
-print(f"{graph.shape[0]:,} papers, {graph.nnz:,} citations (both ways), {x.nnz:,} words of {x.shape[1]:,}")
+x = words / words.sum(1, keepdim=True).to_dense().clamp(min=1)  # word frequencies: still sparse
+print(f"{graph.shape[0]:,} papers, {graph.nnz:,} directed citations, {x.nnz:,} words of {x.shape[1]:,}")
 
 
 # %%
 # Two networks
 # ------------
-# ``scorch.nn.GCNConv`` has PyG's parameters and numbers; it takes the graph and sparse features as they are.
-# The other one is written with ``torch.sparse``: the graph is normalised by hand, dropout is taken of values,
-# and both matrices are in torch's COO layout, in which it trains faster than in CSR.
+# ``scorch.nn.GCNConv`` has the same parameters and results as PyG's; it accepts the graph and sparse
+# features directly. The other network uses ``torch.sparse``: the graph is normalized by hand, dropout is
+# applied to the values, and both matrices are in PyTorch's COO layout, in which it trains faster than in
+# CSR.
 
 
 class GCN(torch.nn.Module):
@@ -96,16 +97,16 @@ class TorchGCN(GCN):
 
 looped = graph + scorch.eye(graph.shape[0], format="csr")
 scale = looped.sum(1).to_dense().rsqrt()
-normalised = (scale[:, None] * looped * scale).to_format("coo").to_torch()
+normalized = (scale[:, None] * looped * scale).to_format("coo").to_torch()
 
 # %%
 # Train both
 # ----------
-# They begin with the same weights. Before training, both give the same numbers.
+# They start with the same weights. Before training, both give the same results.
 
 models = {
     "scorch": (GCN(), x, graph),
-    "torch.sparse": (TorchGCN(), x.to_format("coo").to_torch(), normalised),
+    "torch.sparse": (TorchGCN(), x.to_format("coo").to_torch(), normalized),
 }
 models["torch.sparse"][0].load_state_dict(models["scorch"][0].state_dict())
 before = [model.eval()(features, matrix) for model, features, matrix in models.values()]
@@ -113,7 +114,7 @@ torch.testing.assert_close(before[0], before[1], rtol=1e-4, atol=1e-5)
 print("both networks agree before training")
 
 losses = {}
-print(f"\n{'':14} {'loss':>6} {'test accuracy':>14} {'an epoch':>12}")
+print(f"\n{'':14} {'loss':>6} {'test accuracy':>14} {'per epoch':>12}")
 for name, (model, features, matrix) in models.items():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
     losses[name], times = [], []
@@ -129,7 +130,7 @@ for name, (model, features, matrix) in models.items():
     print(f"{name:14} {loss:>6.3f} {right.float().mean():>14.1%} {np.median(times) * 1e3:>9.2f} ms")
 
 # %%
-# Papers sorted by class: most citations stay within one. The losses differ by what dropout draws.
+# Papers sorted by class: most citations stay within one class. The losses differ because dropout is random.
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", width_ratios=[1, 1.2])
 order = y.argsort()

@@ -1,15 +1,15 @@
 """
-Files, SciPy and a system of equations
-======================================
+Files, SciPy and a linear system
+================================
 
-A sparse matrix is written to a Matrix Market file and read again, goes to SciPy and back, and a system with
-it is solved by conjugate gradients. Ends in a table and a picture of the matrix and the solution: the
+Write a sparse matrix to a Matrix Market file and read it again, convert it to SciPy and back, and solve a
+linear system with conjugate gradients. Ends with a table and a plot of the matrix and the solution: the
 temperature of a plate whose edges are held at zero while one corner is heated.
 
 Run it with ``python examples/matrix_market_scipy.py --plot plate.png``.
 
-With ``--data DIR`` the matrix is ``suitesparse/bcsstk16.mtx.gz`` of that folder, the stiffness of a dam.
-Needs SciPy (``pip install scipy``).
+With ``--data DIR``, the matrix is ``suitesparse/bcsstk16.mtx.gz`` in that folder, the stiffness matrix of a
+dam. Requires SciPy (``pip install scipy``).
 """
 
 import argparse
@@ -25,20 +25,18 @@ import torch
 
 import scorch
 
-parser = argparse.ArgumentParser(description="Files, SciPy and a system of equations")
-parser.add_argument(
-    "--data", type=Path, metavar="DIR", help="the folder that has suitesparse/bcsstk16.mtx.gz"
-)
+parser = argparse.ArgumentParser(description="Files, SciPy and a linear system")
+parser.add_argument("--data", type=Path, metavar="DIR", help="folder with suitesparse/bcsstk16.mtx.gz")
 parser.add_argument("--quick", action="store_true", help="a smaller plate")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 folder = Path(tempfile.mkdtemp())
 
 # %%
 # A matrix
 # --------
-# Each point of a plate has four neighbours, and the matrix says how heat flows between them: it is made of
-# the matrix of a line by Kronecker products.
+# Each point of the plate has four neighbors, and the matrix describes how heat flows between them: it is
+# built from the matrix of a line by Kronecker products.
 
 if options.data is not None:
     A = scorch.load(options.data / "suitesparse" / "bcsstk16.mtx.gz", format="csr")
@@ -52,10 +50,10 @@ else:
 print(A)
 
 # %%
-# There and back
-# --------------
-# The suffix says how a file is written. What SciPy reads and writes is the same: SciPy's matrices share their
-# arrays with Scorch's where formats and dtypes allow.
+# Round trips
+# -----------
+# The suffix determines the file type. SciPy reads and writes the same files, and its matrices share their
+# values with Scorch's where formats and dtypes allow.
 
 scorch.save(folder / "A.mtx", A)
 scorch.save(folder / "A.npz", A)
@@ -76,8 +74,8 @@ for name, copy in copies.items():
 # %%
 # Solve
 # -----
-# ``cg`` needs products with the matrix only. Its preconditioner here divides by the diagonal. SciPy's direct
-# and iterative solvers do the same; all have to agree.
+# ``cg`` only needs products with the matrix. The preconditioner used here divides by the diagonal. SciPy's
+# direct and iterative solvers must agree with it.
 
 b = A.diagonal().to_dense()
 if side is not None:
@@ -87,7 +85,7 @@ if side is not None:
 inverse = 1 / A.diagonal().to_dense()
 M = scorch.diag(inverse, format="csr")
 csc = as_scipy.tocsc()
-ways = {
+solvers = {
     "scorch.linalg.cg": lambda: scorch.linalg.cg(A, b, M=M),
     "torch.linalg.solve": lambda: torch.linalg.solve(A, b),
     "scipy, cg": lambda: torch.from_numpy(
@@ -95,23 +93,23 @@ ways = {
     ),
     "scipy, spsolve": lambda: torch.from_numpy(scipy.sparse.linalg.spsolve(csc, b.numpy())),
 }
-x = ways["scorch.linalg.cg"]()
-print(f"\n{'':20} {'seconds':>9} {'residual':>10} {'from the first':>15}")
-for name, solve in ways.items():
+x = solvers["scorch.linalg.cg"]()
+print(f"\n{'':20} {'seconds':>9} {'residual':>10} {'vs. first':>15}")
+for name, solve in solvers.items():
     start = time.perf_counter()
-    found = solve()
+    solution = solve()
     seconds = time.perf_counter() - start
-    residual = ((A @ found - b).norm() / b.norm()).item()
-    apart = ((found - x).norm() / x.norm()).item()
+    residual = ((A @ solution - b).norm() / b.norm()).item()
+    apart = ((solution - x).norm() / x.norm()).item()
     assert apart < 1e-5
     print(f"{name:20} {seconds:>9.3f} {residual:>10.1e} {apart:>15.1e}")
 
 # %%
-# The picture
-# -----------
+# Plot
+# ----
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-corner = 400  # the whole matrix is too large to see its lines
+corner = 400  # the whole matrix is too large to show its diagonals
 scorch.spy(A[:corner, :corner], axes[0], cells=corner)
 axes[0].set(title=f"the first {corner} rows and columns", xlabel="column", ylabel="row")
 if side is not None:

@@ -1,10 +1,11 @@
 """
-A mixture of experts
-====================
+Mixture of experts
+==================
 
-Each token is seen by two of sixteen experts. Which ones is a sparse matrix with a row for each token and a
-column for each expert. A small mixture learns a function that differs from region to region, and the picture
-shows that each region gets experts of its own. Ends in a table: time beside computing all experts.
+Each token is routed to two of sixteen experts. The routing is a sparse matrix with one row per token and
+one column per expert. A small mixture learns a function that differs from region to region, and the plot
+shows that each region gets its own experts. Ends with a table of the time compared with running all
+experts.
 
 Run it with ``python examples/mixture_of_experts.py --plot experts.png``.
 """
@@ -20,15 +21,15 @@ import scorch
 
 parser = argparse.ArgumentParser(description="A mixture of experts")
 parser.add_argument("--quick", action="store_true", help="few steps")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
-steps, seconds = (20, 0.01) if options.quick else (250, 0.2)  # of training, and to measure for
+steps, seconds = (20, 0.01) if options.quick else (250, 0.2)  # training steps, and measuring time
 torch.manual_seed(0)
 
 # %%
-# Something to learn
-# ------------------
-# Tokens come from eight regions, and each region has a linear map of its own.
+# The data
+# --------
+# Tokens come from eight regions, and each region has its own linear map.
 
 regions, features = 8, 32
 centres = 3 * torch.randn(regions, features)
@@ -36,7 +37,7 @@ maps = torch.randn(regions, features, features) / features**0.5
 
 
 def tokens(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    region = torch.arange(count) * regions // count  # sorted, for the picture
+    region = torch.arange(count) * regions // count  # sorted, for the plot
     x = centres[region] + torch.randn(count, features)
     return x, torch.einsum("ti,tij->tj", x, maps[region]), region
 
@@ -44,7 +45,7 @@ def tokens(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 # %%
 # Train
 # -----
-# ``balance_loss`` is added with a small factor, so that no expert is left without work.
+# ``balance_loss`` is added with a small factor, so that every expert gets some tokens.
 
 layer = scorch.nn.MoE(features, experts=16, k=2, hidden=64)
 optimizer = torch.optim.Adam(layer.parameters(), lr=3e-3)
@@ -55,12 +56,12 @@ for step in range(1, steps + 1):
     (loss + 0.01 * layer.balance_loss).backward()
     optimizer.step()
     if step % (steps // 5) == 0:
-        print(f"step {step}: loss {loss.item():.3f}, balance {layer.balance_loss.item():.2f} (1 is even)")
+        print(f"step {step}: loss {loss.item():.3f}, balance {layer.balance_loss.item():.2f} (1 is balanced)")
 
 # %%
 # The routing matrix
 # ------------------
-# It is csr, with two entries in each row: probabilities of the experts chosen, which sum to one.
+# It is csr with two nonzeros per row: the probabilities of the chosen experts, which sum to one.
 
 x, wanted, region = tokens(512)
 with torch.no_grad():
@@ -70,7 +71,7 @@ with torch.no_grad():
         layer(x), torch.einsum("te,tef->tf", gates.to_dense(), everything), rtol=1e-4, atol=1e-5
     )
 print(gates)
-print("the mixture agrees with computing all experts and weighting them")
+print("the mixture agrees with running all experts and weighting them")
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained", width_ratios=[1, 1.1])
 picture = axes[0].imshow(gates.to_dense(), aspect="auto", cmap="Blues", interpolation="nearest")
@@ -89,7 +90,10 @@ for r, e in (share >= 0.1).nonzero().tolist():
         color="white" if share[r, e] > 0.5 else "black",
     )
 axes[1].set(
-    title="share of each expert in each region", xlabel="expert", ylabel="region", xticks=range(0, 16, 2)
+    title="fraction routed to each expert, by region",
+    xlabel="expert",
+    ylabel="region",
+    xticks=range(0, 16, 2),
 )
 if options.plot:
     figure.savefig(options.plot, dpi=120)
@@ -97,8 +101,8 @@ if options.plot:
 # %%
 # Time
 # ----
-# A token costs what two experts cost, however many there are; what grows with their number are the weights to
-# be read, and that each sees fewer tokens at once.
+# A token costs as much as two experts, no matter how many there are; what grows with their number is the
+# weights to read, and each expert gets fewer tokens at once.
 
 print(f"\n{'experts':>8} {'all on all tokens':>20} {'two of them':>14}")
 x = torch.randn(256 if options.quick else 512, 128)

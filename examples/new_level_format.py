@@ -1,11 +1,12 @@
 """
-A level format of one's own
+Write your own level format
 ===========================
 
-A format is made of levels, and a level is one small class: it says in loop expressions how a kernel finds
-the coordinates below a position, and in torch what it keeps of them. Here one is added from outside of
-Scorch. In a *ragged* level the coordinates below a position are 0, 1, 2 ..., as those of texts of different
-lengths, so that the lengths say it all. Ends in a table beside csr and a picture.
+A format consists of levels, and a level is one small class. It describes in loop expressions how a kernel
+finds the coordinates below a position, and in PyTorch operations what it stores for them. This example adds
+a level from outside Scorch. In a *ragged* level, the coordinates below a position are 0, 1, 2 ..., like the
+tokens of texts of different lengths, so it only stores lengths. Ends with a comparison with csr, as a table
+and a plot.
 
 Run it with ``python examples/new_level_format.py --plot ragged.png``.
 """
@@ -23,23 +24,23 @@ from scorch.formats import Level, LevelArrays, register_level
 
 parser = argparse.ArgumentParser(description="A level format of one's own")
 parser.add_argument("--quick", action="store_true", help="a smaller matrix")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 torch.manual_seed(0)
 
 # %%
 # The level
 # ---------
-# A compressed level keeps ``pos``, where the entries of each row begin, and ``crd``, a coordinate for each
-# entry. That is what kernels append to, whatever the level. Once all entries are there, ``complete`` adds
-# those that a ragged level must have besides (a row is stored from its first place on), and ``finish`` says
-# what is kept in place of ``crd``: here nothing. Kernels ask ``coordinate`` for the column of an entry, and
-# ``locate`` for the entry of a column.
+# A compressed level stores ``pos``, where the nonzeros of each row start, and ``crd``, the coordinate of
+# each nonzero. Kernels always append in this form. Afterwards, ``complete`` adds the explicit zeros that a
+# ragged level must store (each row is stored from its first element), and ``finish`` returns what is stored
+# instead of ``crd``: here nothing. Kernels call ``coordinate`` for the column of a nonzero, and ``locate``
+# for the position of a column.
 
 
 class Ragged(Level):
     letter, name = "r", "ragged"
-    is_padded = True  # it may store more than it was given
+    is_padded = True  # it may store more than the given coordinates
 
     def coordinate(self, arrays: LevelArrays, position: Expr, parent: Expr) -> Expr:
         return position - wide(Load(arrays.pos, parent))
@@ -70,16 +71,16 @@ class Ragged(Level):
         return lengths
 
 
-register_level(Ragged())  # from here on formats may be spelled with it
+register_level(Ragged())  # formats can use it from here on
 
 # %%
 # Use it
 # ------
-# A tensor in this format is one like all others. Where the new level is walked, the kernel has what
-# ``coordinate`` says in place of a load: see the line with ``j``.
+# A tensor in this format works like any other. Where the kernel iterates over the new level, it uses the
+# expression from ``coordinate`` instead of a load: see the line with ``j``.
 
 n, width = (500, 40) if options.quick else (20_000, 120)
-seconds = 0.01 if options.quick else 0.3  # to measure for
+seconds = 0.01 if options.quick else 0.3  # measuring time
 lengths = torch.randint(1, width, (n, 1))
 texts = torch.where(torch.arange(width) < lengths, torch.rand(n, width) + 0.1, 0)
 A = scorch.from_torch(texts, format="csr")
@@ -91,24 +92,24 @@ source = scorch.explain("ij,j->i", B, x).source.splitlines()
 print(*(line for line in source if "for (i64" in line or "const i64 j =" in line), sep="\n")
 
 # %%
-# It meets other formats in any expression, is the format of results, and goes to files.
+# It can be combined with other formats in any expression, used for results, and saved to files.
 
 small = 300
 D = B[:small]
 S = scorch.rand(small, width, density=0.05, format="coo")
 dense, other = D.to_dense(), S.to_dense()
 for equation in ("ij,kj->ik", "ij,ij->ij", "ij,ik->jk"):
-    found, wanted = scorch.einsum(equation, D, S, format="ragged"), torch.einsum(equation, dense, other)
-    assert str(found.format) == "ragged"
-    torch.testing.assert_close(found.to_dense(), wanted, rtol=1e-4, atol=1e-5)
+    result, wanted = scorch.einsum(equation, D, S, format="ragged"), torch.einsum(equation, dense, other)
+    assert str(result.format) == "ragged"
+    torch.testing.assert_close(result.to_dense(), wanted, rtol=1e-4, atol=1e-5)
 torch.testing.assert_close(torch.relu(2 * D - D).sum(0).to_dense(), dense.sum(0), rtol=1e-4, atol=1e-5)
-print("einsum and torch's functions on ragged tensors agree with dense torch")
+print("einsum and PyTorch functions on ragged tensors agree with dense PyTorch")
 
 # %%
-# Beside csr
-# ----------
-# Kernels read less, and the tensor keeps less, until a function that needs coordinates asks for them. A
-# result is finished after its kernel, which takes time of its own.
+# Comparison with csr
+# -------------------
+# Kernels read less, and the tensor stores less, until a function needs the coordinates. A result is
+# finished after its kernel has run, which takes extra time.
 
 calls = {"A @ x": ("ij,j->i", x), "A @ X": ("ij,jk->ik", X), "A * A": ("ij,ij->ij", None)}
 print(f"\n{'':10} {'csr':>12} {'ragged':>12}")
@@ -124,11 +125,11 @@ for name, (equation, right) in calls.items():
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 scorch.spy(B[:width], axes[0], cells=width)
-axes[0].set(title="the first texts", xlabel="place", ylabel="text")
-places = torch.arange(len(times))
+axes[0].set(title="the first texts", xlabel="position", ylabel="text")
+positions = torch.arange(len(times))
 for number, label in enumerate(("csr", "ragged")):
-    axes[1].bar(places + 0.4 * number - 0.2, [pair[number] for pair in times.values()], 0.4, label=label)
-axes[1].set(xticks=places, xticklabels=list(times), ylabel="milliseconds", title="measured")
+    axes[1].bar(positions + 0.4 * number - 0.2, [pair[number] for pair in times.values()], 0.4, label=label)
+axes[1].set(xticks=positions, xticklabels=list(times), ylabel="milliseconds", title="measured")
 axes[1].legend()
 if options.plot:
     figure.savefig(options.plot, dpi=120)

@@ -2,13 +2,13 @@
 Prune a trained network
 =======================
 
-A network learns digits, and ``scorch.sparsify`` takes its smallest weights out: half of them, then more. What
-is left is stored sparse in the layers where that is faster, measured on this machine. Ends in a table and a
-picture of accuracy, speed and size.
+Train a network on digits and prune it by magnitude with ``scorch.sparsify``, from 50 % sparsity upwards.
+The remaining weights are stored sparsely in the layers where that is faster, as measured on this machine.
+Ends with a table and a plot of accuracy, speed and size.
 
 Run it with ``python examples/prune_mlp.py --data DIR --plot pruned.png``.
 
-``DIR`` has ``images/mnist.npz``. Without it digits of a pocket calculator are made up.
+``DIR`` contains ``images/mnist.npz``. Without it, the digits are synthetic.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from torch.utils.benchmark import Timer
 import scorch
 
 parser = argparse.ArgumentParser(description="Prune a trained network")
-parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has images/mnist.npz")
+parser.add_argument("--data", type=Path, metavar="DIR", help="folder with images/mnist.npz")
 parser.add_argument("--width", type=int, default=1024, help="neurons of a hidden layer")
 parser.add_argument("--quick", action="store_true", help="few images, a narrow network")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 count, epochs, width = (1500, 5, 128) if options.quick else (6000, 3, options.width)
-seconds = 0.01 if options.quick else 0.3  # to measure for
+seconds = 0.01 if options.quick else 0.3  # measuring time
 torch.manual_seed(0)
 
 
 def calculator_digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy digits made of seven bars, moved about, 28 x 28, and which they are."""
+    """Return noisy, shifted seven-segment digits of 28 x 28 pixels, and their classes."""
     corners = "04060919 04140911 04141719 13150919 14240911 14241719 22240919"  # top, bottom, left, right
     bars = torch.zeros(7, 28, 28)
     for bar, text in zip(bars, corners.split(), strict=True):
@@ -61,7 +61,7 @@ if options.data is not None:
         x, test_x = (torch.from_numpy(file[f"{part}_x"][:count]).float() / 255 for part in ("train", "test"))
         y, test_y = (torch.from_numpy(file[f"{part}_y"][:count]).long() for part in ("train", "test"))
 else:
-    print("No --data was given: digits of a pocket calculator, made up, not MNIST.")
+    print("No --data given: using synthetic seven-segment digits, not MNIST.")
     (x, y), (test_x, test_y) = calculator_digits(count), calculator_digits(count)
 x, test_x = x.reshape(count, 784), test_x.reshape(count, 784)
 
@@ -82,13 +82,13 @@ for epoch in range(epochs):
 # %%
 # Prune
 # -----
-# Nothing is trained afterwards. Each pruned network is compared with a dense one that has the same weights.
-# Files keep which layers are sparse; ``scorch.nn.load_sparse`` reads them.
+# There is no fine-tuning afterwards. Each pruned network is compared with a dense one with the same
+# weights. Files preserve which layers are sparse; load them with ``scorch.nn.load_sparse``.
 
 
 @torch.no_grad()
 def measure(model: torch.nn.Module) -> tuple[float, float, float]:
-    """Accuracy in percent, milliseconds for 32 images, and the MiB of a file."""
+    """Return the accuracy in percent, milliseconds per 32 images, and the file size in MiB."""
     right = (model(test_x).argmax(1) == test_y).float().mean().item() * 100
     timer = Timer("model(x)", globals={"model": model, "x": x[:32]}, num_threads=torch.get_num_threads())
     file = io.BytesIO()
@@ -98,28 +98,28 @@ def measure(model: torch.nn.Module) -> tuple[float, float, float]:
 
 rows = {0.0: (*measure(dense), "none")}
 for sparsity in (0.5, 0.8, 0.9, 0.95, 0.98):
-    pruned = scorch.sparsify(dense, sparsity, skip=["4"])  # the last layer is small: it stays as it is
+    pruned = scorch.sparsify(dense, sparsity, skip=["4"])  # the last layer is small: keep it dense
     is_sparse = [isinstance(layer, scorch.nn.SparseLinear) for layer in pruned]
     rows[sparsity] = (*measure(pruned), f"{sum(is_sparse)} of 2")
     same = copy.deepcopy(dense)
     with torch.no_grad():
-        for layer, found in zip(same[::2], pruned[::2], strict=True):
-            weight = found.weight
+        for layer, sparse in zip(same[::2], pruned[::2], strict=True):
+            weight = sparse.weight
             layer.weight.copy_(weight.to_dense() if isinstance(weight, scorch.SparseTensor) else weight)
     torch.testing.assert_close(pruned(x[:32]), same(x[:32]), rtol=1e-4, atol=1e-4)
-print("pruned networks agree with dense ones that have the same weights")
-print("\nsparsity  accuracy   32 images      a file  stored sparse")
+print("pruned networks agree with dense ones with the same weights")
+print("\nsparsity  accuracy   32 images   file size  sparse layers")
 for sparsity, (accuracy, ms, size, stored) in rows.items():
     print(f"{sparsity:>8.0%} {accuracy:>8.1f} % {ms:>8.2f} ms {size:>7.2f} MiB  {stored:>13}")
 
 # %%
-# Half of the weights do nothing for the result; from some point on accuracy goes.
+# Half of the weights contribute nothing to the result; beyond some point, accuracy drops.
 
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
 for ax, place, label in zip(
     axes, range(3), ("accuracy, %", "ms for 32 images", "MiB of a file"), strict=True
 ):
     ax.bar([f"{sparsity:.0%}" for sparsity in rows], [row[place] for row in rows.values()], color=f"C{place}")
-    ax.set(xlabel="weights that are gone", title=label)
+    ax.set(xlabel="sparsity", title=label)
 if options.plot:
     figure.savefig(options.plot, dpi=120)

@@ -1,14 +1,15 @@
 """
-Training that is sparse from the start
-======================================
+Dynamic sparse training with RigL
+=================================
 
-A network with 5 % of the weights learns digits by RigL: every now and then small weights are dropped, and new
-ones grow where the gradient is largest. A dense network learns beside it. Ends in a table and a picture of
-where the first layer has its weights before and after: they move to where the digits are.
+A network with 5 % of the weights learns digits with RigL: at intervals, the smallest weights are dropped
+and new ones grow where the gradient is largest. A dense network is trained for comparison. Ends with a
+table and a plot of the sparsity pattern of the first layer before and after training: its weights move to
+where the digits are.
 
 Run it with ``python examples/rigl_mnist.py --data DIR --plot rigl.png``.
 
-``DIR`` has ``images/mnist.npz``. Without it digits of a pocket calculator are made up.
+``DIR`` contains ``images/mnist.npz``. Without it, the digits are synthetic.
 """
 
 import argparse
@@ -23,14 +24,14 @@ import torch.nn.functional as F
 
 import scorch
 
-parser = argparse.ArgumentParser(description="RigL beside dense training")
-parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has images/mnist.npz")
+parser = argparse.ArgumentParser(description="RigL compared with dense training")
+parser.add_argument("--data", type=Path, metavar="DIR", help="folder with images/mnist.npz")
 parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--sparsity", type=float, default=0.95)
 parser.add_argument("--growth", choices=["gradient", "random"], default="gradient", help="RigL or SET")
 parser.add_argument("--widths", type=int, nargs="+", default=[784, 512, 256, 10])
 parser.add_argument("--quick", action="store_true", help="few images, a narrow network, two epochs")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 count = 1000 if options.quick else 10_000
 epochs, widths = (2, [784, 64, 10]) if options.quick else (options.epochs, options.widths)
@@ -38,7 +39,7 @@ torch.manual_seed(0)
 
 
 def calculator_digits(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy digits made of seven bars, moved about, 28 x 28, and which they are."""
+    """Return noisy, shifted seven-segment digits of 28 x 28 pixels, and their classes."""
     corners = "04060919 04140911 04141719 13150919 14240911 14241719 22240919"  # top, bottom, left, right
     bars = torch.zeros(7, 28, 28)
     for bar, text in zip(bars, corners.split(), strict=True):
@@ -59,7 +60,7 @@ if options.data is not None:
         x, test_x = (torch.from_numpy(file[f"{part}_x"][:count]).float() / 255 for part in ("train", "test"))
         y, test_y = (torch.from_numpy(file[f"{part}_y"][:count]).long() for part in ("train", "test"))
 else:
-    print("No --data was given: digits of a pocket calculator, made up, not MNIST.")
+    print("No --data given: using synthetic seven-segment digits, not MNIST.")
     (x, y), (test_x, test_y) = calculator_digits(count), calculator_digits(count)
 mean_image = x.mean(0)
 x, test_x = ((part.reshape(count, 784) - x.mean()) / x.std() for part in (x, test_x))
@@ -67,8 +68,8 @@ x, test_x = ((part.reshape(count, 784) - x.mean()) / x.std() for part in (x, tes
 # %%
 # Two networks
 # ------------
-# The sparse one begins with weights at random places, a larger share in small layers (``erk``). Weights,
-# gradients and what Adam keeps exist for its stored entries only.
+# The sparse network starts with a random sparsity pattern, denser in small layers (``erk``). Weights,
+# gradients and Adam's state exist only for its nonzeros.
 
 layers: list[torch.nn.Module] = []
 for inputs, outputs in itertools.pairwise(widths):
@@ -76,11 +77,11 @@ for inputs, outputs in itertools.pairwise(widths):
 dense = torch.nn.Sequential(*layers)
 sparse = scorch.sparsify(dense, options.sparsity, method="random", distribution="erk", prefer="size")
 for layer in sparse[::2]:
-    layer.reset_parameters()  # scaled to the entries of each row
+    layer.reset_parameters()  # scaled to the nonzeros of each row
 
 
 def weights_at_pixels() -> torch.Tensor:
-    """How many weights of the first layer read each pixel."""
+    """Count the weights of the first layer that read each pixel."""
     return torch.bincount(sparse[0].weight.col_indices(), minlength=784).reshape(28, 28)
 
 
@@ -89,11 +90,11 @@ before = weights_at_pixels()
 # %%
 # Train
 # -----
-# ``exchange.step()`` after ``optimizer.step()`` is all that RigL needs.
+# RigL only needs ``exchange.step()`` after ``optimizer.step()``.
 
 
 def train(name: str, model: torch.nn.Module) -> tuple[float, int, float]:
-    """Accuracy in percent, bytes of weights, gradients and optimizer, and milliseconds a step."""
+    """Return the accuracy in percent, bytes of weights, gradients and optimizer, and ms per step."""
     steps = epochs * -(-count // 128)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
@@ -126,7 +127,7 @@ def train(name: str, model: torch.nn.Module) -> tuple[float, int, float]:
 
 
 results = {name: train(name, model) for name, model in (("dense", dense), ("sparse", sparse))}
-print(f"\n{'':12} {'accuracy':>9} {'bytes':>12} {'a step':>9}")
+print(f"\n{'':12} {'accuracy':>9} {'bytes':>12} {'per step':>9}")
 for name, (accuracy, size, ms) in results.items():
     print(f"{name:12} {accuracy:>7.2f} % {size:>12,} {ms:>6.2f} ms")
 
@@ -139,8 +140,8 @@ after = weights_at_pixels()
 axes[0].imshow(mean_image, cmap="Greys")
 for ax, image in ((axes[1], before), (axes[2], after)):
     picture = ax.imshow(image, cmap="viridis", vmin=0, vmax=int(torch.quantile(after.float(), 0.99)))
-figure.colorbar(picture, ax=axes[1:], label="weights that read a pixel")
-for ax, title in zip(axes, ("the mean of all images", "weights before training", "after"), strict=True):
+figure.colorbar(picture, ax=axes[1:], label="weights per pixel")
+for ax, title in zip(axes, ("mean of all images", "weights before training", "after training"), strict=True):
     ax.set(title=title, xticks=[], yticks=[])
 if options.plot:
     figure.savefig(options.plot, dpi=120)

@@ -1,10 +1,10 @@
 """
-A fused product: SDDMM
-======================
+A fused kernel: SDDMM
+=====================
 
-``S * (Q @ K.T)`` needs the product at the entries of ``S`` only. Written in torch, the whole product is made
-first and most of it is thrown away. Under ``scorch.compile``, or as one einsum, only what is kept is
-computed. Ends in a table and a picture of time and memory over the size.
+``S * (Q @ K.T)`` needs the product only at the nonzeros of ``S``. Plain PyTorch computes the whole product
+first and discards most of it. With ``scorch.compile``, or as one einsum, only the needed elements are
+computed. Ends with a table and a plot of time and memory by size.
 
 Run it with ``python examples/sddmm_fused.py --plot sddmm.png``.
 """
@@ -19,18 +19,18 @@ import scorch
 
 parser = argparse.ArgumentParser(description="Sampled dense-dense matrix product")
 parser.add_argument("--quick", action="store_true", help="small sizes")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 sizes = [128, 256, 512] if options.quick else [512, 1024, 2048, 4096, 8192]
-seconds = 0.01 if options.quick else 0.3  # to measure for
-width, in_row = 64, 32  # columns of Q and K, and entries in a row of S
+seconds = 0.01 if options.quick else 0.3  # measuring time
+width, in_row = 64, 32  # columns of Q and K, and nonzeros per row of S
 torch.manual_seed(0)
 
 # %%
-# Four ways
-# ---------
-# ``torch.sparse.sampled_addmm`` is torch's own name for it, for its CSR layout; there the values of ``S`` are
-# multiplied afterwards. The compiled function is the first one, as it stands.
+# Four implementations
+# --------------------
+# ``torch.sparse.sampled_addmm`` is PyTorch's own function for its CSR layout; the values of ``S`` are
+# multiplied afterwards. The compiled function is the first one, unchanged.
 
 
 def dense_first(S: torch.Tensor, Q: torch.Tensor, K: torch.Tensor) -> torch.Tensor:
@@ -49,8 +49,8 @@ ways = {
 # %%
 # Time and memory
 # ---------------
-# Each row of ``S`` has 32 entries. Memory is counted: operands, result and what is made on the way, which
-# is n x n numbers more in the first way. Results are compared with dense torch before they are timed.
+# Each row of ``S`` has 32 nonzeros. Memory counts the operands, the result and the intermediates, which are
+# n x n numbers in the first implementation. Results are compared with dense PyTorch before they are timed.
 
 times: dict[str, list[float]] = {name: [] for name in ways}
 memory: dict[str, list[float]] = {"dense first": [], "einsum": []}
@@ -74,10 +74,10 @@ for n in sizes:
     memory["dense first"].append(memory["einsum"][-1] + 4 * n * n / 2**20)
     print(f"n = {n:<5,}" + "".join(f"{spent[-1]:>14.2f} ms" for spent in times.values()), end="")
     print(f"{memory['dense first'][-1]:>13.1f} MiB{memory['einsum'][-1]:>7.1f} MiB")
-print("all ways agree")
+print("all implementations agree")
 
 # %%
-# One grows with the square of the size, the others with the number of entries.
+# The first grows with the square of the size, the others with the number of nonzeros.
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
 for ax, found, label in ((axes[0], times, "milliseconds"), (axes[1], memory, "MiB")):
@@ -90,10 +90,11 @@ if options.plot:
     figure.savefig(options.plot, dpi=120)
 
 # %%
-# More in one kernel
-# ------------------
-# What comes next can be joined: under ``scorch.compile`` the sampled product, a relu and a product with a
-# third matrix are one loop over rows, and the sparse matrix in between exists for the rows at hand only.
+# Fuse more
+# ---------
+# You can fuse the next calls as well: with ``scorch.compile``, the sampled product, a relu and a product
+# with a third matrix become one loop over rows. The sparse matrix in between exists only for the rows being
+# processed.
 
 
 @scorch.compile

@@ -1,14 +1,14 @@
 """
-Autoencoders of sparse images
-=============================
+Sparse autoencoders
+===================
 
-Images of digits are mostly black, so they are stored as sparse rows. One network squeezes them through 256
-numbers; another may use only 16 of its 256 for each image, so that its codes are sparse too. Ends in a table
-and a picture of what comes out again.
+Images of digits are mostly black, so they are stored as sparse rows. One network compresses them to 256
+numbers; another may use only 16 of its 256 for each image, so that its codes are sparse too. Ends with a
+table and a plot of the reconstructions.
 
 Run it with ``python examples/sparse_autoencoder.py --data DIR --plot autoencoder.png``.
 
-``DIR`` has ``images/mnist.npz``. Without it digits of a pocket calculator are made up.
+``DIR`` contains ``images/mnist.npz``. Without it, the digits are synthetic.
 """
 
 import argparse
@@ -24,16 +24,16 @@ import scorch
 from scorch.utils.data import DataLoader, SparseDataset
 
 parser = argparse.ArgumentParser(description="Autoencoders of sparse images")
-parser.add_argument("--data", type=Path, metavar="DIR", help="the folder that has images/mnist.npz")
+parser.add_argument("--data", type=Path, metavar="DIR", help="folder with images/mnist.npz")
 parser.add_argument("--quick", action="store_true", help="few images, one epoch")
-parser.add_argument("--plot", metavar="FILE", help="save the picture")
+parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()
 count, epochs = (500, 1) if options.quick else (6000, 6)
 torch.manual_seed(0)
 
 
 def calculator_digits(count: int) -> torch.Tensor:
-    """Digits made of seven bars, moved about and of changing brightness, 28 x 28."""
+    """Return shifted seven-segment digits of varying brightness, 28 x 28 pixels."""
     corners = "04060919 04140911 04141719 13150919 14240911 14241719 22240919"  # top, bottom, left, right
     bars = torch.zeros(7, 28, 28)
     for bar, text in zip(bars, corners.split(), strict=True):
@@ -53,16 +53,16 @@ if options.data is not None:
     with np.load(options.data / "images" / "mnist.npz") as file:
         images = torch.from_numpy(file["train_x"][:count]).float() / 255
 else:
-    print("No --data was given: digits of a pocket calculator, made up, not MNIST.")
+    print("No --data given: using synthetic seven-segment digits, not MNIST.")
     images = calculator_digits(count)
 X = scorch.from_torch(images.reshape(count, 784), format="csr")
-print(f"{count:,} images, {X.density:.0%} of all pixels are stored")
+print(f"{count:,} images, density {X.density:.0%}")
 
 # %%
 # Two networks
 # ------------
-# The first layer multiplies sparse rows with a dense weight. ``topk_sparse`` keeps the largest numbers of
-# each row as a sparse matrix, and decoding it reads those rows of the decoder that it needs.
+# The first layer multiplies sparse rows by a dense weight. ``topk_sparse`` keeps the largest values of each
+# row as a sparse matrix, and decoding it reads only the rows of the decoder that it needs.
 
 
 class Autoencoder(torch.nn.Module):
@@ -71,8 +71,8 @@ class Autoencoder(torch.nn.Module):
         self.k, self.encoder, self.decoder = k, torch.nn.Linear(784, 256), torch.nn.Linear(256, 784)
 
     def codes(self, x: torch.Tensor) -> torch.Tensor:
-        found = self.encoder(x).relu()
-        return found if self.k is None else scorch.topk_sparse(found, self.k)
+        codes = self.encoder(x).relu()
+        return codes if self.k is None else scorch.topk_sparse(codes, self.k)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.decoder(self.codes(x))
@@ -94,14 +94,14 @@ for name, model in models.items():
         print(f"{name}: epoch {epoch + 1}, loss {total / count:.4f}, {time.perf_counter() - start:.1f} s")
 
 # %%
-# What comes out
-# --------------
-# Before training, sparse and dense inputs were seen to give the same numbers. The table has what an image
-# takes as it is stored, and the mean squared error of a pixel.
+# Results
+# -------
+# Before training, sparse and dense inputs were checked to give the same results. The table shows how many
+# numbers are stored per image, and the mean squared error per pixel.
 
 shown = X[:10]
 pictures = {"input": shown.to_dense()}
-print(f"\n{'':14}{'numbers stored for an image':>28}{'error':>10}")
+print(f"\n{'':14}{'stored numbers per image':>28}{'error':>10}")
 print(f"{'input':14}{X.nnz / count:>28.1f}{'':>10}")
 with torch.no_grad():
     for name, model in models.items():

@@ -55,7 +55,7 @@ GOALS = [
 TITLES = {
     "kernels": "Kernels on {architecture}",
     "threads": "Kernels by number of threads on {architecture}",
-    "switches": "What each optimisation gives on {architecture}",
+    "switches": "What each optimization contributes on {architecture}",
 }
 
 
@@ -142,13 +142,13 @@ def worst(cases: Sequence[Measured], of: Callable[[Measured], float | None]) -> 
 def _how() -> str:
     return (
         "float32, warm calls. Ratios above 1: Scorch is faster; **bold**: it misses the goal, or is below "
-        f"{LOST} of the best contestant. Every result is compared with one in float64 before it is timed. "
-        "Contestants take turns in random order, in samples of at least five milliseconds after an untimed "
-        "call, and medians are compared; those that take ten times as long as the best are called a few "
-        "times only. Layouts are prepared before.\n\n"
-        "*torch* is the best of its sparse layouts (CSR with int32 and int64 indices, COO) and of its ways "
-        "to say the same, case by case; *best* is the best of all contestants, dense torch, SciPy and loops "
-        "included. SciPy uses one thread. SpMSpM gives CSR with sorted rows; all but Scorch are given A.T. "
+        f"{LOST} of the best contestant. Every result is checked against float64 before it is timed. "
+        "Contestants run in turns in random order, in samples of at least five milliseconds after an untimed "
+        "call, and medians are compared; those that take ten times as long as the best are called only a few "
+        "times. Layouts are prepared beforehand.\n\n"
+        "*torch* is the best of its sparse layouts (CSR with int32 and int64 indices, COO) and of equivalent "
+        "calls, case by case; *best* is the best of all contestants, including dense torch, SciPy and loops. "
+        "SciPy uses one thread. SpMSpM returns CSR with sorted rows; all but Scorch are given A.T. "
         f"*Shifted* is A with its rows moved down by one. Limits: {LIMITS}."
     )
 
@@ -189,7 +189,7 @@ def _goals(results: Results, threads: int) -> list[str]:
         "kernel",
         "against",
         "goal",
-        f"its time / Scorch's, from {MANY:,} entries on",
+        f"its time / Scorch's, at least {MANY:,} entries",
         "met",
         "all matrices",
         "worst of the large",
@@ -270,13 +270,11 @@ def _losses(results: Results, threads: int) -> list[str]:
             names.append(f"{case.matrix} {found:.2f} ({best[0]})")
         if names:
             rows.append((label, f"{len(names)} of {len(cases)}", "; ".join(names)))
+    title = f"### Slower cases, {threads_word(threads)}"
     if not rows:
-        return [f"### Losses, {threads_word(threads)}\n\nNo case is below {LOST} of the best contestant."]
-    text = (
-        f"### Losses, {threads_word(threads)}\n\n"
-        f"Cases below {LOST} of the best contestant, which is named.\n\n"
-    )
-    return [text + table(("kernel", "lost", "matrices"), rows, left=3)]
+        return [f"{title}\n\nNo case is below {LOST} of the best contestant."]
+    text = f"{title}\n\nCases below {LOST} of the best contestant, which is named.\n\n"
+    return [text + table(("kernel", "slower", "matrices"), rows, left=3)]
 
 
 def _by_matrix(results: Results, threads: int) -> list[str]:
@@ -348,10 +346,10 @@ def _scaling(results: Results) -> list[str]:
 
 def _switches(results: Results) -> list[str]:
     parts = [
-        "Each kernel with all optimisations, and how many times as long it takes without one of them "
-        "(`scorch.settings(disable=NAME)`) and without all; a point: less than 3 % either way. As calls with "
-        "something switched off take a longer way to their kernel, the others are compared with a call "
-        "without an optimisation that has nothing to do there: `buckets`, or `dense` in conversions.",
+        "The time of each kernel with all optimizations, and how many times as long it takes with one of "
+        "them turned off (`scorch.settings(disable=NAME)`) and with all of them turned off; a dot: less than "
+        "3 % difference. Since calls with an optimization turned off have more overhead, they are compared "
+        "with a call with an irrelevant one turned off: `buckets`, or `dense` in conversions.",
         "\n".join(f"- `{name}`: {text}" for name, text in OPTIMIZATIONS.items()),
     ]
     for threads in results.threads():

@@ -19,19 +19,19 @@ from typing import Any
 from scorch.errors import ArgumentError, warn_deprecated
 
 OPTIMIZATIONS = {
-    "order": "the cheapest order of loops, instead of the paper's Algorithm 1",
-    "contract": "products of many operands two at a time, and partial products kept",
+    "order": "the cheapest loop order, instead of the paper's Algorithm 1",
+    "contract": "contractions of many operands in pairs, and reuse of partial products",
     "registers": "dense inner loops in vector registers",
-    "jam": "several rows of a block, or entries of a row, at a time, which share what they load",
-    "sums": "sums in several vector accumulators, several entries at once",
-    "bitmap": "a bitmap in the workspace, instead of a sorted list of places",
-    "slots": "results written once, into slots of the most they may need",
-    "buckets": "entries counted into rows, instead of sorted",
-    "balance": "chunks of equal numbers of entries, instead of rows",
-    "tiles": "a dense index cut into tiles that stay in the cache",
-    "prefetch": "rows fetched ahead of their use",
-    "pool": "large results in huge pages and memory that was used before",
-    "dense": "operands that are nearly full multiplied as dense ones",
+    "jam": "several rows of a block, or nonzeros of a row, at a time, which share loads",
+    "sums": "sums in several vector accumulators, several nonzeros at once",
+    "bitmap": "a bitmap in the workspace, instead of a sorted list of coordinates",
+    "slots": "results written directly into arrays of their maximum size",
+    "buckets": "nonzeros counted into rows, instead of sorted",
+    "balance": "chunks with equal numbers of nonzeros, instead of rows",
+    "tiles": "a dense index split into tiles that stay in the cache",
+    "prefetch": "prefetching of rows",
+    "pool": "large results in huge pages and reused memory",
+    "dense": "nearly full operands multiplied as dense ones",
 }
 
 

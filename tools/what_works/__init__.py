@@ -1,1 +1,1 @@
-"""``python -m tools.what_works``: torch's operators in every format and dtype, and a page of what works."""
+"""``python -m tools.what_works``: run the PyTorch operators on sparse tensors in every format and dtype."""

@@ -1,4 +1,4 @@
-"""``python -m tools.what_works``: try torch's operators on sparse tensors, and write what works."""
+"""``python -m tools.what_works``: run the PyTorch operators on sparse tensors, and write a coverage page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.what_works",
-        description="Try torch's operators on sparse tensors in every format and dtype, and say what works.",
+        description="Run the PyTorch operators on sparse tensors in every format and dtype.",
     )
     parser.add_argument("--operators", default="", metavar="PATTERN", help="only those whose name matches")
     parser.add_argument("--formats", default=" ".join(FORMATS), help="separated by spaces (default: all)")

@@ -19,9 +19,9 @@ VARIANTS = {"first": "the first tensor is sparse", "all": "all tensors are spars
 
 # Left out, with the reason: names that match.
 LEFT_OUT = {
-    "internal to torch": r"_\w+(?<!__)|torch\..*|jiterator\w*",
-    "the values are whatever lies in memory": r"(new_)?empty\w*|resize_\w*",
-    "random numbers are drawn for stored entries only": (
+    "internal to PyTorch": r"_\w+(?<!__)|torch\..*|jiterator\w*",
+    "results are uninitialized memory": r"(new_)?empty\w*|resize_\w*",
+    "random numbers are drawn for stored elements only": (
         r"rand(n|int)?_like|normal|uniform|bernoulli|nn\.functional\.(dropout|rrelu)"
     ),
 }
@@ -86,13 +86,13 @@ def family(info: Any) -> str:
     if name.startswith("masked."):
         return "Masked reductions"
     if kind == "ReductionOpInfo" or name in REDUCTIONS.split() or name.startswith("argm"):
-        return "Reductions and running sums"
+        return "Reductions and cumulative sums"
     if name in INDEXING.split():
         return "Indexing and sorting"
     if name in CREATION.split() or name.startswith(("new_", "signal.")):
-        return "New tensors"
+        return "Creation"
     if kind == "UnaryUfuncInfo":
-        return "Functions of each element"
+        return "Elementwise functions, unary"
     if kind == "BinaryUfuncInfo" or name in ("addcmul", "addcdiv", "lerp", "clamp", "logical_not"):
-        return "Functions of elements of two tensors"
+        return "Elementwise functions, binary"
     return "Shapes and copies"
