@@ -100,6 +100,10 @@ class UnsupportedError(ScorchError, NotImplementedError):
     """A call that Scorch does not answer; the message names one that works."""
 
 
+class MissingAttributeError(UnsupportedError, AttributeError):
+    """An attribute of tensors that one of this kind does not have; the message names another."""
+
+
 class DensityError(ScorchError, MemoryError):
     """A result that would need more dense memory than the budget allows."""
 

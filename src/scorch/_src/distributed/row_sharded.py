@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from scorch._src.distributed.collectives import Group, gather_numbers, gather_ro
 from scorch._src.distributed.cost_model.formulas import Load
 from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
 from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.names import TensorNames
+from scorch._src.distributed.refusals import refusal
 from scorch._src.ops.graph.neighbours import ShardedGraph
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -27,7 +30,7 @@ Tensor = torch.Tensor
 Shape = tuple[int, ...]
 
 
-class RowSharded(ShardedGraph):
+class RowSharded(TensorNames, ShardedGraph):
     """A sparse tensor whose rows are sharded over the processes of a mesh, in shares of any size.
 
     ``local`` has the entries of this process, in any sparse format. Its rows are those that the process
@@ -89,6 +92,9 @@ class RowSharded(ShardedGraph):
     def dim(self) -> int:
         return self.local.dim()
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
     def count_entries(self) -> int:
         """Return the number of entries over all processes, each of which has to ask."""
         return sum(count for (count,) in gather_numbers([self.local.nnz], self.group, self.rows.ghosts))
@@ -136,6 +142,8 @@ class RowSharded(ShardedGraph):
 
     def to(self, dtype: torch.dtype) -> RowSharded:
         """Convert the entries to another dtype."""
+        if not isinstance(dtype, torch.dtype):
+            raise refusal("to(device)")
         return self.map_local(torch.Tensor.to, dtype)
 
     def to_format(self, format: Any) -> RowSharded:
@@ -180,6 +188,10 @@ class RowSharded(ShardedGraph):
         result.spread = self.spread
         result.kept["transposed"] = self
         return result
+
+    @property
+    def mT(self) -> RowSharded:
+        return self.T
 
     @property
     def plan(self) -> Plan:
@@ -258,22 +270,25 @@ class RowSharded(ShardedGraph):
     def __pow__(self, exponent: Any) -> Any:
         return call(torch.pow, (self, exponent), {})
 
-    def sum(self, dim: Any = None) -> Any:
+    def sum(self, dim: Any = None, **options: Any) -> Any:
         """Return the sum of all entries or sums of rows or columns, sharded as these are."""
-        return call(torch.sum, (self, dim), {})
+        return call(torch.sum, (self, dim), options)
 
-    def norm(self, p: Any = 2) -> Any:
+    def norm(self, p: Any = 2, **options: Any) -> Any:
         """Return a norm over all entries, in every process."""
-        return call(torch.norm, (self, p), {})
+        return call(torch.norm, (self, p), options)
 
-    def softmax(self, dim: int) -> RowSharded:
+    def softmax(self, dim: int, **options: Any) -> RowSharded:
         """Return the softmax of the entries of each row (1) or column (0)."""
-        return call(torch.sparse.softmax, (self, dim), {})  # type: ignore[no-any-return]
+        return call(torch.sparse.softmax, (self, dim), options)  # type: ignore[no-any-return]
 
     def over_neighbours(
         self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
         return call(run, args, kwargs)  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: Any) -> RowSharded:
+        return self.map_local(copy.deepcopy, memo)
 
     def __bool__(self) -> bool:
         raise UnsupportedError("a sharded tensor has no truth value")
