@@ -167,10 +167,27 @@ def check_choices(rank: int) -> None:
     explained = scorch.explain("ij,jk->ik", sd.with_algorithm(A, "halo"), A.columns_of(X))
     assert "brings" in explained.exchanges[0] and explained.plan.features == X.shape[1]
     assert "(runner-up)" in str(explained) and "in this process" in str(explained)
+    check_explained_function(sd.with_algorithm(A, "halo"), A.columns_of(X))
     back = sd.with_algorithm(sd.with_algorithm(A, "1.5d", replicas=4), "halo")
     assert not back.has_split_rows
     with pytest.raises(scorch.errors.ArgumentError, match="divisor of the 4 processes"):
         sd.with_algorithm(A, "1.5d", replicas=3)
+
+
+def check_explained_function(A: Any, x: torch.Tensor) -> None:
+    """The exchanges of a function are reported as they were counted, and its products with their plans."""
+    with sd.count_bytes() as traffic:
+        sd.mean((A @ x).sum(1))
+    report = scorch.explain(lambda x: sd.mean((A @ x).sum(1)), runs=1)(x)
+    moves = [found for found in report.exchanges if found.kind == "exchange"]
+    assert len(moves) == traffic.exchanges == 2
+    assert sum(found.bytes for found in moves) == traffic.received > 0
+    assert all(found.predicted > 0 for found in moves) and "from 3 processes" in moves[0].statement
+    (planned,) = (found for found in report.exchanges if found.kind == "product")
+    assert planned.statement.startswith("halo: ") and planned.runner_up
+    assert planned.bytes == A.plan.at(features=x.shape[1]).bytes
+    words = str(report)
+    assert "2 exchanges of" in words and "runner-up" in words and "contextlib" not in words
 
 
 def check_empty_process(rank: int) -> None:
