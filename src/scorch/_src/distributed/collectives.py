@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from scorch._src.devices import HOST
 from scorch._src.events import LISTENERS, emit
 from scorch.errors import CommunicationError, counted
 from scorch.settings import current
@@ -86,6 +87,12 @@ def size_of(group: Group) -> int:
     return 1 if group is None else dist.get_world_size(group)
 
 
+def _carrier(group: Group, device: torch.device) -> torch.device:
+    """Return where arrays of a device are exchanged: gloo does so in the host's memory."""
+    is_gloo = group is not None and dist.get_backend(group) == dist.Backend.GLOO
+    return HOST if is_gloo else device
+
+
 @contextlib.contextmanager
 def reporting(what: str, group: Group) -> Iterator[None]:
     """Raise a ``CommunicationError`` that names the call when a collective inside fails."""
@@ -131,19 +138,22 @@ def start_exchange(
     width, rank = row_bytes(out), rank_in(group)  # what a process sends to itself does not leave it
     peers = sum(1 for other, count in enumerate(received) if count and other != rank)
     moved = (sum(sent) - sent[rank]) * width, (sum(received) - received[rank]) * width
+    here = _carrier(group, out.device)
+    arrived, leaving = out.to(here), rows.to(here)
     return Handle(
         Exchange("exchange of rows", *moved, peers),
         group,
         lambda: [
             dist.all_to_all_single(
-                _as_bytes(out),
-                _as_bytes(rows),
+                _as_bytes(arrived),
+                _as_bytes(leaving),
                 [count * width for count in received],
                 [count * width for count in sent],
                 group=group,
                 async_op=True,
             )
         ],
+        (out, arrived),
     )
 
 
@@ -152,21 +162,31 @@ def start_exchange_with(out: Tensor, source: int, rows: Tensor, target: int, gro
 
     What has no rows is not sent: both processes know.
     """
-    width = row_bytes(out)
+    width, here = row_bytes(out), _carrier(group, out.device)
+    arrived, leaving = out.to(here), rows.to(here)
     calls = []
     if out.numel():
-        calls.append(dist.P2POp(dist.irecv, _as_bytes(out), group=group, group_peer=source))
+        calls.append(dist.P2POp(dist.irecv, _as_bytes(arrived), group=group, group_peer=source))
     if rows.numel():
-        calls.append(dist.P2POp(dist.isend, _as_bytes(rows), group=group, group_peer=target))
+        calls.append(dist.P2POp(dist.isend, _as_bytes(leaving), group=group, group_peer=target))
     exchange = Exchange("exchange with one process", len(rows) * width, len(out) * width, int(len(out) > 0))
-    return Handle(exchange, group, lambda: dist.batch_isend_irecv(calls) if calls else [])
+    return Handle(exchange, group, lambda: dist.batch_isend_irecv(calls) if calls else [], (out, arrived))
 
 
 class Handle:
-    """An exchange that has begun, and is over after ``wait``; its time is that of both calls."""
+    """An exchange that has begun, and is over after ``wait``; its time is that of both calls.
 
-    def __init__(self, exchange: Exchange, group: Group, begin: Callable[[], list[Any]]) -> None:
-        self._exchange, self._group = exchange, group
+    ``copied`` are an array and what arrives for it, perhaps elsewhere.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        group: Group,
+        begin: Callable[[], list[Any]],
+        copied: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self._exchange, self._group, self._copied = exchange, group, copied
         _count(exchange)
         start = time.perf_counter()
         with reporting(exchange.what, group):
@@ -178,6 +198,8 @@ class Handle:
         with reporting(self._exchange.what, self._group):
             for work in self._works:
                 work.wait()
+        if self._copied is not None and self._copied[0] is not self._copied[1]:
+            self._copied[0].copy_(self._copied[1])
         if LISTENERS:
             emit("exchange", self._exchange, (), None, start - self._begun)
 
@@ -199,7 +221,7 @@ def exchange_counts(counts: Sequence[int], group: Group, like: Tensor) -> list[i
     """Tell each process a number, and return what each has told this one."""
     if group is None:
         return list(counts)
-    given = torch.tensor(counts, dtype=torch.int64, device=like.device)
+    given = torch.tensor(counts, dtype=torch.int64, device=_carrier(group, like.device))
     found = torch.empty_like(given)
     with reporting("exchange of counts", group):
         dist.all_to_all_single(found, given, group=group)
@@ -218,7 +240,10 @@ def _reduce(array: Tensor, op: Any, group: Group) -> None:
     size = size_of(group)
     moved = 2 * (size - 1) * array.numel() * array.element_size() // size  # around a ring
     exchange = Exchange("reduction over processes", moved, moved, size - 1)
-    Handle(exchange, group, lambda: [dist.all_reduce(array, op, group=group, async_op=True)]).wait()
+    part = array.to(_carrier(group, array.device))
+    Handle(
+        exchange, group, lambda: [dist.all_reduce(part, op, group=group, async_op=True)], (array, part)
+    ).wait()
 
 
 def largest_over(array: Tensor, group: Group) -> Tensor:
@@ -231,7 +256,7 @@ def largest_over(array: Tensor, group: Group) -> Tensor:
 
 def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[list[int]]:
     """Return a few numbers of each process, in the order of ranks."""
-    own = torch.tensor(list(numbers), dtype=torch.int64, device=like.device)
+    own = torch.tensor(list(numbers), dtype=torch.int64, device=_carrier(group, like.device))
     if group is None or size_of(group) == 1:
         return [own.tolist()]
     parts = [torch.empty_like(own) for _ in range(size_of(group))]
@@ -245,14 +270,15 @@ def gather_rows(rows: Tensor, group: Group) -> Tensor:
     counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
     if len(counts) == 1:
         return rows.clone()
-    out = rows.new_empty((sum(counts), *rows.shape[1:]))
+    here = _carrier(group, rows.device)
+    out = rows.new_empty((sum(counts), *rows.shape[1:]), device=here)
     rank, width, others = rank_in(group), row_bytes(rows), len(counts) - 1
     received = (sum(counts) - counts[rank]) * width
     parts = out.split(counts)
     parts[rank].copy_(rows)
     exchange = Exchange("gathering of rows", counts[rank] * others * width, received, others)
     Handle(exchange, group, lambda: [_start_broadcast(*pair, group) for pair in enumerate(parts)]).wait()
-    return out
+    return out.to(rows.device)
 
 
 def _start_broadcast(sender: int, part: Tensor, group: Group) -> Any:
