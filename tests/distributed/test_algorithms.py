@@ -112,6 +112,39 @@ def check_memory(rank: int) -> None:
     assert at_once.most > (own + 2 * block) * row + small  # more than rounds may hold
 
 
+def check_planned_memory(rank: int) -> None:
+    """Products, gradients, SDDMM and softmax hold what the plan names, and the own rows of more operands."""
+    S, X = graph()
+    for algorithm in ("halo", "rounds"):
+        hold_what_is_planned(sd.shard(S, algorithm=algorithm), X)
+
+
+def hold_what_is_planned(A: Any, X: torch.Tensor) -> None:
+    x, q = A.columns_of(X).clone().requires_grad_(), A.rows_of(X).clone().requires_grad_()
+    own = max(A.rows.own, A.columns.own) * 4 * X.shape[1]
+    small = 80 * A.local.nnz  # values and coordinates
+    plan = A.plan.at(features=X.shape[1]).chosen.memory
+    entries = A.detach().requires_grad_()
+    halos = 2 if A.algorithm == "halo" else 1  # of two products
+    calls = {
+        "product": (lambda: A @ x, plan),  # with its operand and its result
+        "transposed product": (lambda: A.T @ q, plan + 2 * own),
+        "product and gradients": (lambda: (A @ x).sum().backward(), plan + 2 * own),
+        "sampled product": (lambda: sd.einsum("ij,ik,jk->ij", A, q, x), plan + own),
+        "softmax of rows": (lambda: A.softmax(1), 0),
+        "softmax of columns": (lambda: A.softmax(0), small),
+        "attention and gradients": (
+            lambda: (sd.einsum("ij,ik,jk->ij", entries, q, x).softmax(1) @ x).sum().backward(),
+            halos * plan + 4 * own + small,
+        ),
+    }
+    for name, (call, allowed) in calls.items():
+        call()  # so that plans and kernels are there
+        with LiveBytes() as live:
+            call()
+        assert live.most <= allowed + small, (A.algorithm, name, live.most, allowed + small)
+
+
 def check_bytes(rank: int) -> None:
     """Products move what the plan says; half of it in bfloat16, whose error is that of rounding once."""
     S, X = graph()
@@ -201,7 +234,7 @@ def check_empty_process(rank: int) -> None:
 
 def check_all(rank: int) -> None:
     products.OVERLAP_BYTES = 0
-    for check in (check_memory, check_bytes, check_choices, check_empty_process):
+    for check in (check_memory, check_planned_memory, check_bytes, check_choices, check_empty_process):
         check(rank)
 
 
