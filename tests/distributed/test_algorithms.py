@@ -17,6 +17,7 @@ from distributed.sharded_cases import Case, draw
 from distributed.test_sharded import check_gradients, check_products, close
 from processes import in_processes
 from scorch._src.distributed import products
+from scorch._src.events import LISTENERS
 
 ALGORITHMS = ("halo", "rounds", "features", "1.5d")
 
@@ -223,6 +224,36 @@ def check_explained_function(A: Any, x: torch.Tensor) -> None:
     assert "2 exchanges of" in words and "runner-up" in words and "contextlib" not in words
 
 
+def check_overlap(rank: int) -> None:
+    """Own entries are multiplied between the beginning of an exchange and its end, gradients too."""
+    S, X = graph()
+    A, happened = sd.shard(S), []
+    x = A.columns_of(X).clone().requires_grad_()
+    y = A @ x  # so that plans and kernels are there
+    y.sum().backward()
+    exchange = dist.all_to_all_single
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        happened.append("begin")
+        return exchange(*args, **kwargs)
+
+    def listen(event: Any) -> None:
+        happened.append("end" if event.kind == "exchange" else event.kind)
+
+    dist.all_to_all_single = watched
+    LISTENERS.append(listen)
+    try:
+        y = A @ x
+        forward, happened[:] = list(happened), []
+        y.sum().backward()
+    finally:
+        LISTENERS.remove(listen)
+        dist.all_to_all_single = exchange
+    for calls in (forward, happened):
+        assert calls.count("begin") == calls.count("end") == 1
+        assert "kernel" in calls[calls.index("begin") : calls.index("end")], calls
+
+
 def check_empty_process(rank: int) -> None:
     """A process without rows takes part in the exchange of several operands."""
     S, X = graph()
@@ -234,7 +265,14 @@ def check_empty_process(rank: int) -> None:
 
 def check_all(rank: int) -> None:
     products.OVERLAP_BYTES = 0
-    for check in (check_memory, check_planned_memory, check_bytes, check_choices, check_empty_process):
+    for check in (
+        check_memory,
+        check_planned_memory,
+        check_bytes,
+        check_choices,
+        check_overlap,
+        check_empty_process,
+    ):
         check(rank)
 
 
