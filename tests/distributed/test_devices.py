@@ -66,7 +66,8 @@ def test_gloo_exchanges_arrays_of_an_accelerator_through_the_host(tmp_path):
 
 
 @pytest.mark.skipif(ACCELERATOR is None, reason="no accelerator")
-def test_one_process_with_the_backend_of_an_accelerator(tmp_path):
+def test_one_process_with_the_backend_of_an_accelerator(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as torchrun says
     scorch.save(tmp_path / "S.safetensors", graph(60)[0])
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group(dist.Backend.NCCL, store=store, rank=0, world_size=1)
