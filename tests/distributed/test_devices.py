@@ -15,7 +15,7 @@ import scorch.distributed as sd
 from distributed.test_algorithms import graph
 from processes import in_processes
 
-ACCELERATOR = torch.accelerator.current_accelerator()
+ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
 
 
 def compare(rank: int, folder: str, device: torch.device, mesh: Any = None) -> None:
@@ -77,4 +77,19 @@ def test_one_process_with_the_backend_of_an_accelerator(tmp_path, monkeypatch):
         compare(0, str(tmp_path), ACCELERATOR, mesh)
         assert sd.shard(graph(60)[0]).device.type == ACCELERATOR.type  # by the group alone
     finally:
+        dist.destroy_process_group()
+
+
+def test_init_takes_the_cpu_where_torch_knows_an_accelerator_that_is_not_there(tmp_path, monkeypatch):
+    def current(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("cpu:gloo", store=store, rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "get_backend", lambda group=None: "undefined")  # as for several devices
+        assert sd.init().device_type == "cpu"
+    finally:
+        monkeypatch.undo()
         dist.destroy_process_group()

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.align import same_plans
-from scorch._src.distributed.calls import RULES, rule
-from scorch._src.distributed.refusals import dense_result
+from scorch._src.distributed.calls import RULES, dense_result, rule
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.sums import spread
 from scorch._src.tensor.sparse_tensor import SparseTensor

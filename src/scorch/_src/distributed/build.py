@@ -48,7 +48,7 @@ def device_of(mesh: Any, group: Group, given: Any = None) -> torch.device | None
             kind = torch.device(kind.type, torch.accelerator.current_device_index())
         return kind
     serves_one = group is not None and dist.get_backend(group) == dist.Backend.NCCL
-    return torch.accelerator.current_accelerator() if serves_one else None
+    return torch.accelerator.current_accelerator(check_available=True) if serves_one else None
 
 
 def _moved(tensor: SparseTensor, device: torch.device | None) -> SparseTensor:

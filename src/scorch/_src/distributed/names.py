@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from scorch._src.distributed.calls import call
-from scorch._src.distributed.refusals import missing_attribute, refusal
+from scorch._src.distributed.calls import call, missing_attribute, refusal
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 # Operators of Python beside those that ``RowSharded`` defines, and whether it is their second operand.

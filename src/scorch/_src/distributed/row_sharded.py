@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from scorch._src.bounded import BoundedCache
-from scorch._src.distributed.calls import call
+from scorch._src.distributed.calls import call, refusal
 from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
 from scorch._src.distributed.cost_model.formulas import Load
 from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.names import TensorNames
-from scorch._src.distributed.refusals import refusal
 from scorch._src.ops.graph.neighbours import ShardedGraph
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of

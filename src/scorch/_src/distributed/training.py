@@ -28,7 +28,9 @@ def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) 
         dist.init_process_group(timeout=timeout)
     if device_type is None:
         accelerator = (
-            torch.accelerator.current_accelerator() if dist.get_backend() != dist.Backend.GLOO else None
+            torch.accelerator.current_accelerator(check_available=True)
+            if dist.get_backend() != dist.Backend.GLOO
+            else None
         )
         device_type = (accelerator or HOST).type
     return dist.init_device_mesh(device_type, (dist.get_world_size(),))
