@@ -50,7 +50,8 @@ x = F.one_hot(y, features).float() + 1.5 * torch.randn(nodes, features)
 # Sharding
 # --------
 # Rows are cut into shares of about the same work, and moved so that neighbours are mostly in one process.
-# Then the graph is normalised, over all processes, and each keeps the features and classes of its own nodes.
+# Then the graph is normalised, over all processes, and each keeps the features and classes of its own nodes,
+# on the device of the mesh: a GPU for each process where there are some.
 
 A = sd.shard(graph, mesh)
 if world > 1:
@@ -77,7 +78,7 @@ class Network(torch.nn.Module):
         return self.second(sd.dropout(hidden, 0.3, graph, seed, self.training), graph)
 
 
-model = Network()
+model = Network().to(A.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 begin = 0
 if options.checkpoint is not None and options.checkpoint.exists():  # torchrun has started this job again

@@ -153,13 +153,13 @@ class RowSharded(TensorNames, ShardedGraph):
         return self.with_local(local)
 
     def rows_of(self, tensor: Tensor) -> Tensor:
-        """Pick this process's rows from a tensor that has all of them in every process."""
-        return _pick(tensor, self.rows, self.order)
+        """Pick this process's rows from a tensor that every process has, and bring them to its device."""
+        return _pick(tensor, self.rows, self.order).to(self.device)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
-        """Pick the rows that this process's columns stand for from a tensor that has all of them."""
+        """Pick the rows that this process's columns stand for from a tensor that has all, in the same way."""
         is_square = self.rows.cuts is self.columns.cuts
-        return _pick(tensor, self.columns, self.order if is_square else None)
+        return _pick(tensor, self.columns, self.order if is_square else None).to(self.device)
 
     def entries(self) -> tuple[list[Tensor], Tensor]:
         """Return the coordinates of this process's entries over all processes, and their values."""
