@@ -51,7 +51,7 @@ x = F.one_hot(y, features).float() + 1.5 * torch.randn(nodes, features)
 # --------
 # Rows are divided into shards with about the same amount of work, and reordered so that neighbors are
 # mostly on one rank. Then the graph is normalized across all ranks, and each keeps the features and classes
-# of its nodes.
+# of its nodes, on the device of the mesh: one GPU per rank if there are any.
 
 A = sd.shard(graph, mesh)
 if world > 1:
@@ -78,7 +78,7 @@ class Network(torch.nn.Module):
         return self.second(sd.dropout(hidden, 0.3, graph, seed, self.training), graph)
 
 
-model = Network()
+model = Network().to(A.device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 begin = 0
 if options.checkpoint is not None and options.checkpoint.exists():  # torchrun has restarted this job

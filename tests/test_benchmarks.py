@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -437,19 +438,30 @@ def test_pruned_networks_are_compared(
     assert "| MLP | 90% | 2 | 1 |" in printed and ("drawn to" in printed or "matplotlib" in printed)
 
 
+def run_on_tiny_graph(command: str, folder: Path) -> list[dict[str, Any]]:
+    words = ["-m", *command.split(), "--graph", "tiny", "--json", folder / "found.json"]
+    run_python(words, cwd=Path(__file__).parents[1], check=True)
+    found: list[dict[str, Any]] = json.loads((folder / "found.json").read_text())
+    return found
+
+
 @pytest.mark.long
 def test_steps_on_sharded_graphs_are_measured(tmp_path: Path) -> None:
-    words = [
-        "-m",
-        "benchmarks.distributed",
-        "--graph",
-        "tiny",
-        "--processes",
-        "1,2",
-        "--json",
-        tmp_path / "a.json",
-    ]
-    run_python(words, cwd=Path(__file__).parents[1], check=True)
-    one, given, label = json.loads((tmp_path / "a.json").read_text())
+    one, given, label = run_on_tiny_graph("benchmarks.distributed --processes 1,2", tmp_path)
     assert one["loss"] == pytest.approx(given["loss"]) == pytest.approx(label["loss"])
     assert one["megabytes"] == 0 < label["megabytes"]
+
+
+@pytest.mark.long
+def test_training_on_sharded_graphs_ends_as_that_of_one_process(tmp_path: Path) -> None:
+    command = "benchmarks.distributed --accuracy 3 --processes 1,2 --methods label"
+    one, label = run_on_tiny_graph(command, tmp_path)
+    assert one["last"] == pytest.approx(label["last"]) and one["last"] < one["first"]
+    assert one["accuracy"] == label["accuracy"]
+
+
+@pytest.mark.long
+def test_hidden_exchanges_are_measured(tmp_path: Path) -> None:
+    command = "benchmarks.distributed_overlap --processes 2 --methods given"
+    (found,) = run_on_tiny_graph(command, tmp_path)
+    assert min(found["hidden"], found["waiting"], found["exchange"]) > 0

@@ -111,6 +111,10 @@ class UnsupportedError(ScorchError, NotImplementedError):
     """Scorch does not support the call; the message names an alternative."""
 
 
+class MissingAttributeError(UnsupportedError, AttributeError):
+    """An attribute of tensors that one of this kind does not have; the message names another."""
+
+
 class DensityError(ScorchError, MemoryError):
     """The result would need more dense memory than ``settings(dense_budget=)`` allows."""
 

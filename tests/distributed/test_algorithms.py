@@ -17,6 +17,7 @@ from distributed.sharded_cases import Case, draw
 from distributed.test_sharded import check_gradients, check_products, close
 from processes import in_processes
 from scorch._src.distributed import products
+from scorch._src.events import LISTENERS
 
 ALGORITHMS = ("halo", "rounds", "features", "1.5d")
 
@@ -112,6 +113,39 @@ def check_memory(rank: int) -> None:
     assert at_once.most > (own + 2 * block) * row + small  # more than rounds may hold
 
 
+def check_planned_memory(rank: int) -> None:
+    """Products, gradients, SDDMM and softmax hold what the plan names, and the own rows of more operands."""
+    S, X = graph()
+    for algorithm in ("halo", "rounds"):
+        hold_what_is_planned(sd.shard(S, algorithm=algorithm), X)
+
+
+def hold_what_is_planned(A: Any, X: torch.Tensor) -> None:
+    x, q = A.columns_of(X).clone().requires_grad_(), A.rows_of(X).clone().requires_grad_()
+    own = max(A.rows.own, A.columns.own) * 4 * X.shape[1]
+    small = 80 * A.local.nnz  # values and coordinates
+    plan = A.plan.at(features=X.shape[1]).chosen.memory
+    entries = A.detach().requires_grad_()
+    halos = 2 if A.algorithm == "halo" else 1  # of two products
+    calls = {
+        "product": (lambda: A @ x, plan),  # with its operand and its result
+        "transposed product": (lambda: A.T @ q, plan + 2 * own),
+        "product and gradients": (lambda: (A @ x).sum().backward(), plan + 2 * own),
+        "sampled product": (lambda: sd.einsum("ij,ik,jk->ij", A, q, x), plan + own),
+        "softmax of rows": (lambda: A.softmax(1), 0),
+        "softmax of columns": (lambda: A.softmax(0), small),
+        "attention and gradients": (
+            lambda: (sd.einsum("ij,ik,jk->ij", entries, q, x).softmax(1) @ x).sum().backward(),
+            halos * plan + 4 * own + small,
+        ),
+    }
+    for name, (call, allowed) in calls.items():
+        call()  # so that plans and kernels are there
+        with LiveBytes() as live:
+            call()
+        assert live.most <= allowed + small, (A.algorithm, name, live.most, allowed + small)
+
+
 def check_bytes(rank: int) -> None:
     """Products move what the plan says; half of it in bfloat16, whose error is that of rounding once."""
     S, X = graph()
@@ -167,10 +201,57 @@ def check_choices(rank: int) -> None:
     explained = scorch.explain("ij,jk->ik", sd.with_algorithm(A, "halo"), A.columns_of(X))
     assert "brings" in explained.exchanges[0] and explained.plan.features == X.shape[1]
     assert "(runner-up)" in str(explained) and "in this process" in str(explained)
+    check_explained_function(sd.with_algorithm(A, "halo"), A.columns_of(X))
     back = sd.with_algorithm(sd.with_algorithm(A, "1.5d", replicas=4), "halo")
     assert not back.has_split_rows
     with pytest.raises(scorch.errors.ArgumentError, match="divisor of the 4 processes"):
         sd.with_algorithm(A, "1.5d", replicas=3)
+
+
+def check_explained_function(A: Any, x: torch.Tensor) -> None:
+    """The exchanges of a function are reported as they were counted, and its products with their plans."""
+    with sd.count_bytes() as traffic:
+        sd.mean((A @ x).sum(1))
+    report = scorch.explain(lambda x: sd.mean((A @ x).sum(1)), runs=1)(x)
+    moves = [found for found in report.exchanges if found.kind == "exchange"]
+    assert len(moves) == traffic.exchanges == 2
+    assert sum(found.bytes for found in moves) == traffic.received > 0
+    assert all(found.predicted > 0 for found in moves) and "from 3 processes" in moves[0].statement
+    (planned,) = (found for found in report.exchanges if found.kind == "product")
+    assert planned.statement.startswith("halo: ") and planned.runner_up
+    assert planned.bytes == A.plan.at(features=x.shape[1]).bytes
+    words = str(report)
+    assert "2 exchanges of" in words and "runner-up" in words and "contextlib" not in words
+
+
+def check_overlap(rank: int) -> None:
+    """Own entries are multiplied between the beginning of an exchange and its end, gradients too."""
+    S, X = graph()
+    A, happened = sd.shard(S), []
+    x = A.columns_of(X).clone().requires_grad_()
+    y = A @ x  # so that plans and kernels are there
+    y.sum().backward()
+    exchange = dist.all_to_all_single
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        happened.append("begin")
+        return exchange(*args, **kwargs)
+
+    def listen(event: Any) -> None:
+        happened.append("end" if event.kind == "exchange" else event.kind)
+
+    dist.all_to_all_single = watched
+    LISTENERS.append(listen)
+    try:
+        y = A @ x
+        forward, happened[:] = list(happened), []
+        y.sum().backward()
+    finally:
+        LISTENERS.remove(listen)
+        dist.all_to_all_single = exchange
+    for calls in (forward, happened):
+        assert calls.count("begin") == calls.count("end") == 1
+        assert "kernel" in calls[calls.index("begin") : calls.index("end")], calls
 
 
 def check_empty_process(rank: int) -> None:
@@ -184,7 +265,14 @@ def check_empty_process(rank: int) -> None:
 
 def check_all(rank: int) -> None:
     products.OVERLAP_BYTES = 0
-    for check in (check_memory, check_bytes, check_choices, check_empty_process):
+    for check in (
+        check_memory,
+        check_planned_memory,
+        check_bytes,
+        check_choices,
+        check_overlap,
+        check_empty_process,
+    ):
         check(rank)
 
 

@@ -49,12 +49,18 @@ def check_inside(rank: int) -> None:
         (lambda: D.full_tensor(), "full_tensor"),
         (lambda: D.redistribute(mesh, [Replicate()]), "redistribute"),
         (lambda: D @ D, "products of two sparse"),
+        (lambda: torch.nn.Parameter(D), r"DTensor\.from_local\(weight"),
         (lambda: torch.softmax(D, 1), "softmax would make the sparse tensor"),
         (lambda: torch.nn.functional.softmax(D * 2, 1), "softmax would make the sparse tensor"),
     ]
     for call, words in refused:
         with pytest.raises(scorch.errors.UnsupportedError, match=words):
             call()
+    weight = torch.nn.Parameter(D.detach().to_local())  # what the refusal says
+    E = DTensor.from_local(weight, mesh, [Shard(0)])
+    (E @ DTensor.from_local(X, mesh, [Replicate()])).to_local().sum().backward()
+    assert isinstance(weight.grad, scorch.SparseTensor) and weight.grad.nnz == local.nnz
+    torch.testing.assert_close(weight.grad.to_dense(), wanted)
     dense = torch.softmax(D.detach().to_local(), 1)  # asked for by name
     assert dense.shape == own.shape
 

@@ -61,6 +61,26 @@ def compare_layers(rank: int) -> None:
     everything = sd.dropout(features, 0.4, alone, seed=7)
     assert torch.equal(one, A.rows_of(everything))
     assert 0.2 < float((everything == 0).double().mean()) < 0.6
+    drop_attention(A, alone, features)
+
+
+def drop_attention(A: sd.RowSharded, alone: sd.RowSharded, features: torch.Tensor) -> None:
+    """GAT drops the same edges whatever the number of processes and the order of rows, to any derivative."""
+    torch.manual_seed(4)
+    layer = scorch.nn.GATConv(FEATURES, CLASSES, heads=2, dropout=0.5).double()
+    found = []
+    for graph in (alone, A, sd.partition(A, "hash")):
+        torch.manual_seed(5 if graph is alone else 5 + dist.get_rank())  # the first process draws
+        x = graph.rows_of(features).clone().requires_grad_()
+        y = layer(x, graph)
+        (gradient,) = torch.autograd.grad(sd.mean(y.tanh().sum(1), graph.group), x)
+        found.append((graph, y, gradient))
+    (_, whole, gradients), *others = found
+    for graph, y, gradient in others:
+        torch.testing.assert_close(y, graph.rows_of(whole))
+        torch.testing.assert_close(gradient, graph.rows_of(gradients))
+    layer.eval()
+    assert not torch.equal(layer(features, alone), whole)
 
 
 def test_layers_on_a_sharded_graph(tmp_path):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import scorch
 import scorch.distributed as sd
 from distributed.sharded_cases import draw
+from distributed.test_algorithms import LiveBytes
 from distributed.training import Training, features, graph, whole
 from processes import in_processes
 from scorch._src.distributed.partition import labels
@@ -52,12 +53,21 @@ def gather(own: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
+def held_by(S: sd.RowSharded, method: str) -> int:
+    with LiveBytes() as live:
+        sd.partition(S, method)
+    return live.most
+
+
 def partition_a_grid(rank: int) -> list[torch.Tensor]:
     labels.SMALL = 10  # so that the grid is coarsened
     world = dist.get_world_size()
     dense = grid(20)
     x = torch.rand(len(dense), 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     S = sd.shard(scorch.from_torch(dense, format="csr"))
+    # Where one process finds the order, the others hold no more than where none needs the whole pattern.
+    hashed, ordered = held_by(S, "hash"), held_by(S, "rcm")
+    assert rank == 0 or ordered <= 1.3 * hashed
     halo, orders = {"given": ghosts_of(S)}, []
     for method in ("label", "rcm", "hash"):
         A = sd.partition(S, method)

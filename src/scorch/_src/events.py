@@ -1,7 +1,7 @@
 """Events of kernels and routines: ``explain`` of a function listens here.
 
-Kernels, routines written by hand and products left to torch emit what ran and how long. Without listeners,
-which is nearly always, that costs the test of an empty list.
+Kernels, routines written by hand, products left to torch and exchanges between processes emit what ran and
+how long. Without listeners, which is nearly always, that costs the test of an empty list.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-Kind = Literal["kernel", "fused", "routine", "torch", "dense copy"]
+Kind = Literal["kernel", "fused", "routine", "torch", "dense copy", "exchange", "product"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -21,7 +21,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Event:
     """A run from ``start`` to ``end`` (seconds), with ``converted`` seconds for converting its operands.
 
-    ``subject``: the prepared step, the fused kernel, or the name of a routine.
+    ``subject``: the prepared step, the fused kernel, the name of a routine, what an exchange moved, or the
+    plan of a sharded product.
     """
 
     kind: Kind

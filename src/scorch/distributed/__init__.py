@@ -16,6 +16,7 @@ from scorch._src.distributed.checkpoint.save import dense_rows, optimizer_state,
 from scorch._src.distributed.collectives import Traffic, count_bytes
 from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.cuts import cuts
+from scorch._src.distributed.dropout import dropout
 from scorch._src.distributed.dtensor import from_dtensor, to_dtensor
 from scorch._src.distributed.load_rows import load_rows
 from scorch._src.distributed.neighbours import add_loops, normalise
@@ -25,7 +26,7 @@ from scorch._src.distributed.reductions import softmax
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.statements import einsum, evaluate
 from scorch._src.distributed.sums import spread, sum_processes
-from scorch._src.distributed.training import dropout, init, mean, replicate, sum_gradients
+from scorch._src.distributed.training import init, mean, replicate, sum_gradients
 from scorch.errors import CommunicationError
 
 __all__ = [

@@ -121,7 +121,7 @@ from scorch._src.distributed.neighbours import add_loops as add_loops
 from scorch._src.distributed.collectives import count_bytes as count_bytes
 from scorch._src.distributed.cuts import cuts as cuts
 from scorch._src.distributed.checkpoint.save import dense_rows as dense_rows
-from scorch._src.distributed.training import dropout as dropout
+from scorch._src.distributed.dropout import dropout as dropout
 from scorch._src.distributed.statements import einsum as einsum
 from scorch._src.distributed.statements import evaluate as evaluate
 from scorch._src.distributed.dtensor import from_dtensor as from_dtensor

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
 import torch
 
 from scorch._src.distributed.align import same_plans
-from scorch._src.distributed.calls import RULES, rule
+from scorch._src.distributed.calls import RULES, dense_result, rule
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.sums import spread
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -29,7 +30,8 @@ def _elementwise(function: Any, a: Any, b: Any, **kwargs: Any) -> RowSharded:
 
 def _dense_partner(function: Any) -> UnsupportedError:
     return UnsupportedError(
-        f"{function.__name__} of a sharded tensor and a dense one has no rule, as its result may be dense: "
+        f"{function.__name__} of these has no rule, as its result may be dense: sharded tensors are added to "
+        "sharded ones, multiplied by numbers and divided by them. "
         "einsum('ij,j->ij', A, x) multiplies columns and einsum('ij,i->ij', A, x) rows"
     )
 
@@ -69,12 +71,40 @@ def _scale(function: Any, a: RowSharded, number: Any) -> RowSharded:
 
 
 @rule(torch.pow)
-def pow(a: RowSharded, exponent: Any) -> RowSharded:
-    if not isinstance(exponent, numbers.Real) or exponent <= 0:
-        raise UnsupportedError(f"A ** {exponent!r} is not zero where A is; sharded tensors stay sparse")
+def pow(a: Any, exponent: Any) -> RowSharded:
+    if not isinstance(a, RowSharded) or not isinstance(exponent, numbers.Real) or exponent <= 0:
+        raise dense_result("pow", "A ** x is zero where A is for numbers x above 0 alone")
     return a.map_local(torch.pow, exponent)
 
 
-RULES[torch.t] = lambda a: a.T
-RULES[torch.clone] = lambda a: a.map_local(torch.clone)
-RULES[torch.detach] = lambda a: a.detach()
+@rule(torch.t)
+def t(a: RowSharded) -> RowSharded:
+    return a.T
+
+
+@rule(torch.clone)
+def clone(a: RowSharded) -> RowSharded:
+    return a.map_local(torch.clone)
+
+
+@rule(torch.detach)
+def detach(a: RowSharded) -> RowSharded:
+    return a.detach()
+
+
+@rule(torch.numel)
+def numel(a: RowSharded) -> int:
+    return math.prod(a.shape)
+
+
+def _size(a: RowSharded, dim: int | None = None) -> Any:
+    return torch.Size(a.shape) if dim is None else a.shape[dim]
+
+
+def _converts_to(dtype: torch.dtype) -> Any:
+    return lambda a: a.to(dtype)
+
+
+RULES[torch.Tensor.size] = _size
+for _name in ("float", "double", "half", "bfloat16"):
+    RULES[getattr(torch.Tensor, _name)] = _converts_to(getattr(torch, _name))

@@ -35,6 +35,27 @@ def group_of(mesh: Any) -> Group:
     return mesh
 
 
+def device_of(mesh: Any, group: Group, given: Any = None) -> torch.device | None:
+    """Return the device that a user names, that of a mesh, or that of a group which serves no other.
+
+    None where tensors stay where they are.
+    """
+    if given is not None:
+        return torch.device(given)
+    if hasattr(mesh, "device_type"):
+        kind = torch.device(mesh.device_type)
+        if kind != HOST:
+            kind = torch.device(kind.type, torch.accelerator.current_device_index())
+        return kind
+    serves_one = group is not None and dist.get_backend(group) == dist.Backend.NCCL
+    return torch.accelerator.current_accelerator(check_available=True) if serves_one else None
+
+
+def _moved(tensor: SparseTensor, device: torch.device | None) -> SparseTensor:
+    moved: Any = tensor if device is None else tensor.to(device)
+    return moved  # type: ignore[no-any-return]
+
+
 def shard(
     tensor: SparseTensor,
     mesh: Any = None,
@@ -46,6 +67,7 @@ def shard(
     algorithm: str = "halo",
     replicas: int | None = None,
     wire: torch.dtype | None = None,
+    device: Any = None,
 ) -> RowSharded:
     """Shard a sparse tensor that every process has over the processes of a mesh (all processes without
     one).
@@ -58,12 +80,14 @@ def shard(
     - ``algorithm``, ``replicas``: how products exchange rows, as ``with_algorithm`` tells; "auto" for the
       one that the cost model expects to be the fastest.
     - ``wire``: a narrower dtype in which rows are sent, such as ``torch.bfloat16``.
+    - ``device``: where the local part is; otherwise on the device of the mesh, or where the tensor is.
     """
     if not isinstance(tensor, SparseTensor):
         raise OperandError(f"shard takes a SparseTensor, not a {type(tensor).__name__}")
     if tensor.dim() < 2:
         raise ShapeError(f"a tensor of {tensor.dim()} dimensions has no rows to shard; 2 are needed")
     group = group_of(mesh)
+    tensor = _moved(tensor, device_of(mesh, group, device))
     crd, places = numbered_entries(tensor.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
     row_cuts, column_cuts = _both_cuts(wide[0], tensor.shape, rows, columns, size_of(group))
@@ -143,6 +167,7 @@ def shard_rows(
     ``local`` has the rows of this process; rows of the process before it come before.
     """
     group = group_of(mesh)
+    local = _moved(local, device_of(mesh, group))
     shape = tuple(local.shape)
     crd, places = numbered_entries(local.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]

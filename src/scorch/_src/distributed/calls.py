@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from scorch._src.devices import HOST
 from scorch._src.tensor.registry import look_up
-from scorch.errors import UnsupportedError
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import MissingAttributeError, UnsupportedError
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
+
+# Functions of each number, which map zero to zero for some of their other arguments.
+_COMPARISONS = ("eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_not", "lt", "ne")
+_ROUNDINGS = ("clamp", "clamp_max", "clamp_min", "clip", "floor_divide", "fmod", "remainder")
+_OTHERS = ("cos", "exp", "log", "reciprocal", "rsqrt", "sigmoid")
+_ACTIVATIONS = (
+    "celu",
+    "elu",
+    "gelu",
+    "hardshrink",
+    "hardtanh",
+    "leaky_relu",
+    "mish",
+    "relu6",
+    "selu",
+    "silu",
+)
+_ELEMENTWISE = {
+    getattr(home, name) for name in (*_COMPARISONS, *_ROUNDINGS, *_OTHERS) for home in (torch, torch.Tensor)
+} | {getattr(F, name) for name in _ACTIVATIONS}
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
@@ -29,13 +55,112 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the rule of a function of torch, or refuse it by name."""
+    name = getattr(func, "__name__", str(func))
     found = RULES.get(func)
     if found is not None:
+        _check_arguments(name, found, args, kwargs)
         return found(*args, **kwargs)
     if look_up(func).maps_values == 1 and len(args) == 1 and not kwargs:
         return args[0].map_local(func)
-    name = getattr(func, "__name__", str(func))
-    raise UnsupportedError(
-        f"{name} has no rule for sharded tensors. Apply it to the rows of this process (A.local), or gather "
-        "the tensor first (A.gather())"
-    )
+    if func in _ELEMENTWISE:
+        return _map_if_zero_stays(name, func, args, kwargs)
+    raise refusal(name)
+
+
+def _check_arguments(name: str, found: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that torch's function has and the rule has not."""
+    signature = _signature_of(found)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UnsupportedError(f"{name} of sharded tensors takes {signature}: {error}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _signature_of(found: Rule) -> inspect.Signature:
+    signature = inspect.signature(found)
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return inspect.Signature(plain)
+
+
+def _map_if_zero_stays(name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Map the local entries, if the function of zero and the other arguments is zero."""
+    a, *others = args
+    if not all(isinstance(value, numbers.Number) or value is None for value in (*others, *kwargs.values())):
+        raise UnsupportedError(
+            f"{name} of a sharded tensor and another tensor has no rule; write it with "
+            "scorch.distributed.evaluate"
+        )
+    of_zero = func(torch.zeros((), dtype=a.dtype, device=HOST), *others, **kwargs)
+    if of_zero != 0:
+        raise dense_result(name, f"it makes {of_zero.item()} of zero")
+    result = func(a.local, *others, **kwargs)
+    if not isinstance(result, SparseTensor):
+        raise dense_result(name, "its result is dense")
+    return a.with_local(result)
+
+
+# refusals --------------------------------------------------------------------------------------------
+
+_ROWS = "A.local has the entries of this process (own rows and columns first, then the ghosts)"
+_GATHER = "A.gather() brings the whole tensor to every process"
+_MOVE = "move the tensor before it is sharded: shard(S.to(device)), or load_rows(..., device=...)"
+_ENTRIES = (
+    "A.entries() has the coordinates over all processes and the values of this process's entries, "
+    "A.local.values() the values alone"
+)
+_COUNT = "A.local.nnz counts the entries of this process; A.count_entries() asks all processes, which call it"
+_LEAF = "A.local is the leaf of autograd: call it there"
+
+HINTS = {
+    **dict.fromkeys(
+        ("to_dense", "numpy", "numpy.asarray(A)", "tolist", "item", "to_torch", "to_scipy", "to_networkx"),
+        _GATHER,
+    ),
+    **dict.fromkeys(("values", "indices", "crow_indices", "col_indices", "coo", "csr", "csc"), _ENTRIES),
+    **dict.fromkeys(("to(device)", "pin_memory"), _MOVE),
+    **dict.fromkeys(("nnz", "density", "nbytes", "_nnz"), _COUNT),
+    **dict.fromkeys(("register_hook", "retain_grad", "data"), _LEAF),
+    "backward": "backward is for numbers, such as scorch.distributed.mean(loss_of_rows)",
+    "A[...]": (
+        f"rows may be with other processes. {_ROWS}; scorch.distributed.repartition moves rows; {_GATHER}"
+    ),
+    "A[...] = x": "sharded tensors are not written to; build another with A.with_local(...)",
+    "iteration": f"{_ROWS}; {_GATHER}",
+    "cumsum": f"sums that go on from row to row cross processes; {_GATHER}",
+    "reshape": "rows stay rows: write the statement with scorch.distributed.evaluate",
+    "permute": "A.T is the transposed matrix: write others with scorch.distributed.evaluate",
+}
+
+
+def refusal(name: str) -> UnsupportedError:
+    """Return the error of a function or method that has no rule, with what to do instead."""
+    return UnsupportedError(f"{name} has no rule for sharded tensors. {_advice(name)}")
+
+
+def missing_attribute(name: str) -> MissingAttributeError:
+    """Return the error of an attribute that sharded tensors do not have, with what to do instead."""
+    return MissingAttributeError(f"sharded tensors have no attribute {name!r}. {_advice(name)}")
+
+
+def _advice(name: str) -> str:
+    advice = _MOVE if _is_device(name) else HINTS.get(name)
+    if advice is None and name.endswith("_") and not name.endswith("__"):
+        known = hasattr(torch.Tensor, name[:-1])
+        advice = "sharded tensors are not written to" + (f": A = A.{name[:-1]}(...)" if known else "")
+    if advice is None:
+        advice = f"Apply it to the rows of this process (A.local), or gather the tensor first: {_GATHER}"
+    return advice if advice.startswith("A.") else advice[0].upper() + advice[1:]
+
+
+def _is_device(name: str) -> bool:
+    """Check whether a method is named as a kind of device is, and moves tensors there."""
+    try:
+        return torch.device(name).type == name
+    except RuntimeError:
+        return False
+
+
+def dense_result(name: str, why: str) -> UnsupportedError:
+    """Return the error of a call whose result differs from zero where the tensor has no entries."""
+    return UnsupportedError(f"{name}: {why}, so that the result would be dense; sharded tensors stay sparse")

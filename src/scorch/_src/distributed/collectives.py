@@ -2,13 +2,14 @@
 
 Bytes that leave a process are counted here, and nowhere else: ``count_bytes`` reads the counters. A call
 that would move more than ``settings(exchange_budget=)`` is refused in all processes alike, before anything
-is sent.
+is sent. ``explain`` of a function listens to exchanges as to kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from scorch._src.devices import HOST
+from scorch._src.events import LISTENERS, emit
 from scorch.errors import CommunicationError, counted
 from scorch.settings import current
 
@@ -54,10 +57,20 @@ def count_bytes() -> Iterator[Traffic]:
         _counters.remove(traffic)
 
 
-def _count(sent: int, received: int) -> None:
+@dataclass(frozen=True)
+class Exchange:
+    """What one exchange moved: bytes from this process and to it, and how many others took part."""
+
+    what: str
+    sent: int
+    received: int
+    peers: int
+
+
+def _count(exchange: Exchange) -> None:
     for traffic in _counters:
-        traffic.sent += sent
-        traffic.received += received
+        traffic.sent += exchange.sent
+        traffic.received += exchange.received
         traffic.exchanges += 1
 
 
@@ -72,6 +85,12 @@ def rank_in(group: Group) -> int:
 def size_of(group: Group) -> int:
     """Return the number of processes in a group; 1 where there is none."""
     return 1 if group is None else dist.get_world_size(group)
+
+
+def _carrier(group: Group, device: torch.device) -> torch.device:
+    """Return where arrays of a device are exchanged: gloo does so in the host's memory."""
+    is_gloo = group is not None and dist.get_backend(group) == dist.Backend.GLOO
+    return HOST if is_gloo else device
 
 
 @contextlib.contextmanager
@@ -107,48 +126,83 @@ def check_budget(what: str, received: int) -> None:
 
 
 def exchange_rows(
-    out: Tensor, rows: Tensor, received: Sequence[int], sent: Sequence[int], group: Group, wait: bool = True
-) -> Any:
-    """Send runs of rows to all processes, as many as ``sent`` says, and receive those of ``received``.
+    out: Tensor, rows: Tensor, received: Sequence[int], sent: Sequence[int], group: Group
+) -> None:
+    """Send runs of rows to all processes, as many as ``sent`` says, and receive those of ``received``."""
+    start_exchange(out, rows, received, sent, group).wait()
 
-    Without ``wait``, return a handle whose ``wait`` must be called before ``out`` is read.
-    """
+
+def start_exchange(
+    out: Tensor, rows: Tensor, received: Sequence[int], sent: Sequence[int], group: Group
+) -> Handle:
+    """Begin what ``exchange_rows`` does: ``out`` is read after the handle's ``wait``."""
     width, rank = row_bytes(out), rank_in(group)  # what a process sends to itself does not leave it
-    _count((sum(sent) - sent[rank]) * width, (sum(received) - received[rank]) * width)
-    with reporting("exchange of rows", group):
-        return dist.all_to_all_single(
-            _as_bytes(out),
-            _as_bytes(rows),
-            [count * width for count in received],
-            [count * width for count in sent],
-            group=group,
-            async_op=not wait,
-        )
+    peers = sum(1 for other, count in enumerate(received) if count and other != rank)
+    moved = (sum(sent) - sent[rank]) * width, (sum(received) - received[rank]) * width
+    here = _carrier(group, out.device)
+    arrived, leaving = out.to(here), rows.to(here)
+    return Handle(
+        Exchange("exchange of rows", *moved, peers),
+        group,
+        lambda: [
+            dist.all_to_all_single(
+                _as_bytes(arrived),
+                _as_bytes(leaving),
+                [count * width for count in received],
+                [count * width for count in sent],
+                group=group,
+                async_op=True,
+            )
+        ],
+        (out, arrived),
+    )
 
 
-def exchange_with(out: Tensor, source: int, rows: Tensor, target: int, group: Group) -> Any:
-    """Begin to send rows to one process and to receive rows of another; return a handle to wait for.
+def start_exchange_with(out: Tensor, source: int, rows: Tensor, target: int, group: Group) -> Handle:
+    """Begin to send rows to one process and to receive rows of another.
 
     What has no rows is not sent: both processes know.
     """
-    width = row_bytes(out)
-    _count(len(rows) * width, len(out) * width)
+    width, here = row_bytes(out), _carrier(group, out.device)
+    arrived, leaving = out.to(here), rows.to(here)
     calls = []
-    with reporting("exchange with one process", group):
-        if out.numel():
-            calls.append(dist.P2POp(dist.irecv, _as_bytes(out), group=group, group_peer=source))
-        if rows.numel():
-            calls.append(dist.P2POp(dist.isend, _as_bytes(rows), group=group, group_peer=target))
-        return _Handles(dist.batch_isend_irecv(calls) if calls else [])
+    if out.numel():
+        calls.append(dist.P2POp(dist.irecv, _as_bytes(arrived), group=group, group_peer=source))
+    if rows.numel():
+        calls.append(dist.P2POp(dist.isend, _as_bytes(leaving), group=group, group_peer=target))
+    exchange = Exchange("exchange with one process", len(rows) * width, len(out) * width, int(len(out) > 0))
+    return Handle(exchange, group, lambda: dist.batch_isend_irecv(calls) if calls else [], (out, arrived))
 
 
-class _Handles:
-    def __init__(self, handles: list[Any]) -> None:
-        self._handles = handles
+class Handle:
+    """An exchange that has begun, and is over after ``wait``; its time is that of both calls.
+
+    ``copied`` are an array and what arrives for it, perhaps elsewhere.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        group: Group,
+        begin: Callable[[], list[Any]],
+        copied: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self._exchange, self._group, self._copied = exchange, group, copied
+        _count(exchange)
+        start = time.perf_counter()
+        with reporting(exchange.what, group):
+            self._works = begin()
+        self._begun = time.perf_counter() - start
 
     def wait(self) -> None:
-        for handle in self._handles:
-            handle.wait()
+        start = time.perf_counter()
+        with reporting(self._exchange.what, self._group):
+            for work in self._works:
+                work.wait()
+        if self._copied is not None and self._copied[0] is not self._copied[1]:
+            self._copied[0].copy_(self._copied[1])
+        if LISTENERS:
+            emit("exchange", self._exchange, (), None, start - self._begun)
 
 
 def row_bytes(array: Tensor, wire: torch.dtype | None = None) -> int:
@@ -168,7 +222,7 @@ def exchange_counts(counts: Sequence[int], group: Group, like: Tensor) -> list[i
     """Tell each process a number, and return what each has told this one."""
     if group is None:
         return list(counts)
-    given = torch.tensor(counts, dtype=torch.int64, device=like.device)
+    given = torch.tensor(counts, dtype=torch.int64, device=_carrier(group, like.device))
     found = torch.empty_like(given)
     with reporting("exchange of counts", group):
         dist.all_to_all_single(found, given, group=group)
@@ -186,9 +240,11 @@ def sum_over(array: Tensor, group: Group) -> Tensor:
 def _reduce(array: Tensor, op: Any, group: Group) -> None:
     size = size_of(group)
     moved = 2 * (size - 1) * array.numel() * array.element_size() // size  # around a ring
-    _count(moved, moved)
-    with reporting("reduction over processes", group):
-        dist.all_reduce(array, op, group=group)
+    exchange = Exchange("reduction over processes", moved, moved, size - 1)
+    part = array.to(_carrier(group, array.device))
+    Handle(
+        exchange, group, lambda: [dist.all_reduce(part, op, group=group, async_op=True)], (array, part)
+    ).wait()
 
 
 def largest_over(array: Tensor, group: Group) -> Tensor:
@@ -201,7 +257,7 @@ def largest_over(array: Tensor, group: Group) -> Tensor:
 
 def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[list[int]]:
     """Return a few numbers of each process, in the order of ranks."""
-    own = torch.tensor(list(numbers), dtype=torch.int64, device=like.device)
+    own = torch.tensor(list(numbers), dtype=torch.int64, device=_carrier(group, like.device))
     if group is None or size_of(group) == 1:
         return [own.tolist()]
     parts = [torch.empty_like(own) for _ in range(size_of(group))]
@@ -215,17 +271,19 @@ def gather_rows(rows: Tensor, group: Group) -> Tensor:
     counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
     if len(counts) == 1:
         return rows.clone()
-    out = rows.new_empty((sum(counts), *rows.shape[1:]))
-    rank, width = rank_in(group), row_bytes(rows)
-    for sender, part in enumerate(out.split(counts)):
-        if sender == rank:
-            part.copy_(rows)
-        if len(part):
-            with reporting("gathering of rows", group):
-                dist.broadcast(_as_bytes(part), group=group, group_src=sender)
-    others = sum(counts) - counts[rank]
-    _count(counts[rank] * (len(counts) - 1) * width, others * width)
-    return out
+    here = _carrier(group, rows.device)
+    out = rows.new_empty((sum(counts), *rows.shape[1:]), device=here)
+    rank, width, others = rank_in(group), row_bytes(rows), len(counts) - 1
+    received = (sum(counts) - counts[rank]) * width
+    parts = out.split(counts)
+    parts[rank].copy_(rows)
+    exchange = Exchange("gathering of rows", counts[rank] * others * width, received, others)
+    Handle(exchange, group, lambda: [_start_broadcast(*pair, group) for pair in enumerate(parts)]).wait()
+    return out.to(rows.device)
+
+
+def _start_broadcast(sender: int, part: Tensor, group: Group) -> Any:
+    return dist.broadcast(_as_bytes(part), group=group, group_src=sender, async_op=True)
 
 
 def agree(group: Group, what: str, own: Result, describe: Callable[[Result], str] = str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.build import group_of, with_options
+from scorch._src.distributed.build import device_of, group_of, with_options
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
 from scorch._src.distributed.entries import from_entries
@@ -37,6 +37,7 @@ def load_rows(
     format: Any = "csr",
     algorithm: str = "halo",
     wire: torch.dtype | None = None,
+    device: Any = None,
 ) -> RowSharded:
     """Load a matrix whose rows are in ``.safetensors`` files; each process reads its own rows alone.
 
@@ -49,6 +50,7 @@ def load_rows(
     - ``cuts``, ``columns``: where shares begin, instead.
     - ``name``: of the matrix in files with several.
     - ``format``, ``algorithm``, ``wire``: as in ``shard``.
+    - ``device``: where the local part is; otherwise on the device of the mesh.
     """
     if balance not in BALANCES:
         raise ArgumentError(f"balance is {balance!r}; there are {' and '.join(BALANCES)}")
@@ -56,9 +58,9 @@ def load_rows(
     files = _open_all(paths, name, group)
     begins = torch.tensor([0, *(len(file) for file in files)], device=HOST).cumsum(0).tolist()
     shape = begins[-1], files[0].shape[1]
-    parts = size_of(group)
+    parts, where = size_of(group), device_of(mesh, group, device) or HOST
     if cuts is None:
-        cuts = _find_cuts(files, begins, balance, features, group)
+        cuts = _find_cuts(files, begins, balance, features, group, where)
     row_cuts = as_cuts("cuts", cuts, shape[0], parts)
     if columns is not None:
         column_cuts = as_cuts("columns", columns, shape[1], parts)
@@ -67,7 +69,8 @@ def load_rows(
     agree(group, "load_rows", (row_cuts.tolist(), column_cuts.tolist()), lambda found: f"cuts {found}")
     rank = rank_in(group)
     crd, values = _read(files, begins, int(row_cuts[rank]), int(row_cuts[rank + 1]))
-    result = from_entries(crd, values, shape, row_cuts, column_cuts, group, format, mesh)
+    crd = [column.to(where) for column in crd]
+    result = from_entries(crd, values.to(where), shape, row_cuts, column_cuts, group, format, mesh)
     return with_options(result, algorithm, wire)
 
 
@@ -127,7 +130,12 @@ def _check_alike(files: list[MemmapSparseDataset]) -> None:
 
 
 def _find_cuts(
-    files: list[MemmapSparseDataset], begins: list[int], balance: str, features: Sequence[int], group: Group
+    files: list[MemmapSparseDataset],
+    begins: list[int],
+    balance: str,
+    features: Sequence[int],
+    group: Group,
+    device: torch.device,
 ) -> Tensor:
     rows, parts = begins[-1], size_of(group)
     even = cut_evenly(rows, parts)
@@ -136,7 +144,7 @@ def _find_cuts(
     begin, end = (int(even[rank_in(group) + step]) for step in (0, 1))
     pieces = [file.lengths(low, high) for file, _, low, high in _pieces(files, begins, begin, end)]
     lengths = torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64, device=HOST)
-    return cut_together(lengths, begin, rows, group, features)
+    return cut_together(lengths.to(device), begin, rows, group, features)
 
 
 def _pieces(

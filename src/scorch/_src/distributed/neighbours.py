@@ -11,9 +11,13 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.routines import Options, Scores
 from scorch._src.distributed.calls import RULES
+from scorch._src.distributed.dropout import draw_edges
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.statements import einsum
+from scorch._src.ops.graph.aggregate import attend_composed
+from scorch._src.ops.graph.graph import graph_of
 from scorch._src.ops.graph.neighbours import attend_neighbours, max_neighbours, sum_neighbours
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -120,7 +124,13 @@ def _attend(
         raise UnsupportedError("attention over a sharded graph has no features of edges")
     adj.columns.check("x", x)
     features, scores = adj.columns.extend([x, sources], adj.wire)
-    return attend_neighbours(adj.local, features, scores, targets, slope, dropout, loops)
+    if not dropout:
+        return attend_neighbours(adj.local, features, scores, targets, slope, 0.0, loops)
+    graph = graph_of(adj.local, (targets.shape[0], features.shape[0]))[0]
+    graph = graph.with_loops[0] if loops else graph
+    is_kept = draw_edges(adj, graph.targets, graph.sources, x.shape[1], dropout)
+    options = Options(slope, dropout)
+    return attend_composed(graph, features, Scores(scores, targets, None), options, is_kept)
 
 
 def _check_whole_rows(adj: RowSharded, what: str) -> None:

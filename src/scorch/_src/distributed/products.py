@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.route import Route, narrower
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.events import LISTENERS, emit
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
@@ -55,6 +58,14 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
             f"x has {x.dim()} dimensions; a sharded matrix is multiplied by vectors and matrices"
         )
     a.columns.check("x", x)
+    start = time.perf_counter()
+    result = _multiply(a, x)
+    if LISTENERS:
+        emit("product", a.plan.at(features=math.prod(x.shape[1:])), (), None, start)
+    return result
+
+
+def _multiply(a: RowSharded, x: Tensor) -> Tensor:
     if not a.columns.is_local:
         a.columns.route.check_same(x, narrower(x, a.wire))
     if a.algorithm == "features":

@@ -10,15 +10,15 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.collectives import (
     Group,
+    Handle,
     agree,
     check_budget,
     exchange_counts,
-    exchange_rows,
     gather_numbers,
     rank_in,
-    reporting,
     row_bytes,
     size_of,
+    start_exchange,
 )
 from scorch._src.tensor.create.construct import sparse_csr_tensor
 
@@ -85,8 +85,8 @@ class Route:
             return Pending(out, rows, None)
         rows = rows if wire is None else rows.to(wire)
         received = out if rows.dtype == out.dtype else out.new_empty(out.shape, dtype=rows.dtype)
-        handle = exchange_rows(received, rows, self.received, self.sent, self.group, wait=False)
-        return Pending(out, received, handle, rows, self.group)
+        handle = start_exchange(received, rows, self.received, self.sent, self.group)
+        return Pending(out, received, handle, rows)
 
     def start_back(self, g: Tensor, wire: torch.dtype | None = None) -> Pending:
         """Begin to return received rows; after ``wait`` those that came back, in the order of ``picks``."""
@@ -99,8 +99,8 @@ class Route:
         if size_of(self.group) == 1:
             return Pending(returned, rows, None)
         received = returned if rows.dtype == g.dtype else returned.new_empty(returned.shape, dtype=rows.dtype)
-        handle = exchange_rows(received, rows, self.sent, self.received, self.group, wait=False)
-        return Pending(returned, received, handle, rows, self.group)
+        handle = start_exchange(received, rows, self.sent, self.received, self.group)
+        return Pending(returned, received, handle, rows)
 
     def add_up(self, returned: Tensor) -> Tensor:
         """Return the sum of the returned rows for each row of the array that they came from."""
@@ -159,15 +159,14 @@ class Pending:
     """Rows on their way into ``out``."""
 
     def __init__(
-        self, out: Tensor, received: Tensor, handle: Any, sent: Tensor | None = None, group: Group = None
+        self, out: Tensor, received: Tensor, handle: Handle | None, sent: Tensor | None = None
     ) -> None:
-        self.out, self.received, self.handle, self.group = out, received, handle, group
+        self.out, self.received, self.handle = out, received, handle
         self._sent = sent  # kept until they are gone
 
     def wait(self) -> Tensor:
         if self.handle is not None:
-            with reporting("exchange of rows", self.group):
-                self.handle.wait()
+            self.handle.wait()
         if self.received is not self.out:
             self.out.copy_(self.received)
         return self.out

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from scorch._src.bounded import BoundedCache
-from scorch._src.distributed.calls import call
+from scorch._src.distributed.calls import call, refusal
 from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
 from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
 from scorch._src.distributed.cost_model.formulas import Load
 from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
 from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.names import TensorNames
 from scorch._src.ops.graph.neighbours import ShardedGraph
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -27,7 +29,7 @@ Tensor = torch.Tensor
 Shape = tuple[int, ...]
 
 
-class RowSharded(ShardedGraph):
+class RowSharded(TensorNames, ShardedGraph):
     """A sparse tensor whose rows are sharded over the processes of a mesh, in shares of any size.
 
     ``local`` has the entries of this process, in any sparse format. Its rows are those that the process
@@ -89,6 +91,9 @@ class RowSharded(ShardedGraph):
     def dim(self) -> int:
         return self.local.dim()
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
     def count_entries(self) -> int:
         """Return the number of entries over all processes, each of which has to ask."""
         return sum(count for (count,) in gather_numbers([self.local.nnz], self.group, self.rows.ghosts))
@@ -136,6 +141,8 @@ class RowSharded(ShardedGraph):
 
     def to(self, dtype: torch.dtype) -> RowSharded:
         """Convert the entries to another dtype."""
+        if not isinstance(dtype, torch.dtype):
+            raise refusal("to(device)")
         return self.map_local(torch.Tensor.to, dtype)
 
     def to_format(self, format: Any) -> RowSharded:
@@ -146,13 +153,13 @@ class RowSharded(ShardedGraph):
         return self.with_local(local)
 
     def rows_of(self, tensor: Tensor) -> Tensor:
-        """Pick this process's rows from a tensor that has all of them in every process."""
-        return _pick(tensor, self.rows, self.order)
+        """Pick this process's rows from a tensor that every process has, and bring them to its device."""
+        return _pick(tensor, self.rows, self.order).to(self.device)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
-        """Pick the rows that this process's columns stand for from a tensor that has all of them."""
+        """Pick the rows that this process's columns stand for from a tensor that has all, in the same way."""
         is_square = self.rows.cuts is self.columns.cuts
-        return _pick(tensor, self.columns, self.order if is_square else None)
+        return _pick(tensor, self.columns, self.order if is_square else None).to(self.device)
 
     def entries(self) -> tuple[list[Tensor], Tensor]:
         """Return the coordinates of this process's entries over all processes, and their values."""
@@ -180,6 +187,10 @@ class RowSharded(ShardedGraph):
         result.spread = self.spread
         result.kept["transposed"] = self
         return result
+
+    @property
+    def mT(self) -> RowSharded:
+        return self.T
 
     @property
     def plan(self) -> Plan:
@@ -258,22 +269,25 @@ class RowSharded(ShardedGraph):
     def __pow__(self, exponent: Any) -> Any:
         return call(torch.pow, (self, exponent), {})
 
-    def sum(self, dim: Any = None) -> Any:
+    def sum(self, dim: Any = None, **options: Any) -> Any:
         """Return the sum of all entries or sums of rows or columns, sharded as these are."""
-        return call(torch.sum, (self, dim), {})
+        return call(torch.sum, (self, dim), options)
 
-    def norm(self, p: Any = 2) -> Any:
+    def norm(self, p: Any = 2, **options: Any) -> Any:
         """Return a norm over all entries, in every process."""
-        return call(torch.norm, (self, p), {})
+        return call(torch.norm, (self, p), options)
 
-    def softmax(self, dim: int) -> RowSharded:
+    def softmax(self, dim: int, **options: Any) -> RowSharded:
         """Return the softmax of the entries of each row (1) or column (0)."""
-        return call(torch.sparse.softmax, (self, dim), {})  # type: ignore[no-any-return]
+        return call(torch.sparse.softmax, (self, dim), options)  # type: ignore[no-any-return]
 
     def over_neighbours(
         self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
         return call(run, args, kwargs)  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: Any) -> RowSharded:
+        return self.map_local(copy.deepcopy, memo)
 
     def __bool__(self) -> bool:
         raise UnsupportedError("the truth value of a sharded tensor is ambiguous")

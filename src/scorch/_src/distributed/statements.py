@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.align import same_plans
+from scorch._src.distributed.calls import rule
 from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, partition
@@ -24,6 +25,7 @@ from scorch.errors import OperandError, UnsupportedError
 Tensor = torch.Tensor
 
 
+@rule(torch.einsum)
 def einsum(equation: str, *operands: Any) -> Any:
     """Compute an einsum in which some operands are sharded; the others are as ``evaluate`` describes.
 

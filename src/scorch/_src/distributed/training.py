@@ -13,9 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scorch._src.devices import HOST
 from scorch._src.distributed.build import group_of
 from scorch._src.distributed.collectives import Group, gather_numbers, sum_over
-from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.sums import sum_processes
-from scorch.errors import ArgumentError
 
 Tensor = torch.Tensor
 TIMEOUT = datetime.timedelta(minutes=5)
@@ -30,7 +28,9 @@ def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) 
         dist.init_process_group(timeout=timeout)
     if device_type is None:
         accelerator = (
-            torch.accelerator.current_accelerator() if dist.get_backend() != dist.Backend.GLOO else None
+            torch.accelerator.current_accelerator(check_available=True)
+            if dist.get_backend() != dist.Backend.GLOO
+            else None
         )
         device_type = (accelerator or HOST).type
     return dist.init_device_mesh(device_type, (dist.get_world_size(),))
@@ -44,36 +44,6 @@ def mean(rows: Tensor, mesh: Any = None) -> Tensor:
     group = group_of(mesh)
     count = sum(count for (count,) in gather_numbers([rows.numel()], group, rows))
     return sum_processes(rows.sum(), group) / count
-
-
-def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = True) -> Tensor:
-    """Drop features of this process's rows: the same ones for any number of processes.
-
-    Which are dropped depends on ``seed``, on the row over all processes and on the column alone.
-    """
-    if not 0 <= p <= 1:
-        raise ArgumentError(f"p must be a probability between 0 and 1, not {p}")
-    if not training or not p:
-        return x
-    like.rows.check("x", x)
-    rows = torch.arange(like.rows.begin, like.rows.end, device=x.device) if like.order is None else like.order
-    width = x[:1].numel() if len(x) else 1
-    places = rows.to(x.device)[:, None] * width + torch.arange(width, device=x.device)
-    kept = (_uniform(places, seed) >= p).reshape(x.shape)
-    return torch.where(kept, x / (1 - p) if p < 1 else x, 0.0)
-
-
-def _uniform(places: Tensor, seed: int) -> Tensor:
-    """Return a number between 0 and 1 for each place, by the mixing function of SplitMix64."""
-    z = places * -7046029254386353131 + (seed * 6364136223846793005 + 1442695040888963407) % (1 << 63)
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        z = (z ^ _shift_right(z, shift)) * factor
-    return _shift_right(z ^ _shift_right(z, 31), 11).to(torch.float64) * 2.0**-53
-
-
-def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Shift as if integers had no sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 # weights ---------------------------------------------------------------------------------------------

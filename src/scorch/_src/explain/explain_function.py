@@ -19,12 +19,16 @@ from scorch._src.backends.base import host_threads
 from scorch._src.compile.api import Compiled, CompiledModule
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Step
+from scorch._src.distributed.collectives import Exchange
+from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.engine.executable import Prepared, has_no_gaps
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.fused_executable import FusedKernel
 from scorch._src.events import Event
 from scorch._src.explain.explain_kernel import describe_tensor, explain_kernel
+from scorch._src.explain.explain_sharded import explain_exchange
 from scorch._src.explain.function_report import (
+    BETWEEN_PROCESSES,
     CallExplanation,
     FunctionExplanation,
     KernelExplanation,
@@ -67,7 +71,7 @@ class Explainer:
         fused, fusible = _find_fusion(self.function, args, kwargs)
         torch.set_rng_state(state)
         calls = _explain_calls(traces)
-        is_fused = any(kernel.kind == "fused" for explained in calls for kernel in explained.kernels)
+        kinds = {kernel.kind for explained in calls for kernel in explained.kernels}
         return FunctionExplanation(
             _name_of(self.function),
             calls,
@@ -75,7 +79,7 @@ class Explainer:
             statistics.median(trace.seconds for trace in traces),
             self.runs,
             fused,
-            () if is_fused else fusible,
+            () if kinds & {"fused", *BETWEEN_PROCESSES} else fusible,
             traces[-1].result,
         )
 
@@ -145,6 +149,8 @@ def _explain_event(event: Event, same: list[Event], call: Call) -> KernelExplana
     converting = statistics.median(other.converted for other in same)
     size = sum(map(_count_bytes, (*event.operands, event.result)))
     subject = event.subject
+    if isinstance(subject, Exchange | Plan):
+        return explain_exchange(subject, measured)
     if isinstance(subject, Prepared):
         return _explain_prepared(subject, event, call, measured, converting)
     if isinstance(subject, FusedKernel):

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.align import same_plans
-from scorch._src.distributed.cost_model.plan import Plan
+from scorch._src.distributed.collectives import Exchange
+from scorch._src.distributed.cost_model.plan import DEFAULT_NETWORK, Plan, describe_in_words
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.rules import FOLD_COLUMNS, FOLD_ROWS, LOCAL, SHARDED, SUM, Partition
 from scorch._src.distributed.statements import partition_of
+from scorch._src.explain.function_report import KernelExplanation
 from scorch._src.explain.render import wrap_lines
 from scorch._src.explain.report import Explanation
 from scorch._src.notation.nodes import Assign
@@ -105,3 +107,34 @@ def _exchange_of(name: str, index: str, plan: HaloPlan, row_bytes: int) -> str:
 
 def _is_transposed(how: Partition, one: RowSharded) -> bool:
     return how.outcome == FOLD_COLUMNS and not one.has_split_rows
+
+
+def explain_exchange(subject: Exchange | Plan, measured: float) -> KernelExplanation:
+    """Explain what moved between processes in a function, or by which algorithm a product was computed."""
+    if isinstance(subject, Plan):
+        return KernelExplanation(
+            "product",
+            f"{describe_in_words(subject.chosen)}, over {subject.network.name}",
+            (),
+            None,
+            (),
+            1,
+            subject.bytes,
+            subject.seconds,
+            measured,
+            runner_up=describe_in_words(subject.runner_up),
+        )
+    network, peers = DEFAULT_NETWORK, counted(subject.peers, "process", "processes")
+    predicted = subject.peers * network.latency + max(subject.sent, subject.received) / network.bandwidth
+    return KernelExplanation(
+        "exchange",
+        f"{subject.what}: {format_bytes(subject.received)} from {peers}, {format_bytes(subject.sent)} sent; "
+        f"predicted for {network.name}",
+        (),
+        None,
+        (),
+        1,
+        subject.received,
+        predicted,
+        measured,
+    )

@@ -21,29 +21,35 @@ KINDS = {
     "routine": "a routine of Scorch",
     "torch": "torch's dense product",
     "dense copy": "torch, on dense copies",
+    "exchange": "an exchange between processes",
+    "product": "a product of sharded rows, its exchanges and kernels included",
 }
+BETWEEN_PROCESSES = ("exchange", "product")
 
 
 @dataclass(frozen=True)
 class KernelExplanation:
-    """One kernel, routine or dense product that ran.
+    """One kernel, routine or dense product that ran, or what processes exchanged.
 
     ``kind``
-        ``kernel``, ``fused``, ``routine``, ``torch`` or ``dense copy``
+        ``kernel``, ``fused``, ``routine``, ``torch`` or ``dense copy``; ``exchange``, or ``product`` of a
+        sharded tensor as its plan tells it
     ``statement``
-        what was computed, in index notation, or the name of the routine
+        what was computed, in index notation, or the name of the routine; or what moved
     ``operands``
         what it read, as passed, and ``result``: what it computed
     ``loop_order``
         outermost first, and on how many ``threads``
     ``bytes``
-        of operands, result and workspace
+        of operands, result and workspace; of an exchange, what this process received
     ``predicted``
         seconds, by the cost model and the speed of this machine; None if there is no model for it
     ``measured``
         seconds, the median, without ``converting``: the time of converting operands
     ``converted``
         what was converted first, or transposed, and why; ``advice``: how to avoid it
+    ``runner_up``
+        the fastest other algorithm for a sharded product
     ``step``
         all that ``explain`` of the statement alone would show
     """
@@ -62,6 +68,7 @@ class KernelExplanation:
     advice: tuple[str, ...] = ()
     step: StepExplanation | None = None
     source: str = ""
+    runner_up: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,16 @@ class FunctionExplanation:
     @property
     def kernels(self) -> tuple[KernelExplanation, ...]:
         """All kernels, in the order in which they ran."""
-        return tuple(kernel for call in self.calls for kernel in call.kernels)
+        return tuple(kernel for kernel in self._events if kernel.kind not in BETWEEN_PROCESSES)
+
+    @property
+    def exchanges(self) -> tuple[KernelExplanation, ...]:
+        """All exchanges between processes, and sharded products with their plans, in order."""
+        return tuple(event for event in self._events if event.kind in BETWEEN_PROCESSES)
+
+    @property
+    def _events(self) -> Iterator[KernelExplanation]:
+        return (event for call in self.calls for event in call.kernels)
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -166,6 +182,9 @@ def _title(report: FunctionExplanation) -> str:
     if report.watched > 1.1 * report.seconds:
         median += f"; {format_seconds(report.watched)} while watched"
     kernels = counted(len(report.kernels), "kernel")
+    moves = [event for event in report.exchanges if event.kind == "exchange"]
+    if moves:
+        kernels += f", {counted(len(moves), 'exchange')} of {format_bytes(sum(move.bytes for move in moves))}"
     return f"{report.name}: {kernels}, {format_seconds(report.seconds)} ({median})"
 
 
@@ -188,7 +207,7 @@ def _report(explanation: FunctionExplanation) -> list[str]:
         names = ", ".join(dict.fromkeys(call.name for call in short_calls))
         summary = f"{counted(len(short_calls), 'short dense call')} of torch"
         lines += ["", *wrap_lines(f"and {summary}, {seconds}: {names}")]
-    if not explanation.kernels and not long_calls:
+    if not any(explanation._events) and not long_calls:
         lines += ["", "no kernel of Scorch ran in this thread (a generator must be consumed)"]
     for group in explanation.joined:
         lines += ["", *wrap_lines(f"one kernel for: {', '.join(group)}")]
@@ -222,10 +241,12 @@ def _kernel_facts(kernel: KernelExplanation) -> Iterator[tuple[str, str]]:
     if kernel.loop_order:
         loops = (", ".join(kernel.loop_order), counted(kernel.threads, "thread"), format_bytes(kernel.bytes))
         yield "loops", "; ".join(loops)
-    elif kernel.bytes:
+    elif kernel.bytes and kernel.kind not in BETWEEN_PROCESSES:
         yield "memory", format_bytes(kernel.bytes)
     predicted = "" if kernel.predicted is None else f"predicted {format_seconds(kernel.predicted)}, "
     yield "time", f"{predicted}measured {format_seconds(kernel.measured)}"
+    if kernel.runner_up:
+        yield "runner-up", kernel.runner_up
     for text in kernel.converted:
         yield "converts", text
     if kernel.converting > 0.05 * kernel.measured and kernel.converted:

@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from scorch._src import nn
 from scorch._src.compile import recorder
 from scorch._src.compile.lazy_tensor import LAZY_TYPES
+from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.events import LISTENERS, Event
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import tree_leaves
@@ -95,8 +96,9 @@ class _CallTracer(TorchFunctionMode):
         is_ours = path.startswith(_SCORCH_FOLDER) and not path.startswith(_SHOWN_AS_USERS)
         if getattr(func, "__name__", "") in _HIDDEN_FUNCTIONS or self.open is not None or is_ours:
             return func(*args, **(kwargs or {}))
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        is_sparse = any(isinstance(leaf, SparseTensor) for leaf in leaves)
+        operands = tree_leaves((args, kwargs))
+        leaves = [leaf for leaf in operands if isinstance(leaf, torch.Tensor)]
+        is_sparse = any(isinstance(leaf, SparseTensor | RowSharded) for leaf in operands)
         is_torch_sparse = not is_sparse and any(leaf.layout != torch.strided for leaf in leaves)
         name = _function_name(func) + (" of torch.sparse" if is_torch_sparse else "")
         call = self.open = _make_call(name, is_sparse, _find_place(caller).user)

@@ -27,10 +27,13 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     if isinstance(value, (int, float, complex, np.generic)):
         value = _scalar(name, value)
     if not isinstance(value, torch.Tensor):
-        raise OperandError(
-            f"{name} is a {type(value).__name__}, not a tensor; "
-            "create one with torch.tensor or scorch.from_scipy"
+        is_sharded = hasattr(value, "__torch_function__")
+        advice = (
+            "compute with it by scorch.distributed.einsum and evaluate"
+            if is_sharded
+            else "create one with torch.tensor or scorch.from_scipy"
         )
+        raise OperandError(f"{name} is a {type(value).__name__}, not a tensor; {advice}")
     _check_has_memory(name, value)
     check_device(name, value.device)
     checked_dtype(name, value.dtype)

@@ -6,6 +6,7 @@ dense tensor (``numpy``, ``data_ptr`` ...) are refused; left to torch, some woul
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionS
 from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
 
 aten = torch.ops.aten
+MAX_FRAMES_OF_DTENSOR = 16  # between a call of a DTensor and that of its local tensor
 
 
 # copies ----------------------------------------------------------------------------------------------
@@ -31,10 +33,28 @@ aten = torch.ops.aten
 @implements(aten.detach, aten.alias, aten.lift_fresh)
 def detach(self: SparseTensor) -> SparseTensor:
     """Return the same tensor without its graph; it shares all arrays."""
+    if self.is_inside_dtensor:
+        _refuse_parameter_of_dtensor()
     detached = SparseTensor(self.storage)
     if self.copied_by is not None:
         detached.copied_by = self.copied_by
     return detached
+
+
+def _refuse_parameter_of_dtensor() -> None:
+    """Refuse ``nn.Parameter(D)``, whose products have dense gradients; only leaves of ours sample them."""
+    frame: Any = sys._getframe(2)
+    for _ in range(MAX_FRAMES_OF_DTENSOR):
+        if frame is None:
+            return
+        is_parameter = frame.f_globals.get("__name__") == torch.nn.Parameter.__module__
+        if is_parameter and not isinstance(frame.f_locals.get("data"), SparseTensor):
+            raise UnsupportedError(
+                "nn.Parameter of a DTensor that holds a sparse tensor would get a dense gradient. Make the "
+                "local tensor the parameter, weight = nn.Parameter(S), and a DTensor of it where it is used, "
+                "DTensor.from_local(weight, mesh, placements): the gradient of weight is sparse"
+            )
+        frame = frame.f_back
 
 
 @implements(aten.clone)

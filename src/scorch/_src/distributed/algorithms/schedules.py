@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from scorch._src.distributed.collectives import exchange_with, rank_in, size_of
+from scorch._src.distributed.collectives import rank_in, size_of, start_exchange_with
 from scorch._src.distributed.route import Pending, Route
 
 Tensor = torch.Tensor
@@ -87,8 +87,8 @@ class PeerByPeer:
     def _exchange(self, out: Tensor, source: int, rows: Tensor, target: int, wire: Wire) -> Pending:
         sent = rows if wire is None else rows.to(wire)
         received = out if wire is None else out.new_empty(out.shape, dtype=wire)
-        handle = exchange_with(received, source, sent, target, self.route.group)
-        return Pending(out, received, handle, sent, self.route.group)
+        handle = start_exchange_with(received, source, sent, target, self.route.group)
+        return Pending(out, received, handle, sent)
 
     def add(self, out: Tensor, returned: Tensor, number: int) -> None:
         out.index_add_(0, self._picks[number].to(out.device), returned)  # each row comes back once

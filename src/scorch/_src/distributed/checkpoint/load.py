@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.build import group_of
+from scorch._src.distributed.build import device_of, group_of
 from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
 from scorch._src.distributed.checkpoint.runs import Run
 from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
@@ -34,6 +34,7 @@ def load(
     columns: Any = None,
     features: Sequence[int] = (),
     format: Any = None,
+    device: Any = None,
 ) -> dict[str, Any]:
     """Load what ``save`` wrote, in any number of processes: each reads its own rows.
 
@@ -44,6 +45,8 @@ def load(
       tensors and dense rows. Otherwise as many processes as before have the shares that they had, and others
       shares of about the same work, weighed by ``features`` as in ``cuts``.
     - ``format``: of the local parts; that of before otherwise.
+    - ``device``: where all arrays are read to; otherwise the device of the mesh. Single numbers stay on the
+      CPU, as optimizers keep their steps there.
     """
     group, folder = group_of(mesh), Path(path)
     if not folder.exists() and old_folder(folder).exists():
@@ -51,7 +54,8 @@ def load(
     agree(group, "load", (str(folder), folder.exists()), _describe_folder)
     if not folder.exists():
         raise MissingFileError(f"no such checkpoint: {folder}")
-    return _Loading(folder, mesh, group, features, format).load(cuts, columns)
+    where = device_of(mesh, group, device) or HOST
+    return _Loading(folder, mesh, group, features, format, where).load(cuts, columns)
 
 
 def _describe_folder(facts: tuple[str, bool]) -> str:
@@ -61,9 +65,17 @@ def _describe_folder(facts: tuple[str, bool]) -> str:
 class _Loading:
     """A checkpoint on its way into the processes."""
 
-    def __init__(self, folder: Path, mesh: Any, group: Group, features: Sequence[int], format: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        mesh: Any,
+        group: Group,
+        features: Sequence[int],
+        format: Any,
+        device: torch.device,
+    ) -> None:
         self.folder, self.mesh, self.group = folder, mesh, group
-        self.features, self.format = features, format
+        self.features, self.format, self.device = features, format, device
         metadata = look_up("torch.distributed.checkpoint.FileSystemReader")(str(folder)).read_metadata()
         self.stored = metadata.state_dict_metadata
         if CONTENTS not in self.stored:
@@ -103,7 +115,7 @@ class _Loading:
     def _run(self, name: str, begin: int, end: int) -> Run:
         """Return memory for some rows of an array of the checkpoint."""
         stored = self.stored[name]
-        rows = torch.empty((end - begin, *stored.size[1:]), dtype=stored.properties.dtype, device=HOST)
+        rows = torch.empty((end - begin, *stored.size[1:]), dtype=stored.properties.dtype, device=self.device)
         return Run(rows, begin, stored.size[0], self.group)
 
     def _own(self, cuts: Tensor) -> tuple[int, int]:
@@ -202,8 +214,9 @@ class _Loading:
             if name not in loaded:
                 stored = self.stored[name]
                 is_array = hasattr(stored, "size")
+                device = self.device if is_array and len(stored.size) else HOST
                 rest[name] = (
-                    torch.empty(stored.size, dtype=stored.properties.dtype, device=HOST) if is_array else ""
+                    torch.empty(stored.size, dtype=stored.properties.dtype, device=device) if is_array else ""
                 )
         if rest:
             read(rest, self.folder, self.group)

@@ -128,6 +128,7 @@ def _checkpointing(what: str, group: Group) -> Iterator[None]:
     """Turn what torch raises in a checkpoint into errors of ours."""
     failure: Any = look_up("torch.distributed.checkpoint.CheckpointException")
     with reporting(what, group), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # of torch 2.8's own
         if group is None:
             warnings.filterwarnings("ignore", message="torch.distributed is ")
         try:

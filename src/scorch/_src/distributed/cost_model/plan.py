@@ -132,8 +132,8 @@ class Plan:
             f"halo: {counted(share.halo, 'row')} from {counted(share.peers, 'process', 'processes')}, "
             f"{counted(share.sent, 'row')} sent" + (f", {share.split:,} split rows" if share.split else ""),
             f"a product with {counted(self.features, 'column')} over {self.network.name}:",
-            f"  {_sentence(chosen)} (chosen)",
-            f"  {_sentence(self.runner_up)} (runner-up)",
+            f"  {describe_in_words(chosen)} (chosen)",
+            f"  {describe_in_words(self.runner_up)} (runner-up)",
         ]
         return "\n".join(lines)
 
@@ -142,7 +142,8 @@ def _ignores_owners(cost: Cost) -> bool:
     return cost.algorithm in ("features", "all-gather", "2-D")
 
 
-def _sentence(cost: Cost) -> str:
+def describe_in_words(cost: Cost) -> str:
+    """Return a sentence with the bytes, messages, memory and time of a product."""
     return (
         f"{cost.name}: {format_bytes(cost.bytes)} to the busiest process in "
         f"{counted(cost.messages, 'message')}, memory {format_bytes(cost.memory)} of which buffers "

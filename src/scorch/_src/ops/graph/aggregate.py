@@ -187,7 +187,7 @@ def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float
             f"{tuple(sources.shape)} and {tuple(targets.shape)}"
         )
     if is_transformed():
-        return _attend_composed(graph, x, scores, Options(slope, dropout))
+        return attend_composed(graph, x, scores, Options(slope, dropout))
     seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
     inputs = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
     needs_grad = torch.is_grad_enabled() and any_requires_grad(*inputs)
@@ -229,17 +229,20 @@ class _GraphAttention(torch.autograd.Function):
 def _attend_double_backward(ctx: Any, inputs: Any, saved: Tensor, grad: Tensor) -> list[Tensor | None]:
     """Compute gradients that are differentiable again; the same weights are dropped."""
     is_kept = ~saved.signbit() if ctx.options.dropout else None
-    result = _attend_composed(ctx.graph, inputs[0], Scores(*inputs[1:]), ctx.options, is_kept)
+    result = attend_composed(ctx.graph, inputs[0], Scores(*inputs[1:]), ctx.options, is_kept)
     needed = ctx.needs_input_grad[-len(inputs) :]
     differentiated = [tensor for tensor, is_needed in zip(inputs, needed, strict=True) if is_needed]
     gradients = iter(torch.autograd.grad(result, differentiated, grad, create_graph=True))
     return [next(gradients) if is_needed else None for is_needed in needed]
 
 
-def _attend_composed(
+def attend_composed(
     graph: Graph, x: Tensor, scores: Scores, options: Options, is_kept: Tensor | None = None
 ) -> Tensor:
-    """Compute ``attend`` in functions that have all derivatives, with numbers for each entry and head."""
+    """Compute ``attend`` in functions that have all derivatives, with numbers for each entry and head.
+
+    ``is_kept`` says which entries are not dropped, of each head; they are drawn otherwise.
+    """
     rows, (sources, targets, edges) = graph.targets, scores
     total = take_rows(sources, graph.sources) + take_rows(targets, rows)
     total = F.leaky_relu(total if edges is None else total + edges, options.slope)

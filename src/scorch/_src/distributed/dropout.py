@@ -1,0 +1,76 @@
+"""Dropout of sharded rows and edges: drawn by their numbers over all processes, the same in any of them."""
+
+from __future__ import annotations
+
+import torch
+
+from scorch._src.devices import HOST
+from scorch._src.distributed.collectives import gather_numbers
+from scorch._src.distributed.row_sharded import RowSharded
+from scorch.errors import ArgumentError
+
+Tensor = torch.Tensor
+
+
+def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = True) -> Tensor:
+    """Drop features of this process's rows: the same ones for any number of processes.
+
+    Which are dropped depends on ``seed``, on the row over all processes and on the column alone.
+    """
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"p must be a probability between 0 and 1, not {p}")
+    if not training or not p:
+        return x
+    like.rows.check("x", x)
+    rows = original_rows(like).to(x.device)
+    width = x[:1].numel() if len(x) else 1
+    places = rows[:, None] * width + torch.arange(width, device=x.device)
+    kept = (_uniform(places, seed) >= p).reshape(x.shape)
+    return torch.where(kept, x / (1 - p) if p < 1 else x, 0.0)
+
+
+def _uniform(places: Tensor, seed: int) -> Tensor:
+    """Return a number between 0 and 1 for each place, by the mixing function of SplitMix64."""
+    z = places * -7046029254386353131 + (seed * 6364136223846793005 + 1442695040888963407) % (1 << 63)
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        z = (z ^ _shift_right(z, shift)) * factor
+    return _shift_right(z ^ _shift_right(z, 31), 11).to(torch.float64) * 2.0**-53
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Shift as if integers had no sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def original_rows(like: RowSharded) -> Tensor:
+    """Return the numbers of this process's rows, as they were before they were partitioned."""
+    if like.order is not None:
+        return like.order
+    return torch.arange(like.rows.begin, like.rows.end, device=like.rows.ghosts.device)
+
+
+def draw_edges(adj: RowSharded, targets: Tensor, sources: Tensor, heads: int, p: float) -> Tensor:
+    """Return which edges of each head are kept; a draw depends on the edge over all processes alone.
+
+    ``targets`` and ``sources`` have the local numbers of the ends of each edge. The first process draws the
+    seed from torch's generator.
+    """
+    seed = int(torch.randint(1 << 62, (), device=HOST))
+    (seed, *_), *_ = gather_numbers([seed], adj.group, adj.rows.ghosts)
+    rows, columns = _original_numbers(adj)
+    places = rows[targets.to(torch.int64)] * adj.shape[1] + columns[sources.to(torch.int64)]
+    each = places[:, None] * heads + torch.arange(heads, device=places.device)
+    return _uniform(each, seed) >= p
+
+
+def _original_numbers(adj: RowSharded) -> tuple[Tensor, Tensor]:
+    """Return the numbers of local rows and columns, ghosts included, before the graph was partitioned."""
+    found: tuple[Tensor, Tensor] | None = adj.kept.get("numbers")
+    if found is None:
+        rows = original_rows(adj)
+        if torch.equal(adj.rows.cuts, adj.columns.cuts):
+            (columns,) = adj.columns.extend([rows])
+        else:
+            columns = adj.columns.to_global(torch.arange(adj.columns.size, device=rows.device))
+        found = adj.kept["numbers"] = rows, columns
+    return found
