@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from scorch._src.backends import routines as sums
 from scorch._src.backends.base import backend_for
@@ -95,6 +96,50 @@ def test_product_with_a_batch(lengths: Sequence[int], dtype: torch.dtype) -> Non
             found = routines.multiply_batch((pos, places, values), own, x)
             assert found is not None
             torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own), rtol=1e-4, atol=1e-4)
+
+
+ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_and_a_residual_follow_a_product(activation: str | None) -> None:
+    torch.manual_seed(0)
+    dense = torch.randn(37, 50) * (torch.rand(37, 50) < 0.3)
+    csr, bias = dense.to_sparse_csr(), torch.randn(37)
+    weight = csr.crow_indices().int(), csr.col_indices().to(torch.int16), csr.values()
+    routines = backend_for(torch.device("cpu")).routines
+    for batch in (1, 3, 70):
+        x = 3 * torch.randn(batch, 50)
+        x[0, :40] *= 40  # where exponentials overflow
+        plain, residual = ACTIVATIONS[activation](F.linear(x, dense, bias)), torch.randn(batch, 37)
+        found = routines.multiply_batch(weight, bias, x, activation=activation)
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-4)
+        found = routines.multiply_batch(weight, bias, x, activation=activation, residual=residual)
+        torch.testing.assert_close(found, plain + residual, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("columns", [torch.int16, torch.int32])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.int8])
+def test_values_of_a_product_may_be_stored_in_fewer_bits(stored: torch.dtype, columns: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mask, scales = torch.rand(37, 300) < 0.3, torch.rand(37) + 0.1
+    whole = torch.randint(-127, 128, (37, 300)).float() * mask
+    csr, bias = whole.to_sparse_csr(), torch.randn(37)
+    weight = csr.crow_indices().int(), csr.col_indices().to(columns), csr.values().to(stored)
+    dense = whole * scales[:, None] if stored == torch.int8 else whole.bfloat16().float()
+    routines = backend_for(torch.device("cpu")).routines
+    for batch in (1, 3, 70):
+        x = torch.randn(batch, 300)
+        found = routines.multiply_batch(weight, bias, x, scales if stored == torch.int8 else None)
+        torch.testing.assert_close(found, F.linear(x, dense, bias), rtol=1e-4, atol=2e-3)
 
 
 def rows_joined(routines: Routines, index: torch.dtype) -> Any:

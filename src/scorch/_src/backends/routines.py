@@ -338,12 +338,22 @@ class Routines:
 
     # layers ------------------------------------------------------------------------------------------
 
-    def multiply_batch(self, weight: Matrix, bias: Tensor | None, x: Tensor) -> Tensor | None:
+    def multiply_batch(
+        self,
+        weight: Matrix,
+        bias: Tensor | None,
+        x: Tensor,
+        scales: Tensor | None = None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor | None:
         """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must.
 
-        Columns may be 16-bit integers without a sign, whose dtype is int16 all the same.
+        Columns may be 16-bit integers without a sign, whose dtype is int16 all the same. Values may be
+        bfloat16, or int8 with ``scales`` of the rows, for a float32 ``x``. ``activation`` (``ACTIVATIONS``)
+        is applied to the result, and ``residual`` added to that.
         """
-        del weight, bias, x
+        del weight, bias, x, scales, activation, residual
         return None
 
     # convolutions ------------------------------------------------------------------------------------
