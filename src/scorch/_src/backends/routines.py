@@ -6,8 +6,9 @@ A backend overrides those that it has faster code for (``backends.cpu.cpu_routin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,6 +119,7 @@ class Routines:
     attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # which it takes as they are
 
     batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
+    stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
     # order in time -----------------------------------------------------------------------------------
 
@@ -350,8 +352,8 @@ class Routines:
         """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must.
 
         Columns may be 16-bit integers without a sign, whose dtype is int16 all the same. Values may be
-        bfloat16, or int8 with ``scales`` of the rows, for a float32 ``x``. ``activation`` (``ACTIVATIONS``)
-        is applied to the result, and ``residual`` added to that.
+        those of ``stored_batch_dtypes``, int8 with ``scales`` of the rows. ``activation``, one of relu, gelu,
+        gelu_tanh and silu, is applied to the result, and ``residual`` added to that.
         """
         del weight, bias, x, scales, activation, residual
         return None

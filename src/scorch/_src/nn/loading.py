@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, tables_of
 from scorch._src.nn.saved_pattern import empty_pattern
 from scorch._src.nn.sparsify import replace_modules
@@ -32,13 +33,14 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
         tables = {table: f"{name}.{table}".strip(".") for table in _table_names(module)}
         known.update(tables.values())
         is_sparse = any(table in sparse for table in tables.values())
-        replacement = _convert_layer(module, is_sparse)
+        dtypes = {table: _dtype_of_values(state_dict, path) for table, path in tables.items()}
+        replacement = _convert_layer(module, is_sparse, dtypes)
         if replacement is not None and module not in replaced:
             replaced[module] = replacement.train(module.training)
     missing = sorted(sparse - known)
     if missing:
         raise FileError(f"the model has no layer {missing[0]!r}, which is sparse in the state_dict")
-    model = replace_modules(model, replaced)
+    model = fuse_modules(replace_modules(model, replaced))
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     model.load_state_dict(state_dict, assign=is_meta)
     return model
@@ -62,7 +64,16 @@ def _table_names(module: torch.nn.Module) -> list[str]:
     return [] if kind is None else [part.table for part in kind.parts(module)]
 
 
-def _convert_layer(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module | None:
+def _dtype_of_values(state_dict: Mapping[str, Any], table: str) -> torch.dtype | None:
+    """Return the dtype that a matrix is stored in, if that is bfloat16: a layer keeps it."""
+    values = state_dict.get(f"{table}.values".lstrip("."))
+    is_bfloat16 = isinstance(values, torch.Tensor) and values.dtype == torch.bfloat16
+    return torch.bfloat16 if is_bfloat16 else None
+
+
+def _convert_layer(
+    module: torch.nn.Module, is_sparse: bool, dtypes: Mapping[str, torch.dtype | None]
+) -> torch.nn.Module | None:
     """Return the layer as it is in the file, without its values; None if it is of that kind already."""
     if is_sparse_layer(module):
         return None if is_sparse else module.to_dense()  # type: ignore[operator]
@@ -72,6 +83,7 @@ def _convert_layer(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module 
     weights = {}
     for part in kind.parts(module):
         matrix = part.matrix
-        values = torch.zeros(0, dtype=matrix.dtype, device=HOST)
+        dtype = dtypes[part.table] if kind.takes_any_weight_dtype else None
+        values = torch.zeros(0, dtype=dtype or matrix.dtype, device=HOST)
         weights[part.table] = sparse_of(empty_pattern(*matrix.shape), values)
     return kind.make(module, weights)
