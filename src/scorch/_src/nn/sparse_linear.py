@@ -379,6 +379,8 @@ class SparseLinear(torch.nn.Module):
     def _read_pattern(self, state: Mapping[str, Any], name: str) -> Pattern:
         """Read a pattern of a ``state_dict``, or of an older one, which has each of its arrays."""
         shape, device = self.pattern.shape, self.pattern.device
+        if isinstance(state.get(name), Pattern):  # read and checked already
+            return state[name].to(device)  # type: ignore[no-any-return]
         if name in state:
             return pattern_from_words(state[name], shape, device)
         start = f"{name}."
