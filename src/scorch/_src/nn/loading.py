@@ -37,7 +37,9 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
         tables = {table: f"{name}.{table}".strip(".") for table in _table_names(module)}
         known.update(tables.values())
         is_sparse = any(table in sparse for table in tables.values())
-        replacement = None if module in replaced else _convert_layer(module, is_sparse, tables, state_dict, read)
+        replacement = (
+            None if module in replaced else _convert_layer(module, is_sparse, tables, state_dict, read)
+        )
         if replacement is not None:
             replaced[module] = replacement.train(module.training)
     missing = sorted(sparse - known)

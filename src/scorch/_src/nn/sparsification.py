@@ -117,7 +117,9 @@ def _count_bytes(model: torch.nn.Module) -> tuple[int, int]:
             sizes = {name: value.numel() * value.element_size() for name, value in stored}
             is_narrow = module.values.dtype in WEIGHT_DTYPES
             size = torch.float32.itemsize if is_narrow else module.values.element_size()
-            dense += module.out_features * module.in_features * size + sizes.get("bias", 0) - sum(sizes.values())
+            dense += (
+                module.out_features * module.in_features * size + sizes.get("bias", 0) - sum(sizes.values())
+            )
     return own, dense
 
 

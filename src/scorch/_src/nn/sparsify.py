@@ -129,9 +129,7 @@ def _replace_layers(
     model: torch.nn.Module, choices: dict[torch.nn.Module, Choice], example: Any
 ) -> torch.nn.Module:
     """Put the chosen layers in the model; with an example, as many of them as make it fastest as a whole."""
-    model = fuse_modules(
-        replace_modules(model, {layer: choice.layer for layer, choice in choices.items()})
-    )
+    model = fuse_modules(replace_modules(model, {layer: choice.layer for layer, choice in choices.items()}))
     to_dense = {choice.layer: choice.dense for choice in choices.values() if choice.layer is not choice.dense}
     if example is None or not to_dense:
         return model

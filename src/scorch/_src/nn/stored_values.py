@@ -67,4 +67,6 @@ def check_not_trained(layer: SparseLinear) -> None:
 def check_float(layer: SparseLinear) -> None:
     """Raise if a layer has 8-bit values, which cannot be drawn or moved."""
     if layer._buffers.get("scales") is not None:
-        raise CallError("the weight is stored as int8, which is for inference; change the float layer instead")
+        raise CallError(
+            "the weight is stored as int8, which is for inference; change the float layer instead"
+        )

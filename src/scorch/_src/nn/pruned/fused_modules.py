@@ -104,7 +104,9 @@ def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
     for module in model.modules():
         kind = _PLAIN.get(type(module), type(module))
         if kind in _FUSED:
-            has_sparse = any(type(child) in (SparseLinear, SparseTransposedLinear) for child in module.children())
+            has_sparse = any(
+                type(child) in (SparseLinear, SparseTransposedLinear) for child in module.children()
+            )
             module.__class__ = _FUSED[kind] if has_sparse else kind
     return model
 

@@ -184,7 +184,8 @@ class SparseMultiheadAttention(MultiheadAttention):
 
     def to_dense(self) -> torch.nn.MultiheadAttention:
         """Return torch's layer with the same weights."""
-        values, has_bias = self.out_proj.values, self.in_proj_bias is not None
+        weight, has_bias = self.out_proj.weight, self.in_proj_bias is not None
+        dtype = weight.dtype if self.out_proj.bias is None else self.out_proj.bias.dtype
         layer = MultiheadAttention(
             self.embed_dim,
             self.num_heads,
@@ -195,8 +196,8 @@ class SparseMultiheadAttention(MultiheadAttention):
             self.kdim,
             self.vdim,
             self.batch_first,
-            dtype=values.dtype,
-            device=values.device,
+            dtype=dtype,
+            device=weight.device,
         )
         with torch.no_grad():
             for table, name in input_projections(self).items():

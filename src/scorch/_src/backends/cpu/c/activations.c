@@ -1,48 +1,65 @@
-/* What follows a layer, in place. Both ways of a choice are computed, so that loops become vectors. */
+/* What follows a layer, in place: in vectors for f32, by functions of the C library for f64. */
 enum { NO_ACTIVATION, RELU, GELU, GELU_TANH, SILU };
 #define HALF_ROOT 0.70710678118654752440
 #define TANH_SLOPE 1.59576912160573071 /* 2 sqrt(2 / pi) */
 
 double exp(double), erf(double);
+typedef f64 f64e; /* what is computed at a time */
+typedef f32v f32e;
 static inline f64 exp_f64(f64 x) { return exp(x); }
-static inline f64 erf_f64(f64 x) { return erf(x); }
+static inline f64 gelu_f64(f64 x) { return 0.5 * x * (1 + erf(x * HALF_ROOT)); }
+static inline f64 relu_f64(f64 x) { return x < 0 ? 0 : x; }
+
+static inline f32v select_f32(f32m mask, f32v yes, f32v no) {
+    return (f32v)((mask & (f32m)yes) | (~mask & (f32m)no));
+}
+static inline f32v relu_f32(f32v x) { return select_f32(x < 0, (f32v){0}, x); }
 
 /* 2^n times a polynomial on [-log(2) / 2, log(2) / 2], as Cephes has it. */
-static inline f32 exp_f32(f32 x) {
-    x = x < -87.3f ? -87.3f : x;
-    x = x > 88.7228f ? 88.7228f : x;
-    const f32 n = x * 1.44269504f + 12582912.0f - 12582912.0f; /* the nearest integer */
-    const f32 r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    f32 p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f, p = p * r + 8.3334519073e-3f, p = p * r + 4.1665795894e-2f;
+static inline f32v exp_f32(f32v x) {
+    const f32v least = (f32v){0} - 87.3f, most = (f32v){0} + 88.7228f;
+    x = select_f32(x < least, least, x);
+    x = select_f32(x > most, most, x);
+    const f32v n = x * 1.44269504f + 12582912.0f - 12582912.0f; /* the nearest integer */
+    const f32v r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    f32v p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f, p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f, p = p * r + 5.0000001201e-1f;
-    const union { i32 bits; f32 number; } power = {((i32)n + 127) << 23};
-    return (p * r * r + r + 1.0f) * power.number;
+    return (p * r * r + r + 1.0f) * (f32v)((__builtin_convertvector(n, f32m) + 127) << 23);
 }
 
-/* An odd polynomial near zero, 1 - exp(polynomial) elsewhere: within one unit in the last place (N. Juffa). */
-static inline f32 erf_f32(f32 x) {
-    const f32 t = x < 0 ? -x : x, s = x * x;
-    f32 far = -1.72853470e-5f * t + 3.83197126e-4f;
-    far = far * s + (-3.88396438e-3f * t + 2.42546219e-2f);
-    far = far * t - 1.06777877e-1f, far = far * t - 6.34846687e-1f, far = far * t - 1.28717512e-1f;
-    far = 1.0f - exp_f32(far * t - t);
-    f32 near = -5.96761703e-4f;
-    near = near * s + 4.99119423e-3f, near = near * s - 2.67681349e-2f, near = near * s + 1.12819925e-1f;
-    near = near * s - 3.76125336e-1f, near = near * s + 1.28379166e-1f;
-    near = near * x + x;
-    return t > 0.927734375f ? (x < 0 ? -far : far) : near;
+/* x times the normal distribution, from erfc by formula 7.1.26 of Abramowitz and Stegun, as torch has it in
+   vectors: within 1.5e-7 of the distribution. */
+static inline f32v gelu_f32(f32v x) {
+    const f32v t = 1.0f / (1.0f + 0.3275911f * (f32)HALF_ROOT * select_f32(x < 0, -x, x));
+    f32v p = t * 1.061405429f - 1.453152027f;
+    p = p * t + 1.421413741f, p = p * t - 0.284496736f, p = p * t + 0.254829592f;
+    const f32v outside = p * t * 0.5f * exp_f32(x * x * -0.5f);
+    return x * select_f32(x < 0, outside, 1.0f - outside);
 }
 
 #define EACH(T, result) \
-    _Pragma("omp simd") for (i64 k = 0; k < n; k++) { const T x = values[k]; values[k] = result; } \
-    return;
+    for (; k + LANES <= n; k += LANES) { \
+        T##e x; \
+        __builtin_memcpy(&x, values + k, sizeof(x)); \
+        x = result; \
+        __builtin_memcpy(values + k, &x, sizeof(x)); \
+    } \
+    break;
 #define ACTIVATIONS(T) \
 static void activate_##T(i64 activation, T *values, i64 n) { \
+    enum { LANES = sizeof(T##e) / sizeof(T) }; \
+    i64 k = 0; \
     switch (activation) { \
-    case RELU: EACH(T, x < 0 ? (T)0 : x) \
-    case GELU: EACH(T, x * (T)0.5 * (1 + erf_##T(x * (T)HALF_ROOT))) \
+    case NO_ACTIVATION: return; \
+    case RELU: EACH(T, relu_##T(x)) \
+    case GELU: EACH(T, gelu_##T(x)) \
     case GELU_TANH: EACH(T, x / (1 + exp_##T((T)-TANH_SLOPE * (x + (T)0.044715 * x * x * x)))) \
     case SILU: EACH(T, x / (1 + exp_##T(-x))) \
     } \
+    if (k == n) return; \
+    T rest[LANES] = {0}; \
+    for (i64 i = k; i < n; i++) rest[i - k] = values[i]; \
+    activate_##T(activation, rest, LANES); \
+    for (i64 i = k; i < n; i++) values[i] = rest[i - k]; \
 }

@@ -54,6 +54,8 @@ static void dots_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
     const T *x = (const T *)args[X], *bias = (const T *)args[BIAS], *scales = (const T *)args[SCALES]; \
     T *out = (T *)args[OUT]; \
     (void)worker; \
+    FETCH(values + pos[begin], 1024) /* what no row before has fetched */ \
+    FETCH(crd + pos[begin], 1024) \
     for (i64 row = begin; row < end; row++) { \
         T sum = 0; \
         i64 e = pos[row]; \
