@@ -7,10 +7,10 @@
 Weights are random and pruned by magnitude. ``scorch.sparsify`` decides on the example that is timed, so that
 layers which are faster dense stay so; how many are sparse stands in the table. Results are compared with the
 dense network of the same pruned weights before anything is timed. Contestants take turns, and the median of
-each is kept; dense torch is always one of them. Those that cannot run are named with the reason, and rows are
-printed as they are measured. "scorch compiled" is the sparse network under ``torch.compile``, which joins what
-lies between its layers; "scorch bf16" and "scorch int8" store its weights so. Without a network OpenVINO waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each
-network at 90 % and the time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most
+each is kept; dense torch is always one of them. Those that cannot run are named with the reason, and rows
+are printed as they are measured. "scorch compiled" is the sparse network under ``torch.compile``, which joins
+what lies between its layers; "scorch bf16" and "scorch int8" store its weights so. Without a network OpenVINO
+waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each network at 90 % and the time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most
 threads, and smaller stacks of layers; ``--tiny`` runs all in small, to see that it runs.
 """
 
@@ -141,7 +141,12 @@ def densify(model: nn.Module) -> nn.Module:
 
 
 def measure(
-    name: str, shape: Shape, setting: tuple[float, int, int], contestants: Sequence[str], seconds: float
+    name: str,
+    shape: Shape,
+    setting: tuple[float, int, int],
+    contestants: Sequence[str],
+    seconds: float,
+    block: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """One network at a sparsity, batch and number of threads."""
     sparsity, batch, threads = setting
@@ -149,7 +154,7 @@ def measure(
     torch.manual_seed(0)
     torch._dynamo.reset()
     inputs = shape.inputs(batch)
-    sparse = scorch.sparsify(shape.build().eval(), sparsity, example=inputs, inplace=True)
+    sparse = scorch.sparsify(shape.build().eval(), sparsity, block, example=inputs, inplace=True)
     pruned = densify(sparse)
     torch.testing.assert_close(sparse(*inputs), pruned(*inputs), rtol=1e-3, atol=1e-3)
     calls: dict[str, Call] = {"dense": lambda: pruned(*inputs), "scorch": lambda: sparse(*inputs)}
@@ -296,6 +301,11 @@ def _with_defaults(options: argparse.Namespace) -> argparse.Namespace:
     return options
 
 
+def block_size(text: str) -> tuple[int, int]:
+    rows, columns = text.split("x")
+    return int(rows), int(columns)
+
+
 def main(arguments: list[str] | None = None) -> None:
     def numbers(kind: type) -> Callable[[str], list[Any]]:
         return lambda text: [kind(part) for part in text.split(",")]
@@ -309,6 +319,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--contestants", type=numbers(str), default=list(CONTESTANTS))
     parser.add_argument("--layers", type=int, help="of the encoder of BERT-base's shape")
     parser.add_argument("--blocks", type=int, help="of the decoder of Llama-7B's shape")
+    parser.add_argument("--block-size", type=block_size, help="such as 4x4: prune whole blocks of weights")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each contestant")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no row begins")
     parser.add_argument("--no-files", action="store_true", help="leave out files and loading")
@@ -332,7 +343,11 @@ def main(arguments: list[str] | None = None) -> None:
                     for sparsity in options.sparsity:
                         if time.perf_counter() < end:
                             setting = (sparsity, batch, threads)
-                            rows.append(measure(name, shape, setting, contestants, options.seconds))
+                            rows.append(
+                                measure(
+                                    name, shape, setting, contestants, options.seconds, options.block_size
+                                )
+                            )
                             if not options.json:
                                 print(table_line(rows[-1], names), flush=True)
             if not options.no_files and time.perf_counter() < end:

@@ -151,6 +151,26 @@ def test_values_of_a_product_may_be_stored_in_fewer_bits(stored: torch.dtype, co
         torch.testing.assert_close(found, F.linear(x, dense, bias), rtol=1e-4, atol=2e-3)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("block", [(1, 4), (4, 4), (16, 1)])
+def test_product_with_a_weight_of_blocks(block: tuple[int, int], stored: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows, columns = block
+    mask = torch.rand(48 // rows, 64 // columns) < 0.4
+    whole = torch.randint(-127, 128, (48, 64)) * mask.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    bsr, bias, scales = whole.float().to_sparse_bsr(block), torch.randn(48), torch.rand(48)
+    weight = bsr.crow_indices().int(), bsr.col_indices().to(torch.int16), bsr.values().reshape(-1).to(stored)
+    routines, own = backend_for(torch.device("cpu")).routines, scales if stored == torch.int8 else None
+    assert block in routines.batch_blocks
+    dense = whole * scales[:, None] if own is not None else whole.float()
+    for batch in (1, 3, 70):
+        x, residual = torch.randn(batch, 64), torch.randn(batch, 48)
+        found = routines.multiply_batch(weight, bias, x, own, "relu", residual, block)
+        wanted = F.relu(F.linear(x, dense, bias)) + residual
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-3)
+
+
 def rows_joined(routines: Routines, index: torch.dtype) -> Any:
     parts = [matrix(3, 4, index), matrix(5, 4, index)]
     return routines.concat_rows(parts, [3, 5], sum(crd.numel() for _, crd, _ in parts))

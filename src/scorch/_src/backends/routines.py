@@ -119,6 +119,7 @@ class Routines:
     attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # which it takes as they are
 
     batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
+    batch_blocks: tuple[tuple[int, int], ...] = ((1, 1),)
     stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
     # order in time -----------------------------------------------------------------------------------
@@ -348,14 +349,16 @@ class Routines:
         scales: Tensor | None = None,
         activation: str | None = None,
         residual: Tensor | None = None,
+        block: tuple[int, int] = (1, 1),
     ) -> Tensor | None:
         """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must.
 
         Columns may be 16-bit integers without a sign, whose dtype is int16 all the same. Values may be
         those of ``stored_batch_dtypes``, int8 with ``scales`` of the rows. ``activation``, one of relu, gelu,
-        gelu_tanh and silu, is applied to the result, and ``residual`` added to that.
+        gelu_tanh and silu, is applied to the result, and ``residual`` added to that. The weight may have
+        blocks of a size in ``batch_blocks``, whose sizes divide its own.
         """
-        del weight, bias, x, scales, activation, residual
+        del weight, bias, x, scales, activation, residual, block
         return None
 
     # convolutions ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Values of a sparse weight in fewer bits than the numbers that are computed with.
 
-bfloat16 values are the upper halves of float32 ones, and learn as any parameter does. int8 values have a scale
-for each row, the largest magnitude of the row over 127; they are for inference.
+bfloat16 values are the upper halves of float32 ones, and learn as any parameter does. int8 values have a
+scale for each row, the largest magnitude of the row over 127; they are for inference.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Modules of torch that have a sparse layer and what follows it: both are computed in one pass.
 
 ``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``; their parts, names
-and ``state_dict`` stay as they are. Where a part has hooks, is compiled or in training with dropout, the parts
-are called one after the other.
+and ``state_dict`` stay as they are. Where a part has hooks, or is compiled, or Transformer layers are in
+training, the parts are called one after the other.
 """
 
 from __future__ import annotations

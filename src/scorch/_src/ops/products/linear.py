@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
-from scorch._src.formats import as_format
+from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference
 from scorch._src.ops.fallback import (
     are_all_sparse,
@@ -34,6 +35,7 @@ from scorch.errors import CallError
 _ROWS = "ij,kj->ik"  # the rows of an input by those of a weight
 CSR = as_format("csr", 2)
 MAX_NARROW_COLUMNS = 1 << 16
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @implements(F.linear, differentiable=True)
@@ -121,20 +123,36 @@ def multiply_batch(
     Unless all three have one dtype, the dtypes and sizes of the input, the bias and the residual are checked.
     """
     pattern, values = weight.storage.pattern, weight.storage.values
-    if pattern.format is not CSR and pattern.format != CSR:
+    block = (1, 1) if pattern.format is CSR else _find_block(pattern.format)
+    if block is None:
         return None
     routines, dtype = routines_for(input), input.dtype
+    if block != (1, 1) and (block not in routines.batch_blocks or not _is_divided(pattern, block)):
+        return None
     if dtype not in routines.batch_dtypes or not input.numel() or not values.is_contiguous():
         return None
     matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
     own = None if bias is None else bias.detach().contiguous()
     if values.dtype is dtype and activation is None and residual is None:
-        return routines.multiply_batch(matrix, own, input.contiguous())
+        return routines.multiply_batch(matrix, own, input.contiguous(), block=block)
     is_stored = values.dtype is dtype or values.dtype in routines.stored_batch_dtypes.get(dtype, ())
     if not is_stored or not _agrees(input, pattern, bias, scales, residual):
         return None
     rest = None if residual is None else residual.detach().contiguous()
-    return routines.multiply_batch(matrix, own, input.contiguous(), scales, activation, rest)
+    return routines.multiply_batch(matrix, own, input.contiguous(), scales, activation, rest, block)
+
+
+@functools.lru_cache(maxsize=64)
+def _find_block(form: Format) -> tuple[int, int] | None:
+    """Return the size of the blocks whose rows are compressed; None for other formats."""
+    if form == CSR:
+        return 1, 1
+    rows, columns = form.block(0) or 1, form.block(1) or 1
+    return (rows, columns) if form == as_format(f"bsr({rows},{columns})", 2) else None
+
+
+def _is_divided(pattern: Pattern, block: tuple[int, int]) -> bool:
+    return all(size % part == 0 for size, part in zip(pattern.shape, block, strict=True))
 
 
 def _agrees(input: torch.Tensor, pattern: Pattern, bias: Any, scales: Any, residual: Any) -> bool:
@@ -143,8 +161,7 @@ def _agrees(input: torch.Tensor, pattern: Pattern, bias: Any, scales: Any, resid
     shapes = ((bias, (rows,)), (scales, (rows,)), (residual, (*input.shape[:-1], rows)))
     return input.shape[-1] == columns and all(
         other is None
-        or (isinstance(other, torch.Tensor) and other.dtype is input.dtype and tuple(other.shape) == shape)
-        and not isinstance(other, SparseTensor)
+        or (type(other) in _PLAIN and other.dtype is input.dtype and tuple(other.shape) == shape)
         for other, shape in shapes
     )
 

@@ -1,13 +1,14 @@
 /* A batch lies in tiles of WIDTH rows of X, padded by zeros, each of which has the features one after the
    other: element b of feature j of a tile is at j * WIDTH + b. Each thread copies the tile that it works on
-   for itself: fetching what another core has written would take as long. */
+   for itself: fetching what another core has written would take as long. ROWS, POS and CRD count blocks. */
 enum { VALUES = FIRST, SCALES, BIAS, RESIDUAL, X, SPACE, OUT, BATCH, FEATURES, WIDTH, ACTIVATION };
 enum { /* what is given: numbers, tensors, and the result at last */
     G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_HAS_RESIDUAL, G_ACTIVATION,
     G_POS, G_CRD, G_VALUES, G_SCALES, G_BIAS, G_RESIDUAL, G_X, G_SPACE, G_OUT
 };
 enum { LINE = 64 }; /* bytes of a cache line; vectors that lie in two of them take twice as long */
-enum { LINES = 16 }; /* rows that are copied together, since their elements are neighbours where they go */
+/* Rows that are copied together, since their elements are neighbours where they go, and as rows of blocks. */
+enum { LINES = 16, GROUP = LINES / BLOCK_ROWS };
 
 void *malloc(unsigned long);
 void free(void *);
@@ -19,18 +20,18 @@ static i64 count_tiles(i64 batch, i64 width) { return (batch + width - 1) / widt
 
 /* Elements that a thread needs: a tile, and the values of a row where those are stored otherwise. */
 static i64 space_of(i64 features, i64 width) {
-    return features * width + (IS_NARROW_WEIGHT ? (features + LINE - 1) / LINE * LINE : 0);
+    return features * width + (IS_NARROW_WEIGHT ? (features * BLOCK_ROWS + LINE - 1) / LINE * LINE : 0);
 }
 
-/* The first row of a part; parts begin with whole LINES. */
+/* The first row of blocks of a part; parts begin with whole GROUPs. */
 static i64 first_line(const job_t *rows, i64 part) {
-    const i64 row = (first_row(rows, part) + LINES - 1) / LINES * LINES;
+    const i64 row = (first_row(rows, part) + GROUP - 1) / GROUP * GROUP;
     return CLAMP(row, rows->args[ROWS]);
 }
 
 #define INTRINSICS(T, I) \
-TILES(T, COLUMN(I)) \
 SQUARE(T) \
+BLOCKS(T, COLUMN(I)) \
 ACTIVATIONS(T) \
 /* Columns of up to LINES rows become rows. */ \
 static void turn_##T(const T *from, i64 from_apart, T *to, i64 to_apart, i64 height, i64 width) { \
@@ -54,27 +55,30 @@ static void dots_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
     const T *x = (const T *)args[X], *bias = (const T *)args[BIAS], *scales = (const T *)args[SCALES]; \
     T *out = (T *)args[OUT]; \
     (void)worker; \
-    FETCH(values + pos[begin], 1024) /* what no row before has fetched */ \
+    FETCH(values + pos[begin] * BLOCK, 1024) /* what no row before has fetched */ \
     FETCH(crd + pos[begin], 1024) \
+    const i64 first = begin * BLOCK_ROWS, count = (end - begin) * BLOCK_ROWS; \
     for (i64 row = begin; row < end; row++) { \
-        T sum = 0; \
+        T sums[BLOCK_ROWS]; \
         i64 e = pos[row]; \
         const i64 last = pos[row + 1]; \
-        PICKED_##T \
-        _Pragma("omp simd reduction(+:sum)") \
-        for (i64 rest = e; rest < last; rest++) sum += widen(values[rest]) * x[(i64)crd[rest]]; \
-        out[row] = (scales ? scales[row] * sum : sum) + (bias ? bias[row] : (T)0); \
+        SUM_ROWS(T) \
+        for (int line = 0; line < BLOCK_ROWS; line++) { \
+            const i64 r = row * BLOCK_ROWS + line; \
+            out[r] = (scales ? scales[r] * sums[line] : sums[line]) + (bias ? bias[r] : (T)0); \
+        } \
     } \
-    activate_##T(args[ACTIVATION], out + begin, end - begin); \
-    if (args[RESIDUAL]) add_##T((const T *)args[RESIDUAL] + begin, out + begin, 0, 1, end - begin); \
+    activate_##T(args[ACTIVATION], out + first, count); \
+    if (args[RESIDUAL]) add_##T((const T *)args[RESIDUAL] + first, out + first, 0, 1, count); \
 } \
-/* The values of a row, N of them, in SPACE where they are stored in less. */ \
+/* The values of a row of N blocks, in SPACE where they are stored in less. */ \
 static const T *weights_##T(const i64 *args, i64 row, i64 from, i64 n, T *space) { \
-    const WEIGHT(T) *values = (const WEIGHT(T) *)args[VALUES] + from; \
+    const WEIGHT(T) *values = (const WEIGHT(T) *)args[VALUES] + from * BLOCK; \
     if (!IS_NARROW_WEIGHT) return (const T *)values; \
-    const T scale = args[SCALES] ? ((const T *)args[SCALES])[row] : (T)1; \
+    const T *scales = args[SCALES] ? (const T *)args[SCALES] + row * BLOCK_ROWS : 0; \
     _Pragma("omp simd") \
-    for (i64 k = 0; k < n; k++) space[k] = scale * widen(values[k]); \
+    for (i64 k = 0; k < n * BLOCK; k++) \
+        space[k] = (scales ? scales[k / BLOCK_COLUMNS % BLOCK_ROWS] : (T)1) * widen(values[k]); \
     return space; \
 } \
 static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 end) { \
@@ -82,19 +86,20 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
     const I *pos = (const I *)args[POS]; \
     const COLUMN(I) *crd = (const COLUMN(I) *)args[CRD]; \
     const T *bias = (const T *)args[BIAS], *residual = (const T *)args[RESIDUAL]; \
-    const i64 width = args[WIDTH], rows = args[ROWS], at = tile * width; \
+    const i64 width = args[WIDTH], rows = args[ROWS] * BLOCK_ROWS, at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at), vectors = (count + LANES - 1) / LANES; \
     T sums[LINES * MOST * LANES], *space = in + args[FEATURES] * width; \
-    for (i64 row = begin; row < end; row += LINES) { \
-        const i64 lines = CLAMP((i64)LINES, end - row), to = at * rows + row; \
-        for (i64 line = 0; line < lines; line++) { \
-            const i64 r = row + line, from = pos[r], n = pos[r + 1] - from; \
-            const T *values = weights_##T(args, r, from, n, space); \
+    for (i64 row = begin; row < end; row += GROUP) { \
+        const i64 lines = CLAMP((i64)GROUP, end - row) * BLOCK_ROWS, to = at * rows + row * BLOCK_ROWS; \
+        for (i64 line = 0; line < lines; line += BLOCK_ROWS) { \
+            const i64 r = row + line / BLOCK_ROWS, from = pos[r], n = pos[r + 1] - from; \
+            const T *values = weights_##T(args, r, from, n, space), *start = bias ? bias + r * BLOCK_ROWS : 0; \
             for (i64 v = 0; v < vectors;) \
-                v += widest_##T(crd + from, values, n, in + v * LANES, width, bias ? bias[r] : (T)0, \
-                                sums + line * width + v * LANES, vectors - v); \
-            activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
+                v += MULTIPLY_ROWS(T, crd + from, values, n, in + v * LANES, width, start, \
+                                   sums + line * width + v * LANES, vectors - v); \
         } \
+        for (i64 line = 0; line < lines; line++) \
+            activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
         turn_##T(sums, width, (T *)args[OUT] + to, rows, lines, count); \
         if (residual) add_##T(residual + to, (T *)args[OUT] + to, rows, count, lines); \
     } \

@@ -26,7 +26,8 @@ from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits
 
 SOURCE = "".join(
-    map(read_source, ("tiles.c", "weights.c", "gathers.c", "squares.c", "activations.c", "linear.c"))
+    read_source(f"{name}.c")
+    for name in ("tiles", "weights", "gathers", "squares", "blocks", "activations", "linear")
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
 MIN_POOLED = 1 << 18  # elements of threads' tiles from which on they are worth memory of a pool
@@ -43,35 +44,39 @@ def multiply_batch(
     scales: Tensor | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
+    block: tuple[int, int] = (1, 1),
 ) -> Tensor | None:
     """Multiply the rows of ``x`` by the weight; None where a kernel must."""
     pos, crd, values = weight
     functions, dtype, shape = builtins(), x.dtype, x.shape
     if functions is None:
         return None
-    source = _source(crd.dtype == torch.int16, _STORED.get(values.dtype))
+    source = _source(crd.dtype == torch.int16, _STORED.get(values.dtype), block)
     at = by_rows.address(source, _WHAT, "linear", dtype, pos.dtype)
     if not at:
         return None
     features, size = shape[-1], x.numel()
     batch = size // features
-    work = parallel.shared_by(batch * crd.numel(), by_rows.MIN_ELEMENTS_PER_THREAD)
+    work = parallel.shared_by(batch * values.numel(), by_rows.MIN_ELEMENTS_PER_THREAD)
     width = _tile_width(batch, features, dtype.itemsize, work[1])
-    tiles = work[1] * (width + 1) * features
+    tiles = work[1] * (width + block[0]) * features
     space = x if batch == 1 or tiles < MIN_POOLED else empty((tiles + LINE * work[1],), dtype)
     rows = pos.numel() - 1
     follows = (bias is not None, residual is not None, _ACTIVATIONS[activation])
     header = pack([*work, rows, batch, features, width, *follows])
-    result = _describe(dtype, (*shape[:-1], rows))
+    result = _describe(dtype, (*shape[:-1], rows * block[0]))
     others = (values if other is None else other for other in (scales, bias, residual))
     return functions.fill(at, header, result, None, pos, crd, values, *others, x, space)
 
 
 @functools.cache
-def _source(has_narrow_columns: bool, stored: str | None) -> str:
-    """Return the text for columns of 16 bits, and for values stored otherwise than the batch."""
+def _source(has_narrow_columns: bool, stored: str | None, block: tuple[int, int] = (1, 1)) -> str:
+    """Return the text for columns of 16 bits, for values stored otherwise than the batch, and for blocks."""
     head = "#define NARROW\n" if has_narrow_columns else ""
-    return f"{head}#define STORED_{stored}\n{SOURCE}" if stored else f"{head}{SOURCE}"
+    head += f"#define STORED_{stored}\n" if stored else ""
+    if block != (1, 1):
+        head += f"#define BLOCK_ROWS {block[0]}\n#define BLOCK_COLUMNS {block[1]}\n"
+    return head + SOURCE
 
 
 @functools.lru_cache(maxsize=256)
