@@ -2,7 +2,7 @@
 
     python -m benchmarks.models [--few] [--only BERT-base,MLP] [--sparsity 0.9] [--batch 1,8,32]
                                 [--threads 1,4,16] [--contestants bf16] [--seconds 0.5] [--limit 120]
-                                [--json] [--plot FILE]
+                                [--block-size 4x4] [--json] [--plot FILE]
 
 Weights are random and pruned by magnitude. ``scorch.sparsify`` decides on the example that is timed, so that
 layers which are faster dense stay so; how many are sparse stands in the table. Results are compared with the
@@ -10,8 +10,9 @@ dense network of the same pruned weights before anything is timed. Contestants t
 each is kept; dense torch is always one of them. Those that cannot run are named with the reason, and rows
 are printed as they are measured. "scorch compiled" is the sparse network under ``torch.compile``, which joins
 what lies between its layers; "scorch bf16" and "scorch int8" store its weights so. Without a network OpenVINO
-waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each network at 90 % and the time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most
-threads, and smaller stacks of layers; ``--tiny`` runs all in small, to see that it runs.
+waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each network at 90 % and the
+time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most threads, and smaller
+stacks of layers; ``--tiny`` runs all in small, to see that it runs.
 """
 
 from __future__ import annotations

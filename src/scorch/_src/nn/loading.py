@@ -105,7 +105,6 @@ def _read_weight(
             pattern = read[f"{prefix}pattern"] = pattern_from_words(words, tuple(matrix.shape), HOST)
         if keeps_dtype and values.dtype == torch.bfloat16:
             dtype = values.dtype
-    is_whole = isinstance(values, torch.Tensor) and values.shape == (pattern.size,)
-    if not is_whole or not values.is_floating_point():
-        values = torch.zeros(pattern.size, dtype=dtype, device=HOST)
-    return sparse_of(pattern, values.detach().to(HOST, dtype))
+    if isinstance(values, torch.Tensor) and values.shape == (pattern.size,) and values.is_floating_point():
+        return sparse_of(pattern, values.detach().to(HOST, dtype))
+    return sparse_of(pattern, torch.zeros(pattern.size, dtype=dtype, device=HOST))

@@ -47,7 +47,7 @@ def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = N
         hidden = layer.activation(layer.linear1(x))
     if residual is not None and _is_plain(layer.linear2):
         return layer.linear2.fused(hidden, None, residual)  # type: ignore[no-any-return]
-    output = layer.linear2(hidden)
+    output: torch.Tensor = layer.linear2(hidden)
     return output if residual is None else residual + output
 
 
