@@ -28,6 +28,8 @@ from scorch._src.nn.pattern import (
     move_values,
     pattern_of_mask,
     resolve_density,
+    split_weight,
+    weight_and_bias,
     weight_format,
 )
 from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
@@ -142,7 +144,7 @@ class SparseLinear(torch.nn.Module):
 
         Without ``sparsity`` all nonzeros are kept.
         """
-        weight, bias = _weight_and_bias(linear)
+        weight, bias = weight_and_bias(linear)
         form = weight_format(format, blocks)
         if sparsity is None and density is None:
             pattern = pattern_of_mask(weight, tuple(weight.shape), form)
@@ -155,7 +157,7 @@ class SparseLinear(torch.nn.Module):
         cls, linear: torch.nn.Linear | torch.Tensor, mask: torch.Tensor, *, format: str | Format = "csr"
     ) -> SparseLinear:
         """Make a layer from a layer or weight, stored where ``mask`` is not zero; its zeros stay."""
-        weight, bias = _weight_and_bias(linear)
+        weight, bias = weight_and_bias(linear)
         pattern = pattern_of_mask(mask, tuple(weight.shape), weight_format(format))
         return cls.from_weight(sparse_of(pattern, values_at(weight, pattern)), bias)
 
@@ -303,7 +305,7 @@ class SparseLinear(torch.nn.Module):
         entries it is zero. Returns for each entry where it was stored before, or -1.
         """
         check_float(self)
-        pattern, values = _split_weight(weight, self.pattern.shape, self.format)
+        pattern, values = split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
             raise ArgumentError(
                 "a pattern or a mask has no values; give new=, the value of places that are new"
@@ -423,30 +425,3 @@ class SparseLinear(torch.nn.Module):
 
 def _is_of_pattern(name: str) -> bool:
     return name == "pattern" or name.startswith("pattern.")
-
-
-def _weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if isinstance(linear, torch.nn.Module):
-        weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
-    else:
-        weight, bias = linear, None
-    if not isinstance(weight, torch.Tensor) or isinstance(bias, bool):
-        raise OperandError(f"give a torch.nn.Linear or its weight, not a {type(linear).__name__}")
-    if weight.dim() != 2:
-        raise ShapeError(f"a weight is a matrix (out_features, in_features), not {tuple(weight.shape)}")
-    return weight.detach(), bias
-
-
-def _split_weight(new: Any, shape: tuple[int, ...], form: Format) -> tuple[Pattern, torch.Tensor | None]:
-    if isinstance(new, Pattern):
-        if new.shape != shape or new.format != form:
-            raise ShapeError(
-                f"the pattern is a {new.format} of shape {new.shape}, but the weight a {form} of {shape}"
-            )
-        return new, None
-    if isinstance(new, SparseTensor) and new.dtype != torch.bool:
-        if tuple(new.shape) != shape:
-            raise ShapeError(f"the weight has shape {shape}, not {tuple(new.shape)}")
-        converted = convert_weight(new, form)
-        return converted.storage.pattern, converted.storage.values
-    return pattern_of_mask(new, shape, form), None
