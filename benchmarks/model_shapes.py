@@ -122,6 +122,12 @@ class Bottleneck(nn.Module):
         return F.relu(self.shortcut(x) + self.expand(inner))
 
 
+def transformer(layers: int, width: int, heads: int, hidden: int) -> nn.Module:
+    """The same as ``Encoder``, of torch's own layers, which have fused kernels for dense weights."""
+    layer = nn.TransformerEncoderLayer(width, heads, hidden, 0.0, "gelu", batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
 def mlp(width: int, layers: int) -> nn.Module:
     modules: list[nn.Module] = []
     for _ in range(layers):
@@ -148,6 +154,9 @@ def shapes(layers: int, blocks: int, tiny: bool) -> dict[str, Shape]:
     return {
         "BERT-base": Shape(
             lambda: Encoder(layers, width, heads, hidden), lambda n: (torch.randn(n, tokens, width),)
+        ),
+        "Encoder": Shape(
+            lambda: transformer(layers, width, heads, hidden), lambda n: (torch.randn(n, tokens, width),)
         ),
         "Llama-7B": Shape(
             lambda: Decoder(blocks, llama, llama_heads, llama_hidden),

@@ -2,16 +2,17 @@
 
     python -m benchmarks.models [--few] [--only BERT-base,MLP] [--sparsity 0.9] [--batch 1,8,32]
                                 [--threads 1,4,16] [--contestants bf16] [--seconds 0.5] [--limit 120]
-                                [--json] [--plot FILE]
+                                [--block-size 4x4] [--json] [--plot FILE]
 
 Weights are random and pruned by magnitude. ``scorch.sparsify`` decides on the example that is timed, so that
 layers which are faster dense stay so; how many are sparse stands in the table. Results are compared with the
 dense network of the same pruned weights before anything is timed. Contestants take turns, and the median of
-each is kept; dense torch is always one of them. Those that cannot run are named with the reason. "scorch
-compiled" is the sparse network under ``torch.compile``, which joins what lies between its layers. Without a
-network OpenVINO waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each
-network at 90 % and the time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most
-threads, and smaller stacks of layers; ``--tiny`` runs all in small, to see that it runs.
+each is kept; dense torch is always one of them. Those that cannot run are named with the reason, and rows
+are printed as they are measured. "scorch compiled" is the sparse network under ``torch.compile``, which joins
+what lies between its layers; "scorch bf16" and "scorch int8" store its weights so. Without a network OpenVINO
+waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each network at 90 % and the
+time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most threads, and smaller
+stacks of layers; ``--tiny`` runs all in small, to see that it runs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from benchmarks.model_shapes import Inputs, Shape, shapes
 from benchmarks.overhead import machine
 from benchmarks.pruned import interleaved
 from scorch._src.nn.pruned.prunable import is_sparse_layer
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.sparsify import replace_modules
+from scorch._src.nn.stored_values import store_values
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
 BATCHES = (1, 8, 32)
@@ -100,10 +103,27 @@ def with_openvino(model: nn.Module, inputs: Inputs) -> Call:
     return lambda: compiled(arrays)
 
 
-SCORCH_COMPILED = "scorch compiled"
+def with_values(dtype: torch.dtype) -> Callable[[nn.Module, Inputs], Call]:
+    """Store the weights of a sparse network in another dtype."""
+
+    def store(model: nn.Module, inputs: Inputs) -> Call:
+        stored = copy.deepcopy(model)
+        for module in stored.modules():
+            if type(module) is SparseLinear:
+                store_values(module, dtype)
+        return lambda: stored(*inputs)
+
+    return store
+
+
+SPARSE_CONTESTANTS: dict[str, Callable[[nn.Module, Inputs], Call]] = {
+    "scorch compiled": with_compile,
+    "scorch bf16": with_values(torch.bfloat16),
+    "scorch int8": with_values(torch.int8),
+}
 CONTESTANTS: dict[str, Callable[[nn.Module, Inputs], Call]] = {
     "compile": with_compile,
-    SCORCH_COMPILED: with_compile,
+    **SPARSE_CONTESTANTS,
     "bf16": with_bf16,
     "torch.sparse": with_torch_sparse,
     "onnxruntime": with_onnxruntime,
@@ -122,7 +142,12 @@ def densify(model: nn.Module) -> nn.Module:
 
 
 def measure(
-    name: str, shape: Shape, setting: tuple[float, int, int], contestants: Sequence[str], seconds: float
+    name: str,
+    shape: Shape,
+    setting: tuple[float, int, int],
+    contestants: Sequence[str],
+    seconds: float,
+    block: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """One network at a sparsity, batch and number of threads."""
     sparsity, batch, threads = setting
@@ -130,14 +155,14 @@ def measure(
     torch.manual_seed(0)
     torch._dynamo.reset()
     inputs = shape.inputs(batch)
-    sparse = scorch.sparsify(shape.build().eval(), sparsity, example=inputs, inplace=True)
+    sparse = scorch.sparsify(shape.build().eval(), sparsity, block, example=inputs, inplace=True)
     pruned = densify(sparse)
     torch.testing.assert_close(sparse(*inputs), pruned(*inputs), rtol=1e-3, atol=1e-3)
     calls: dict[str, Call] = {"dense": lambda: pruned(*inputs), "scorch": lambda: sparse(*inputs)}
     skipped: dict[str, str] = {}
     for contestant in contestants:
         try:
-            network = sparse if contestant == SCORCH_COMPILED else pruned
+            network = sparse if contestant in SPARSE_CONTESTANTS else pruned
             call = CONTESTANTS[contestant](network, inputs)
             call()
         except Exception as error:
@@ -200,20 +225,25 @@ def measure_file(name: str, shape: Shape, folder: Path) -> dict[str, Any]:
 # reporting -------------------------------------------------------------------------------------------
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """One line for each row: milliseconds of all contestants, and how many times as fast Scorch is."""
-    names = list(dict.fromkeys(name for row in rows for name in row["milliseconds"]))
+def table_head(names: Sequence[str]) -> str:
     head = ["network", "pruned", "batch", "threads", *names, "x dense", "sparse layers", "tokens/s"]
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for row in rows:
-        times = [f"{row['milliseconds'][name]:.3g}" if name in row["milliseconds"] else "-" for name in names]
-        tokens = row.get("tokens_per_second")
-        cells = [row["model"], f"{row['sparsity']:.0%}", row["batch"], row["threads"], *times]
-        cells += [f"{row['faster']:.2f}", f"{row['sparse_layers']} of {row['layers']}"]
-        cells.append("" if tokens is None else f"{tokens['scorch']:.3g} ({tokens['dense']:.3g})")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return f"| {' | '.join(head)} |\n" + "|" + "---|" * len(head)
+
+
+def table_line(row: dict[str, Any], names: Sequence[str]) -> str:
+    """Milliseconds of all contestants, and how many times as fast Scorch is."""
+    times = [f"{row['milliseconds'][name]:.3g}" if name in row["milliseconds"] else "-" for name in names]
+    tokens = row.get("tokens_per_second")
+    cells = [row["model"], f"{row['sparsity']:.0%}", row["batch"], row["threads"], *times]
+    cells += [f"{row['faster']:.2f}", f"{row['sparse_layers']} of {row['layers']}"]
+    cells.append("" if tokens is None else f"{tokens['scorch']:.3g} ({tokens['dense']:.3g})")
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def reasons(rows: list[dict[str, Any]]) -> str:
+    """Which contestants could not run, and why."""
     skipped = {name: reason for row in rows for name, reason in row["skipped"].items()}
-    return "\n".join([*lines, *(f"without {name}: {reason}" for name, reason in skipped.items())])
+    return "\n".join(f"without {name}: {reason}" for name, reason in skipped.items())
 
 
 def file_table(files: list[dict[str, Any]]) -> str:
@@ -272,6 +302,11 @@ def _with_defaults(options: argparse.Namespace) -> argparse.Namespace:
     return options
 
 
+def block_size(text: str) -> tuple[int, int]:
+    rows, columns = text.split("x")
+    return int(rows), int(columns)
+
+
 def main(arguments: list[str] | None = None) -> None:
     def numbers(kind: type) -> Callable[[str], list[Any]]:
         return lambda text: [kind(part) for part in text.split(",")]
@@ -285,6 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--contestants", type=numbers(str), default=list(CONTESTANTS))
     parser.add_argument("--layers", type=int, help="of the encoder of BERT-base's shape")
     parser.add_argument("--blocks", type=int, help="of the decoder of Llama-7B's shape")
+    parser.add_argument("--block-size", type=block_size, help="such as 4x4: prune whole blocks of weights")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each contestant")
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no row begins")
     parser.add_argument("--no-files", action="store_true", help="leave out files and loading")
@@ -296,6 +332,9 @@ def main(arguments: list[str] | None = None) -> None:
     known = shapes(min(options.layers, 2) if options.tiny else options.layers, options.blocks, options.tiny)
     chosen = {name: known[name] for name in options.only or known}
     contestants = [name for name in options.contestants if name in CONTESTANTS]
+    names = ["dense", "scorch", *contestants]
+    if not options.json:
+        print(f"{machine()}, torch {torch.__version__}: medians in ms\n\n{table_head(names)}", flush=True)
     rows: list[dict[str, Any]] = []
     files: list[dict[str, Any]] = []
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
@@ -305,7 +344,13 @@ def main(arguments: list[str] | None = None) -> None:
                     for sparsity in options.sparsity:
                         if time.perf_counter() < end:
                             setting = (sparsity, batch, threads)
-                            rows.append(measure(name, shape, setting, contestants, options.seconds))
+                            rows.append(
+                                measure(
+                                    name, shape, setting, contestants, options.seconds, options.block_size
+                                )
+                            )
+                            if not options.json:
+                                print(table_line(rows[-1], names), flush=True)
             if not options.no_files and time.perf_counter() < end:
                 files.append(measure_file(name, shape, Path(folder)))
     torch.set_num_threads(before)
@@ -313,8 +358,7 @@ def main(arguments: list[str] | None = None) -> None:
         facts = {"machine": machine(), "torch": torch.__version__}
         print(json.dumps({**facts, "rows": rows, "files": files}, indent=1))
     else:
-        print(f"{machine()}, torch {torch.__version__}: medians in ms\n\n{table(rows)}\n")
-        print(file_table(files))
+        print(f"{reasons(rows)}\n\n{file_table(files)}")
     if options.plot is not None and rows:
         print(draw(rows, options.plot))
 

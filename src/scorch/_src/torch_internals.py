@@ -143,6 +143,7 @@ tree_unflatten: Callable[..., Any] = _find("torch.utils._pytree.tree_unflatten")
 parse_to: Callable[..., Any] = _find("torch._C._nn._parse_to")
 legacy_reduction: Callable[..., str] = _find("torch.nn._reduction.legacy_get_string")
 ConvNd: Any = _find("torch.nn.modules.conv._ConvNd")
+has_global_hooks: Test = _find("torch.nn.modules.module._has_any_global_hook")
 collate_functions: dict[Any, Any] = _find("torch.utils.data._utils.collate.default_collate_fn_map")
 legacy_load: Any = _find("torch.serialization._legacy_load")
 new_shared_storage: Callable[..., Any] = _find("torch.UntypedStorage._new_shared")
@@ -191,7 +192,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "torch.nn.Module": (
         *("_call_impl", "_compiled_call_impl", "_load_from_state_dict", "_save_to_state_dict"),
         *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),
+        *("_backward_hooks", "_backward_pre_hooks", "_get_name"),
     ),
+    "torch.nn.TransformerDecoderLayer": ("_ff_block",),
     "torch.autograd.forward_ad": ("_current_level",),  # a number that changes: read it there each time
     "torch.compile": ("_torchdynamo_orig_callable",),  # of what it returns
     "torch._library.fake_impl.FakeImplCtx": ("_shape_env",),

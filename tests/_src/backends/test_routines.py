@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from scorch._src.backends import routines as sums
 from scorch._src.backends.base import backend_for
@@ -95,6 +96,80 @@ def test_product_with_a_batch(lengths: Sequence[int], dtype: torch.dtype) -> Non
             found = routines.multiply_batch((pos, places, values), own, x)
             assert found is not None
             torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own), rtol=1e-4, atol=1e-4)
+
+
+ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_and_a_residual_follow_a_product(activation: str | None) -> None:
+    torch.manual_seed(0)
+    dense = torch.randn(37, 50) * (torch.rand(37, 50) < 0.3)
+    csr, bias = dense.to_sparse_csr(), torch.randn(37)
+    weight = csr.crow_indices().int(), csr.col_indices().to(torch.int16), csr.values()
+    routines = backend_for(torch.device("cpu")).routines
+    for batch in (1, 3, 70):
+        x = 3 * torch.randn(batch, 50)
+        x[0, :40] *= 40  # where exponentials overflow
+        plain, residual = ACTIVATIONS[activation](F.linear(x, dense, bias)), torch.randn(batch, 37)
+        found = routines.multiply_batch(weight, bias, x, activation=activation)
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-4)
+        found = routines.multiply_batch(weight, bias, x, activation=activation, residual=residual)
+        torch.testing.assert_close(found, plain + residual, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_activations_of_what_is_large_or_no_number(activation: str) -> None:
+    """Torch's own results for infinities differ between processors."""
+    routines = backend_for(torch.device("cpu")).routines
+    x = torch.tensor([[float("inf")], [float("nan")], [0.0], [-90.0], [90.0]])
+    weight = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0], dtype=torch.int16), torch.ones(1)
+    found = routines.multiply_batch(weight, None, x, activation=activation)
+    torch.testing.assert_close(found, x.clamp(min=0), equal_nan=True)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("columns", [torch.int16, torch.int32])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.int8])
+def test_values_of_a_product_may_be_stored_in_fewer_bits(stored: torch.dtype, columns: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mask, scales = torch.rand(37, 300) < 0.3, torch.rand(37) + 0.1
+    whole = torch.randint(-127, 128, (37, 300)).float() * mask
+    csr, bias = whole.to_sparse_csr(), torch.randn(37)
+    weight = csr.crow_indices().int(), csr.col_indices().to(columns), csr.values().to(stored)
+    dense = whole * scales[:, None] if stored == torch.int8 else whole.bfloat16().float()
+    routines = backend_for(torch.device("cpu")).routines
+    for batch in (1, 3, 70):
+        x = torch.randn(batch, 300)
+        found = routines.multiply_batch(weight, bias, x, scales if stored == torch.int8 else None)
+        torch.testing.assert_close(found, F.linear(x, dense, bias), rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("block", [(1, 4), (4, 4), (16, 1)])
+def test_product_with_a_weight_of_blocks(block: tuple[int, int], stored: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows, columns = block
+    mask = torch.rand(48 // rows, 64 // columns) < 0.4
+    whole = torch.randint(-127, 128, (48, 64)) * mask.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    bsr, bias, scales = whole.float().to_sparse_bsr(block), torch.randn(48), torch.rand(48)
+    weight = bsr.crow_indices().int(), bsr.col_indices().to(torch.int16), bsr.values().reshape(-1).to(stored)
+    routines, own = backend_for(torch.device("cpu")).routines, scales if stored == torch.int8 else None
+    assert block in routines.batch_blocks
+    dense = whole * scales[:, None] if own is not None else whole.float()
+    for batch in (1, 3, 70):
+        x, residual = torch.randn(batch, 64), torch.randn(batch, 48)
+        found = routines.multiply_batch(weight, bias, x, own, "relu", residual, block)
+        wanted = F.relu(F.linear(x, dense, bias)) + residual
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-3)
 
 
 def rows_joined(routines: Routines, index: torch.dtype) -> Any:

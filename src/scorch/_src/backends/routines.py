@@ -6,8 +6,9 @@ A backend overrides those that it has faster code for (``backends.cpu.cpu_routin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,6 +119,8 @@ class Routines:
     attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # which it takes as they are
 
     batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
+    batch_blocks: tuple[tuple[int, int], ...] = ((1, 1),)
+    stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
     # order in time -----------------------------------------------------------------------------------
 
@@ -338,12 +341,24 @@ class Routines:
 
     # layers ------------------------------------------------------------------------------------------
 
-    def multiply_batch(self, weight: Matrix, bias: Tensor | None, x: Tensor) -> Tensor | None:
+    def multiply_batch(
+        self,
+        weight: Matrix,
+        bias: Tensor | None,
+        x: Tensor,
+        scales: Tensor | None = None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+        block: tuple[int, int] = (1, 1),
+    ) -> Tensor | None:
         """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must.
 
-        Columns may be 16-bit integers without a sign, whose dtype is int16 all the same.
+        Columns may be 16-bit integers without a sign, whose dtype is int16 all the same. Values may be
+        those of ``stored_batch_dtypes``, int8 with ``scales`` of the rows. ``activation``, one of relu, gelu,
+        gelu_tanh and silu, is applied to the result, and ``residual`` added to that. The weight may have
+        blocks of a size in ``batch_blocks``, whose sizes divide its own.
         """
-        del weight, bias, x
+        del weight, bias, x, scales, activation, residual, block
         return None
 
     # convolutions ------------------------------------------------------------------------------------

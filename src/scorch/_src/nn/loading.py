@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, tables_of
-from scorch._src.nn.saved_pattern import empty_pattern
+from scorch._src.nn.saved_pattern import empty_pattern, pattern_from_words
 from scorch._src.nn.sparsify import replace_modules
 from scorch._src.tensor.autograd import sparse_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, OperandError
 
 
@@ -28,19 +32,24 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     sparse = _sparse_layers(state_dict)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
+    read: dict[str, Any] = {}  # patterns, in the place of what they are read from
     for name, module in model.named_modules(remove_duplicate=False):
         tables = {table: f"{name}.{table}".strip(".") for table in _table_names(module)}
         known.update(tables.values())
         is_sparse = any(table in sparse for table in tables.values())
-        replacement = _convert_layer(module, is_sparse)
-        if replacement is not None and module not in replaced:
+        replacement = (
+            None if module in replaced else _convert_layer(module, is_sparse, tables, state_dict, read)
+        )
+        if replacement is not None:
             replaced[module] = replacement.train(module.training)
     missing = sorted(sparse - known)
     if missing:
         raise FileError(f"the model has no layer {missing[0]!r}, which is sparse in the state_dict")
-    model = replace_modules(model, replaced)
+    model = fuse_modules(replace_modules(model, replaced))
     is_meta = any(parameter.is_meta for parameter in model.parameters())
-    model.load_state_dict(state_dict, assign=is_meta)
+    state: Any = OrderedDict({**state_dict, **read})
+    state._metadata = getattr(state_dict, "_metadata", None) or {}
+    model.load_state_dict(state, assign=is_meta)
     return model
 
 
@@ -62,8 +71,14 @@ def _table_names(module: torch.nn.Module) -> list[str]:
     return [] if kind is None else [part.table for part in kind.parts(module)]
 
 
-def _convert_layer(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module | None:
-    """Return the layer as it is in the file, without its values; None if it is of that kind already."""
+def _convert_layer(
+    module: torch.nn.Module,
+    is_sparse: bool,
+    tables: Mapping[str, str],
+    state_dict: Mapping[str, Any],
+    read: dict[str, Any],
+) -> torch.nn.Module | None:
+    """Return the layer as it is in the file; None if it is of that kind already."""
     if is_sparse_layer(module):
         return None if is_sparse else module.to_dense()  # type: ignore[operator]
     kind = kind_of_layer(module)
@@ -71,7 +86,25 @@ def _convert_layer(module: torch.nn.Module, is_sparse: bool) -> torch.nn.Module 
         return None
     weights = {}
     for part in kind.parts(module):
-        matrix = part.matrix
-        values = torch.zeros(0, dtype=matrix.dtype, device=HOST)
-        weights[part.table] = sparse_of(empty_pattern(*matrix.shape), values)
+        prefix = f"{tables[part.table]}.".lstrip(".")
+        weights[part.table] = _read_weight(part.matrix, prefix, state_dict, read, kind.takes_any_weight_dtype)
     return kind.make(module, weights)
+
+
+def _read_weight(
+    matrix: torch.Tensor, prefix: str, state_dict: Mapping[str, Any], read: dict[str, Any], keeps_dtype: bool
+) -> SparseTensor:
+    """Return the weight of a table in the place of ``matrix``; an empty one where the file is at fault.
+
+    ``load_state_dict`` finds faults again and reports them all.
+    """
+    values, words = state_dict.get(f"{prefix}values"), state_dict.get(f"{prefix}pattern")
+    dtype, pattern = matrix.dtype, empty_pattern(*matrix.shape)
+    if isinstance(values, torch.Tensor) and isinstance(words, torch.Tensor):
+        with contextlib.suppress(ValueError, IndexError, TypeError):
+            pattern = read[f"{prefix}pattern"] = pattern_from_words(words, tuple(matrix.shape), HOST)
+        if keeps_dtype and values.dtype == torch.bfloat16:
+            dtype = values.dtype
+    if isinstance(values, torch.Tensor) and values.shape == (pattern.size,) and values.is_floating_point():
+        return sparse_of(pattern, values.detach().to(HOST, dtype))
+    return sparse_of(pattern, torch.zeros(pattern.size, dtype=dtype, device=HOST))

@@ -230,3 +230,32 @@ def convert_weight(weight: SparseTensor, form: Format) -> SparseTensor:
     converted = convert(Storage(weight.storage.pattern, weight.storage.values.detach()), form)
     assert isinstance(converted, Storage)
     return SparseTensor(converted)
+
+
+def weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the weight and the bias of a layer, or a weight that is given itself."""
+    if isinstance(linear, torch.nn.Module):
+        weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
+    else:
+        weight, bias = linear, None
+    if not isinstance(weight, torch.Tensor) or isinstance(bias, bool):
+        raise OperandError(f"give a torch.nn.Linear or its weight, not a {type(linear).__name__}")
+    if weight.dim() != 2:
+        raise ShapeError(f"a weight is a matrix (out_features, in_features), not {tuple(weight.shape)}")
+    return weight.detach(), bias
+
+
+def split_weight(new: Any, shape: Shape, form: Format) -> tuple[Pattern, torch.Tensor | None]:
+    """Return the pattern of a weight, a mask or a pattern in a format, and the values of a weight."""
+    if isinstance(new, Pattern):
+        if new.shape != shape or new.format != form:
+            raise ShapeError(
+                f"the pattern is a {new.format} of shape {new.shape}, but the weight a {form} of {shape}"
+            )
+        return new, None
+    if isinstance(new, SparseTensor) and new.dtype != torch.bool:
+        if tuple(new.shape) != shape:
+            raise ShapeError(f"the weight has shape {shape}, not {tuple(new.shape)}")
+        converted = convert_weight(new, form)
+        return converted.storage.pattern, converted.storage.values
+    return pattern_of_mask(new, shape, form), None

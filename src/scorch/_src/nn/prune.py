@@ -14,6 +14,7 @@ from scorch.errors import ArgumentError, ShapeError
 
 Blocks = tuple[int, int] | None
 DISTRIBUTIONS = ("uniform", "global", "erk")
+LOWER_BITS = 16  # of a score, which differ within a bucket
 
 
 def magnitude_mask(weight: torch.Tensor, density: float, blocks: Blocks = None) -> torch.Tensor:
@@ -90,10 +91,26 @@ def sum_blocks(values: torch.Tensor, blocks: tuple[int, int]) -> torch.Tensor:
 
 
 def _select_largest(score: torch.Tensor, density: float) -> torch.Tensor:
+    """Select the largest of the scores, none of which is negative, in exact number."""
     count = round(density * score.numel())
+    flat = score.reshape(-1)
+    if score.dtype == torch.float32 and 0 < count < score.numel():
+        return _select_by_bits(flat, count).reshape(score.shape)
     mask = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
-    mask[score.reshape(-1).topk(count, sorted=False).indices] = True
+    mask[flat.topk(count, sorted=False).indices] = True
     return mask.reshape(score.shape)
+
+
+def _select_by_bits(score: torch.Tensor, count: int) -> torch.Tensor:
+    """Do so by counting: numbers that are not negative are in the order of their bits, read as integers."""
+    upper = score.contiguous().view(torch.int32) >> LOWER_BITS
+    larger = torch.bincount(upper, minlength=1 << (31 - LOWER_BITS)).flip(0).cumsum(0).flip(0)
+    bucket = int((larger >= count).nonzero()[-1])  # whose scores and all larger ones are enough
+    mask = upper > bucket
+    candidates = (upper == bucket).nonzero().squeeze(1)
+    rest = count - int(mask.sum())
+    mask[candidates[score[candidates].topk(rest, sorted=False).indices]] = True
+    return mask
 
 
 def _expand_blocks(mask: torch.Tensor, weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:

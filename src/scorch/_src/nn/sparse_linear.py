@@ -28,9 +28,13 @@ from scorch._src.nn.pattern import (
     move_values,
     pattern_of_mask,
     resolve_density,
+    split_weight,
+    weight_and_bias,
     weight_format,
 )
 from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
+from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
+from scorch._src.ops.products.activations import check_activation, finish
 from scorch._src.ops.products.linear import linear_of_parameter
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
@@ -57,6 +61,7 @@ class SparseLinear(torch.nn.Module):
     values: torch.nn.Parameter
     bias: torch.nn.Parameter | None
     pattern: Pattern
+    scales: torch.Tensor | None  # of the rows, where values are 8-bit integers
     seal: torch.Tensor  # the fingerprint of the pattern, by which processes detect that theirs differ
 
     def __init__(
@@ -86,6 +91,7 @@ class SparseLinear(torch.nn.Module):
         self.out_features, self.in_features = pattern.shape
         self.values = torch.nn.Parameter(values)
         self.bias = None if bias is None else torch.nn.Parameter(bias)
+        self.register_buffer("scales", None)
         self.register_buffer(
             "seal", torch.zeros((), dtype=torch.int64, device=pattern.device), persistent=False
         )
@@ -138,7 +144,7 @@ class SparseLinear(torch.nn.Module):
 
         Without ``sparsity`` all nonzeros are kept.
         """
-        weight, bias = _weight_and_bias(linear)
+        weight, bias = weight_and_bias(linear)
         form = weight_format(format, blocks)
         if sparsity is None and density is None:
             pattern = pattern_of_mask(weight, tuple(weight.shape), form)
@@ -151,7 +157,7 @@ class SparseLinear(torch.nn.Module):
         cls, linear: torch.nn.Linear | torch.Tensor, mask: torch.Tensor, *, format: str | Format = "csr"
     ) -> SparseLinear:
         """Make a layer from a layer or weight, stored where ``mask`` is not zero; its zeros stay."""
-        weight, bias = _weight_and_bias(linear)
+        weight, bias = weight_and_bias(linear)
         pattern = pattern_of_mask(mask, tuple(weight.shape), weight_format(format))
         return cls.from_weight(sparse_of(pattern, values_at(weight, pattern)), bias)
 
@@ -160,12 +166,18 @@ class SparseLinear(torch.nn.Module):
     @property
     def weight(self) -> SparseTensor:
         """The weight, connected to ``values``: a new tensor each time, so change ``values``, not this one."""
+        self._check_values()
+        scales = self._buffers.get("scales")  # older pickles have none
+        if scales is not None:
+            return sparse_of(self.pattern, dequantize(self.values, scales, self.pattern))
+        return sparse_of(self.pattern, self.values)
+
+    def _check_values(self) -> None:
         if self.values.shape != (self.pattern.size,):
             raise ShapeError(
                 f"values has shape {tuple(self.values.shape)}, but the weight has {self.pattern.size} "
                 "entries; change both with rewire"
             )
-        return sparse_of(self.pattern, self.values)
 
     @property
     def nnz(self) -> int:
@@ -184,15 +196,37 @@ class SparseLinear(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Apply the layer to ``input``, dense or sparse, whose last dimension has the features."""
-        values = self._parameters.get("values")
+        return self.multiply(input, self._parameters.get("bias"))  # as ``self.bias``, which asks more places
+
+    def fused(
+        self, input: torch.Tensor, activation: str | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply the layer, an activation to what it gives, and add ``residual``, in one pass where possible.
+
+        ``activation`` is ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. With gradients, one after the other.
+        """
+        check_activation(activation)
+        return self.multiply(input, self._parameters.get("bias"), activation, residual)
+
+    def multiply(
+        self,
+        input: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Do as ``fused``, with another bias."""
+        values, scales = self._parameters.get("values"), self._buffers.get("scales")
+        if scales is not None:
+            check_not_trained(self)
         if (
             type(values) is torch.nn.Parameter
             and type(input) is torch.Tensor
             and is_tracked_by_autograd_alone()
         ):
             self._check_seal()
-            bias = self._parameters.get("bias")  # as ``self.bias``, which asks other places first
-            output = linear_of_parameter(input, self._detached_weight(values), bias)
+            weight = self._detached_weight(values)
+            output = linear_of_parameter(input, weight, bias, scales, activation, residual)
             if output is not None:
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():
@@ -201,7 +235,10 @@ class SparseLinear(torch.nn.Module):
             raise ShapeError(
                 f"the input has shape {tuple(input.shape)}, but the layer takes {self.in_features} features"
             )
-        return F.linear(input, self.weight, self.bias)
+        weight = self.weight
+        if values is not None and values.dtype == torch.bfloat16 and input.dtype == torch.float32:
+            weight = sparse_of(self.pattern, values.float())
+        return finish(F.linear(input, weight, bias), activation, residual)  # type: ignore[no-any-return]
 
     def _detached_weight(self, values: torch.Tensor) -> SparseTensor:
         """Return the weight without its connection to ``values``, cached by pattern and memory of those."""
@@ -210,7 +247,8 @@ class SparseLinear(torch.nn.Module):
             storage = cached.storage
             if storage.pattern is self.pattern and storage.values.is_set_to(values):
                 return cached
-        detached = SparseTensor(Storage(self.weight.storage.pattern, values.detach()))
+        self._check_values()
+        detached = SparseTensor(Storage(self.pattern, values.detach()))
         detached.parameter = values
         self.__dict__["_inference_cache"] = detached
         return detached
@@ -235,6 +273,7 @@ class SparseLinear(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw new values on the same pattern, as in a new layer."""
+        check_float(self)
         with torch.no_grad():
             self.values.copy_(init_values(self.pattern, self.values.dtype))
             if self.bias is not None:
@@ -242,9 +281,8 @@ class SparseLinear(torch.nn.Module):
 
     def to_dense(self) -> torch.nn.Linear:
         """Return a plain layer with the same weight."""
-        layer = torch.nn.Linear(
-            self.in_features, self.out_features, self.bias is not None, dtype=self.values.dtype
-        )
+        dtype = self.bias.dtype if self.bias is not None else self.weight.dtype
+        layer = torch.nn.Linear(self.in_features, self.out_features, self.bias is not None, dtype=dtype)
         with torch.no_grad():
             layer.weight.copy_(self.weight.detach().to_dense())
             if self.bias is not None:
@@ -267,7 +305,8 @@ class SparseLinear(torch.nn.Module):
         What ``optimizer``, one or several, keeps for each value moves with it, as does a gradient; for new
         entries it is zero. Returns for each entry where it was stored before, or -1.
         """
-        pattern, values = _split_weight(weight, self.pattern.shape, self.format)
+        check_float(self)
+        pattern, values = split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
             raise ArgumentError("a pattern or a mask has no values; pass new=, the value of new entries")
         before = self.pattern
@@ -294,6 +333,7 @@ class SparseLinear(torch.nn.Module):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, density={self.density:.2%}"
+            + (f", values={self.values.dtype}" if self.values.dtype in WEIGHT_DTYPES else "")
         )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -325,9 +365,11 @@ class SparseLinear(torch.nn.Module):
                 )
                 return
             self._load_pattern(pattern)
+            self._load_storage(plain.get(f"{prefix}scales"))
         elif f"{prefix}values" in plain:
             missing_keys.append(f"{prefix}pattern")
         elif isinstance(plain.get(f"{prefix}weight"), torch.Tensor):
+            self._load_storage(None)
             plain[f"{prefix}values"] = self._values_from_weight(
                 plain.pop(f"{prefix}weight"), prefix, error_msgs
             )
@@ -338,6 +380,8 @@ class SparseLinear(torch.nn.Module):
     def _read_pattern(self, state: Mapping[str, Any], name: str) -> Pattern:
         """Read a pattern of a ``state_dict``, or of an older one, which has each of its arrays."""
         shape, device = self.pattern.shape, self.pattern.device
+        if isinstance(state.get(name), Pattern):  # read and checked already
+            return state[name].to(device)  # type: ignore[no-any-return]
         if name in state:
             return pattern_from_words(state[name], shape, device)
         start = f"{name}."
@@ -352,6 +396,16 @@ class SparseLinear(torch.nn.Module):
             self.values.data = self.values.new_empty(pattern.size)
             self.values.grad = None
         self._set_pattern(pattern)
+
+    def _load_storage(self, scales: torch.Tensor | None) -> None:
+        """Make room for 8-bit values and these scales, or for floating-point values."""
+        own = self._buffers.get("scales")
+        if (own is None) == (scales is None):
+            return
+        is_float = scales is None
+        dtype = own.dtype if own is not None else torch.int8
+        self.values = torch.nn.Parameter(torch.empty_like(self.values, dtype=dtype), requires_grad=is_float)
+        self.scales = None if scales is None else torch.empty_like(scales, device=self.values.device)
 
     def _values_from_weight(self, weight: torch.Tensor, prefix: str, error_msgs: list[str]) -> torch.Tensor:
         """Return the values of a weight: of a sparse one with its pattern, of a dense one on ours."""
@@ -370,30 +424,3 @@ class SparseLinear(torch.nn.Module):
 
 def _is_of_pattern(name: str) -> bool:
     return name == "pattern" or name.startswith("pattern.")
-
-
-def _weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if isinstance(linear, torch.nn.Module):
-        weight, bias = getattr(linear, "weight", None), getattr(linear, "bias", None)
-    else:
-        weight, bias = linear, None
-    if not isinstance(weight, torch.Tensor) or isinstance(bias, bool):
-        raise OperandError(f"give a torch.nn.Linear or its weight, not a {type(linear).__name__}")
-    if weight.dim() != 2:
-        raise ShapeError(f"a weight is a matrix (out_features, in_features), not {tuple(weight.shape)}")
-    return weight.detach(), bias
-
-
-def _split_weight(new: Any, shape: tuple[int, ...], form: Format) -> tuple[Pattern, torch.Tensor | None]:
-    if isinstance(new, Pattern):
-        if new.shape != shape or new.format != form:
-            raise ShapeError(
-                f"the pattern is a {new.format} of shape {new.shape}, but the weight a {form} of {shape}"
-            )
-        return new, None
-    if isinstance(new, SparseTensor) and new.dtype != torch.bool:
-        if tuple(new.shape) != shape:
-            raise ShapeError(f"the weight has shape {shape}, not {tuple(new.shape)}")
-        converted = convert_weight(new, form)
-        return converted.storage.pattern, converted.storage.values
-    return pattern_of_mask(new, shape, form), None

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn.stored_values import WEIGHT_DTYPES
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
 
@@ -46,6 +47,10 @@ class Sparsification:
     reached: float
     weights: int
     skipped: tuple[SkippedLayer, ...]
+    weight_dtype: torch.dtype | None = None  # that sparse weights are stored in, if not in their own
+    bytes: int = 0  # of the state_dict, and of one whose layers are all dense
+    dense_bytes: int = 0
+    error: float = 0.0  # the largest relative error of a weight by ``weight_dtype``
 
     @property
     def skipped_share(self) -> float:
@@ -55,6 +60,9 @@ class Sparsification:
     def __str__(self) -> str:
         head = f"sparsity {self.reached:.1%} over {self.weights:,} weights"
         head += "" if self.asked is None else f", asked for {self.asked:.1%}"
+        if self.weight_dtype is not None:
+            head += f"; stored as {str(self.weight_dtype).removeprefix('torch.')}: {self.bytes:,} bytes "
+            head += f"(dense {self.dense_bytes:,}), weights change by up to {self.error:.2%}"
         if not self.skipped:
             return head
         return "\n".join([f"{head}; left dense, {self.skipped_share:.1%}:", *map(str, self.skipped)])
@@ -78,7 +86,12 @@ class Sparsification:
         )
 
 
-def sparsification_of(model: torch.nn.Module, asked: float | None, skipped: dict[str, str]) -> Sparsification:
+def sparsification_of(
+    model: torch.nn.Module,
+    asked: float | None,
+    skipped: dict[str, str],
+    weight_dtype: torch.dtype | None = None,
+) -> Sparsification:
     """Measure what was reached in ``model``, by the names of layers left dense and the reasons."""
     counted = {key: counts for module in model.modules() for key, *counts in _weights(module)}
     total = sum(size for size, _ in counted.values())
@@ -88,7 +101,26 @@ def sparsification_of(model: torch.nn.Module, asked: float | None, skipped: dict
         module = model.get_submodule(name)
         size = sum(size for _, size, _ in _weights(module))
         layers.append(SkippedLayer(name, kind_of(module), size, size / max(total, 1), reason))
-    return Sparsification(asked, 1 - nonzero / total if total else 0.0, total, tuple(layers))
+    reached = 1 - nonzero / total if total else 0.0
+    errors = [getattr(getattr(module, "sparsified", None), "error", 0.0) for module in model.modules()]
+    sizes = _count_bytes(model) if weight_dtype is not None else (0, 0)
+    return Sparsification(asked, reached, total, tuple(layers), weight_dtype, *sizes, max(errors))
+
+
+def _count_bytes(model: torch.nn.Module) -> tuple[int, int]:
+    """Return the bytes of a model's ``state_dict``, and of one whose layers are all dense."""
+    own = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    dense = own
+    for module in model.modules():
+        if isinstance(module, SparseLinear):
+            stored = module.state_dict().items()
+            sizes = {name: value.numel() * value.element_size() for name, value in stored}
+            is_narrow = module.values.dtype in WEIGHT_DTYPES
+            size = torch.float32.itemsize if is_narrow else module.values.element_size()
+            dense += (
+                module.out_features * module.in_features * size + sizes.get("bias", 0) - sum(sizes.values())
+            )
+    return own, dense
 
 
 def has_weights(module: torch.nn.Module) -> bool:

@@ -23,8 +23,10 @@ from scorch._src.nn.pruned.choose_storage import (
     choose_storage,
     detached_copies,
 )
+from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
+from scorch._src.nn.stored_values import check_weight_dtype
 from scorch._src.nn.timing import Call
 from scorch.errors import ArgumentError, OperandError, warn
 
@@ -44,6 +46,7 @@ def sparsify(
     prefer: str = "speed",
     batch: int | Sequence[int] = (1, 32),
     example: Any = None,
+    weight_dtype: torch.dtype | None = None,
     skip: Iterable[str | type] = (),
     inplace: bool = False,
 ) -> torch.nn.Module:
@@ -62,9 +65,13 @@ def sparsify(
     where sparse is slower on average the pruned weight stays dense. With ``example``, an input of the model
     or a tuple or dictionary of them, layers are timed on what they are called with, and at last the model as
     a whole: with all of these layers sparse, with those that gain most, and with none, of which the fastest
-    stays. With ``prefer="size"`` a layer is sparse
-    wherever that is smaller. ``scorch.report`` shows what was decided. ``skip`` has names or classes of
-    modules to leave alone; the model itself is left alone unless ``inplace``.
+    stays. With ``prefer="size"`` a layer is sparse wherever that is smaller. ``scorch.report`` shows what was
+    decided. ``skip`` has names or classes of modules to leave alone; the model itself is left alone unless
+    ``inplace``.
+
+    With ``weight_dtype`` the weights of sparse linear layers and attention are stored as ``torch.bfloat16``,
+    or as ``torch.int8`` with a scale for each row, which is for inference; sums stay in float32. A sparse
+    layer is computed with the activation after it in ``Sequential`` and torch's Transformer layers.
 
     Other layers stay dense. ``sparsification`` of the result lists them with the reasons, and has the
     sparsity reached over all weights of the model; where they hold it below the one asked for, there is a
@@ -80,6 +87,7 @@ def sparsify(
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify takes a torch.nn.Module, not a {type(model).__name__}")
     pruning = _Pruning(sparsity, blocks, nm, method, distribution)
+    check_weight_dtype(weight_dtype)
     if prefer not in ("speed", "size"):
         raise ArgumentError(f"prefer is one of speed, size, not {prefer!r}")
     if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
@@ -89,15 +97,16 @@ def sparsify(
         model = copy.deepcopy(model, detached_copies(model))
     layers, skipped = _select_layers(model, tuple(skip), nm)
     examples = {} if example is None else _record_calls(model, layers, example)
-    preference = Preference(formats, prefer, batches, examples)
+    preference = Preference(formats, prefer, batches, examples, weight_dtype)
     is_compared = example is not None and prefer == "speed"  # with the model all of whose layers are dense
     tied: Tied = {}
     choices: dict[torch.nn.Module, Choice] = {}
     for layer, masks in zip(layers, pruning.masks(layers), strict=True):
         choice = choose_storage(layer, masks, preference, tied)
         choices[layer] = choice if is_compared else Choice(choice.layer, choice.layer)
-    model = _replace_layers(model, choices, example if is_compared else None)
-    reached = sparsification_of(model, sparsity if nm is None else 1 - nm[0] / nm[1], skipped)
+    model = fuse_modules(_replace_layers(model, choices, example if is_compared else None))
+    asked = sparsity if nm is None else 1 - nm[0] / nm[1]
+    reached = sparsification_of(model, asked, skipped, weight_dtype)
     model.sparsification = reached  # type: ignore[assignment]
     warning = reached.warning()
     if warning is not None:
@@ -120,7 +129,7 @@ def _replace_layers(
     model: torch.nn.Module, choices: dict[torch.nn.Module, Choice], example: Any
 ) -> torch.nn.Module:
     """Put the chosen layers in the model; with an example, as many of them as make it fastest as a whole."""
-    model = replace_modules(model, {layer: choice.layer for layer, choice in choices.items()})
+    model = fuse_modules(replace_modules(model, {layer: choice.layer for layer, choice in choices.items()}))
     to_dense = {choice.layer: choice.dense for choice in choices.values() if choice.layer is not choice.dense}
     if example is None or not to_dense:
         return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -44,6 +45,8 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 class CpuRoutines(Routines):
     batch_dtypes = (torch.float32, torch.float64)
+    batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
+    stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from scorch._src.backends.base import is_served
 from scorch._src.formats import Format
 from scorch._src.nn import timing
 from scorch._src.nn.pattern import pattern_of_mask, weight_format
-from scorch._src.nn.pruned.prunable import Part, example_call, kind_of_layer
+from scorch._src.nn.pruned.prunable import Part, example_call, kind_of_layer, tables_of
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn.stored_values import store_values
 from scorch._src.nn.timing import Call, evaluating
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import values_at
@@ -33,6 +34,7 @@ class Decision:
     is_sparse: bool
     reason: str
     seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    error: float = 0.0  # of the weight as it is stored, relative
 
     @property
     def gain(self) -> float:
@@ -49,6 +51,7 @@ class Preference:
     prefer: str
     batches: Sequence[int]
     examples: Mapping[torch.nn.Module, Call]  # what layers were called with
+    weight_dtype: torch.dtype | None = None  # that sparse weights are stored in, if not in their own
 
     def calls_of(
         self, layer: torch.nn.Module, candidates: Mapping[str, torch.nn.Module]
@@ -97,6 +100,10 @@ def choose_storage(layer: torch.nn.Module, masks: Masks, preference: Preference,
     decision: Decision
     formats = preference.formats if kind.takes_any_format else [weight_format("csr")]
     candidates = {str(form): make_sparse(dense, masks, form) for form in formats}
+    error = 0.0
+    if preference.weight_dtype is not None and kind.takes_any_weight_dtype:
+        tables = [table for candidate in candidates.values() for table in tables_of(candidate).values()]
+        error = max(store_values(table, preference.weight_dtype) for table in tables)
     if tied_layer is not None:
         first: Any = tied_layer[0]
         chosen, decision = _tie_weights(first, dense, candidates), first.sparsified
@@ -106,6 +113,7 @@ def choose_storage(layer: torch.nn.Module, masks: Masks, preference: Preference,
         chosen, decision = _choose_fastest(
             dense, candidates, preference.calls_of(layer, {"dense": dense, **candidates})
         )
+    decision = replace(decision, error=error if decision.is_sparse else 0.0)
     if tied_layer is None:
         tied[id(parts[0].parameter)] = chosen, masks
     _copy_settings(dense, layer, parts, decision)
@@ -175,9 +183,8 @@ def _tie_weights(
     assert isinstance(source, SparseLinear)
     if isinstance(dense, torch.nn.Embedding):
         return SparseEmbedding(source, dense.padding_idx)
-    weight = SparseTensor(Storage(source.pattern, source.values.detach()))
-    layer = SparseLinear.from_weight(weight, dense.bias)  # type: ignore[arg-type]
-    layer.values = source.values
+    layer = SparseLinear.from_weight(source.weight.detach(), dense.bias)  # type: ignore[arg-type]
+    layer.values, layer.scales = source.values, source.scales
     return layer
 
 
@@ -228,7 +235,7 @@ def _copy_settings(
         if isinstance(bias, torch.Tensor):
             old[f"{prefix}bias"] = bias  # type: ignore[assignment]
     for name, parameter in new.named_parameters():
-        if name in old:
+        if name in old and parameter.is_floating_point():
             parameter.requires_grad_(old[name].requires_grad)
     new._forward_hooks.update(layer._forward_hooks)
     for key, hook in layer._forward_pre_hooks.items():

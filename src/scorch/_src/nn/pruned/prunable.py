@@ -75,6 +75,7 @@ class Kind:
     make: Callable[[Any, Weights], torch.nn.Module]
     example: Callable[[Any, int, dict[str, Any]], tuple[Any, ...]]
     takes_any_format: bool = True
+    takes_any_weight_dtype: bool = False  # sums are in another type than the values that are stored
 
 
 def _one_part(table: str, is_transposed: bool = False) -> Callable[[Any], list[Part]]:
@@ -122,11 +123,13 @@ _LINEAR = Kind(
     _one_part(""),
     lambda layer, weights: SparseLinear.from_weight(weights[""], layer.bias),
     lambda layer, batch, options: _rows(layer.in_features, batch, options),
+    takes_any_weight_dtype=True,
 )
 _TRANSPOSED = Kind(
     _one_part("", is_transposed=True),
     lambda layer, weights: SparseTransposedLinear.from_layer(weights[""], layer),
     lambda layer, batch, options: _rows(layer.nx, batch, options),
+    takes_any_weight_dtype=True,
 )
 _EMBEDDING = Kind(
     _one_part("table"),
@@ -138,6 +141,7 @@ _ATTENTION = Kind(
     _attention_parts,
     lambda layer, weights: SparseMultiheadAttention.from_weights(dict(weights), layer),
     _tokens,
+    takes_any_weight_dtype=True,
 )
 _RECURRENT = Kind(
     _recurrent_parts, lambda layer, weights: SparseRecurrent.from_weights(dict(weights), layer), _steps

@@ -142,7 +142,7 @@ class SparseMultiheadAttention(MultiheadAttention):
             layers = (self.q_proj, self.k_proj, self.v_proj)
             biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
             triples = zip(layers, (query, key, value), biases, strict=True)
-            parts = [layer(x) if bias is None else layer(x) + bias for layer, x, bias in triples]
+            parts = [layer.multiply(x, bias) for layer, x, bias in triples]
         elif query is key is value:
             parts = list(self._project_rows(query, 0, 3))
         elif key is value:
@@ -156,19 +156,22 @@ class SparseMultiheadAttention(MultiheadAttention):
         """Project to queries, keys and values, or those of them from ``begin`` to ``end``."""
         size = self.embed_dim
         bias = None if self.in_proj_bias is None else self.in_proj_bias[begin * size : end * size]
+        if end - begin == 3:
+            return self.in_proj.multiply(x, bias).chunk(3, -1)
         weight = self._weight_rows(x, begin * size, end * size)
         return F.linear(x, weight, bias).chunk(end - begin, -1)
 
     def _whole_weight(self, x: torch.Tensor) -> SparseTensor:
         layer = self.in_proj
+        if layer.values.dtype != x.dtype:  # stored in fewer bits
+            weight = layer.weight
+            return weight if weight.dtype == x.dtype else weight.to(x.dtype)  # type: ignore[return-value]
         is_plain = type(x) is torch.Tensor and is_plain_inference(x, layer.values)
         return layer._detached_weight(layer.values) if is_plain else layer.weight
 
     def _weight_rows(self, x: torch.Tensor, begin: int, end: int) -> SparseTensor:
         """Return some rows of the weight; those for inference are kept while the values stay as they are."""
         weight = self._whole_weight(x)
-        if end - begin == 3 * self.embed_dim:
-            return weight
         if weight.requires_grad or torch.compiler.is_compiling():
             return weight[begin:end]  # type: ignore[return-value]
         key, values = (begin, end), self.in_proj.values
@@ -181,7 +184,8 @@ class SparseMultiheadAttention(MultiheadAttention):
 
     def to_dense(self) -> torch.nn.MultiheadAttention:
         """Return torch's layer with the same weights."""
-        values, has_bias = self.out_proj.values, self.in_proj_bias is not None
+        weight, has_bias = self.out_proj.weight, self.in_proj_bias is not None
+        dtype = weight.dtype if self.out_proj.bias is None else self.out_proj.bias.dtype
         layer = MultiheadAttention(
             self.embed_dim,
             self.num_heads,
@@ -192,8 +196,8 @@ class SparseMultiheadAttention(MultiheadAttention):
             self.kdim,
             self.vdim,
             self.batch_first,
-            dtype=values.dtype,
-            device=values.device,
+            dtype=dtype,
+            device=weight.device,
         )
         with torch.no_grad():
             for table, name in input_projections(self).items():

@@ -46,7 +46,7 @@ class SparseTransposedLinear(SparseLinear):
 
     def to_dense(self) -> Any:
         """Return a layer of the original class with the same weight."""
-        layer = self.dense_class(self.out_features, self.in_features).to(self.values.dtype)
+        layer = self.dense_class(self.out_features, self.in_features).to(self.bias.dtype)  # type: ignore[union-attr]
         with torch.no_grad():
             layer.weight.copy_(self.weight.detach().to_dense().t())
             layer.bias.copy_(self.bias)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
-from scorch._src.formats import as_format
+from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference
 from scorch._src.ops.fallback import (
     are_all_sparse,
@@ -34,6 +35,7 @@ from scorch.errors import CallError
 _ROWS = "ij,kj->ik"  # the rows of an input by those of a weight
 CSR = as_format("csr", 2)
 MAX_NARROW_COLUMNS = 1 << 16
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @implements(F.linear, differentiable=True)
@@ -60,11 +62,29 @@ def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any
     return _add_bias(product, bias)
 
 
-def linear_of_parameter(input: torch.Tensor, weight: SparseTensor, bias: Any) -> Any:
-    """Return ``linear`` of a dense input, connected to ``weight.parameter``; None in unusual cases."""
-    if is_any_autocast_enabled() or not _fits(input, weight, bias) or not input.dim():
+def linear_of_parameter(
+    input: torch.Tensor,
+    weight: SparseTensor,
+    bias: Any,
+    scales: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: Any = None,
+) -> Any:
+    """Return ``linear`` of a dense input, connected to ``weight.parameter``; None in unusual cases.
+
+    An activation and a residual follow. The values of ``weight`` may have fewer bits than the input, and
+    ``scales`` for its rows; such a weight is connected to nothing.
+    """
+    if is_any_autocast_enabled() or not input.dim():
         return None
     is_connected = is_grad_enabled() and any_requires_grad(input, weight.parameter)
+    is_followed = activation is not None or residual is not None
+    if scales is not None or is_followed or weight.storage.values.dtype is not input.dtype:
+        if is_connected or any(is_differentiable(other) for other in (bias, residual) if other is not None):
+            return None
+        return multiply_batch(input, weight, bias, scales, activation, residual)
+    if not _fits(input, weight, bias):
+        return None
     if is_connected and input.dim() == 2 and not prefers_transpose(input, weight):
         known = repeat_differentiable((_ROWS, "dense", False), (input, weight), bias)
         if known is not None:
@@ -90,19 +110,60 @@ def _fits(input: Any, weight: Any, bias: Any) -> bool:
     return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
 
 
-def multiply_batch(input: torch.Tensor, weight: SparseTensor, bias: Any) -> torch.Tensor | None:
-    """Multiply and add the bias in one routine, where nothing is tracked and sizes fit; None: it cannot."""
+def multiply_batch(
+    input: torch.Tensor,
+    weight: SparseTensor,
+    bias: Any,
+    scales: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: Any = None,
+) -> torch.Tensor | None:
+    """Multiply, and do what follows, in one routine, where nothing is tracked; None: it cannot.
+
+    Unless all three have one dtype, the dtypes and sizes of the input, the bias and the residual are checked.
+    """
     pattern, values = weight.storage.pattern, weight.storage.values
-    if pattern.format is not CSR and pattern.format != CSR:
+    block = (1, 1) if pattern.format is CSR else _find_block(pattern.format)
+    if block is None:
         return None
-    routines, dtype = routines_for(input), values.dtype
-    if dtype not in routines.batch_dtypes or input.dtype is not dtype:
+    routines, dtype = routines_for(input), input.dtype
+    if block != (1, 1) and (block not in routines.batch_blocks or not _is_divided(pattern, block)):
         return None
-    if not input.numel() or not values.is_contiguous():
+    if dtype not in routines.batch_dtypes or not input.numel() or not values.is_contiguous():
         return None
     matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
     own = None if bias is None else bias.detach().contiguous()
-    return routines.multiply_batch(matrix, own, input.contiguous())
+    if values.dtype is dtype and activation is None and residual is None:
+        return routines.multiply_batch(matrix, own, input.contiguous(), block=block)
+    is_stored = values.dtype is dtype or values.dtype in routines.stored_batch_dtypes.get(dtype, ())
+    if not is_stored or not _agrees(input, pattern, bias, scales, residual):
+        return None
+    rest = None if residual is None else residual.detach().contiguous()
+    return routines.multiply_batch(matrix, own, input.contiguous(), scales, activation, rest, block)
+
+
+@functools.lru_cache(maxsize=64)
+def _find_block(form: Format) -> tuple[int, int] | None:
+    """Return the size of the blocks whose rows are compressed; None for other formats."""
+    if form == CSR:
+        return 1, 1
+    rows, columns = form.block(0) or 1, form.block(1) or 1
+    return (rows, columns) if form == as_format(f"bsr({rows},{columns})", 2) else None
+
+
+def _is_divided(pattern: Pattern, block: tuple[int, int]) -> bool:
+    return all(size % part == 0 for size, part in zip(pattern.shape, block, strict=True))
+
+
+def _agrees(input: torch.Tensor, pattern: Pattern, bias: Any, scales: Any, residual: Any) -> bool:
+    """Whether what goes into a product are plain tensors with the dtype of the input, and their sizes fit."""
+    rows, columns = pattern.shape
+    shapes = ((bias, (rows,)), (scales, (rows,)), (residual, (*input.shape[:-1], rows)))
+    return input.shape[-1] == columns and all(
+        other is None
+        or (type(other) in _PLAIN and other.dtype is input.dtype and tuple(other.shape) == shape)
+        for other, shape in shapes
+    )
 
 
 def _narrow_columns(pattern: Pattern) -> torch.Tensor | None:

@@ -33,12 +33,17 @@ static i64 pointer(const i64 *args, int wide, i64 row) {
     return wide ? ((const i64 *)args[POS])[row] : ((const i32 *)args[POS])[row];
 }
 
-/* The first row of a chunk: rows and entries before it are about its share of all. */
+/* The first row of a chunk: rows and entries before it are about its share of all. It is looked for from where
+   it would be if all rows were alike, since each look elsewhere may miss all caches. */
 static i64 first_row(const job_t *job, i64 chunk) {
     const i64 rows = job->args[ROWS], all = pointer(job->args, job->wide, rows) + rows;
     const i64 wanted = (i64)((double)all * chunk / job->chunks);
-    i64 low = 0, high = rows;
     if (chunk >= job->chunks) return rows;
+    i64 low = 0, high = rows, reach = 8;
+    for (i64 at = rows * chunk / job->chunks; low < high && low <= at && at < high; reach *= 4) {
+        if (pointer(job->args, job->wide, at) + at < wanted) low = at + 1, at += reach;
+        else high = at, at -= reach;
+    }
     while (low < high) {
         const i64 middle = low + (high - low) / 2;
         if (pointer(job->args, job->wide, middle) + middle < wanted) low = middle + 1;

@@ -1,30 +1,38 @@
 /* A batch lies in tiles of WIDTH rows of X, padded by zeros, each of which has the features one after the
-   other: element b of feature j of a tile is at j * WIDTH + b. */
-enum { VALUES = FIRST, BIAS, X, PACKED, OUT, BATCH, FEATURES, WIDTH };
+   other: element b of feature j of a tile is at j * WIDTH + b. Each thread copies the tile that it works on
+   for itself: fetching what another core has written would take as long. ROWS, POS and CRD count blocks. */
+enum { VALUES = FIRST, SCALES, BIAS, RESIDUAL, X, SPACE, OUT, BATCH, FEATURES, WIDTH, ACTIVATION };
 enum { /* what is given: numbers, tensors, and the result at last */
-    G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_POS, G_CRD, G_VALUES, G_BIAS, G_X, G_PACKED, G_OUT
+    G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_HAS_RESIDUAL, G_ACTIVATION,
+    G_POS, G_CRD, G_VALUES, G_SCALES, G_BIAS, G_RESIDUAL, G_X, G_SPACE, G_OUT
 };
-#define SHARED 65536 /* elements of a batch from which on threads share the copy */
-enum { LINES = 16 }; /* rows that are copied together, since their elements are neighbours where they go */
+enum { LINE = 64 }; /* bytes of a cache line; vectors that lie in two of them take twice as long */
+/* Rows that are copied together, since their elements are neighbours where they go, and as rows of blocks. */
+enum { LINES = 16, GROUP = LINES / BLOCK_ROWS };
 
 void *malloc(unsigned long);
 void free(void *);
 typedef int (*loop_t)(i64, i64, i64, work_t, void *);
-typedef struct { const i64 *args; i64 next; } packing_t;
-/* TILES of the batch times PARTS of the rows of the weight. */
-typedef struct { job_t rows; i64 tiles, next; } product_t;
+/* TILES of the batch times as many parts of the weight's rows as ROWS has chunks; NEXT of each tile. */
+typedef struct { job_t rows; i64 tiles, *next; } product_t;
 
-static i64 count_tiles(const i64 *args) { return (args[BATCH] + args[WIDTH] - 1) / args[WIDTH]; }
+static i64 count_tiles(i64 batch, i64 width) { return (batch + width - 1) / width; }
 
-/* The first row of a part; parts begin with whole LINES. */
+/* Elements that a thread needs: a tile, and the values of a row where those are stored otherwise. */
+static i64 space_of(i64 features, i64 width) {
+    return features * width + (IS_NARROW_WEIGHT ? (features * BLOCK_ROWS + LINE - 1) / LINE * LINE : 0);
+}
+
+/* The first row of blocks of a part; parts begin with whole GROUPs. */
 static i64 first_line(const job_t *rows, i64 part) {
-    const i64 row = (first_row(rows, part) + LINES - 1) / LINES * LINES;
+    const i64 row = (first_row(rows, part) + GROUP - 1) / GROUP * GROUP;
     return CLAMP(row, rows->args[ROWS]);
 }
 
 #define INTRINSICS(T, I) \
-TILES(T, COLUMN(I)) \
 SQUARE(T) \
+BLOCKS(T, COLUMN(I)) \
+ACTIVATIONS(T) \
 /* Columns of up to LINES rows become rows. */ \
 static void turn_##T(const T *from, i64 from_apart, T *to, i64 to_apart, i64 height, i64 width) { \
     const i64 high = height / 4 * 4, wide = width / 4 * 4; \
@@ -35,92 +43,114 @@ static void turn_##T(const T *from, i64 from_apart, T *to, i64 to_apart, i64 hei
         for (i64 row = column < wide ? high : 0; row < height; row++) \
             to[column * to_apart + row] = from[row * from_apart + column]; \
 } \
+static void add_##T(const T *from, T *to, i64 apart, i64 height, i64 width) { \
+    for (i64 row = 0; row < height; row++) \
+        _Pragma("omp simd") \
+        for (i64 k = 0; k < width; k++) to[row * apart + k] += from[row * apart + k]; \
+} \
 static void dots_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
     const I *pos = (const I *)args[POS]; \
     const COLUMN(I) *crd = (const COLUMN(I) *)args[CRD]; \
-    const T *values = (const T *)args[VALUES], *x = (const T *)args[X], *bias = (const T *)args[BIAS]; \
+    const WEIGHT(T) *values = (const WEIGHT(T) *)args[VALUES]; \
+    const T *x = (const T *)args[X], *bias = (const T *)args[BIAS], *scales = (const T *)args[SCALES]; \
+    T *out = (T *)args[OUT]; \
     (void)worker; \
+    FETCH(values + pos[begin] * BLOCK, 1024) /* what no row before has fetched */ \
+    FETCH(crd + pos[begin], 1024) \
+    const i64 first = begin * BLOCK_ROWS, count = (end - begin) * BLOCK_ROWS; \
     for (i64 row = begin; row < end; row++) { \
-        T sum = bias ? bias[row] : (T)0; \
+        T sums[BLOCK_ROWS]; \
         i64 e = pos[row]; \
         const i64 last = pos[row + 1]; \
-        PICKED_##T \
-        _Pragma("omp simd reduction(+:sum)") \
-        for (i64 rest = e; rest < last; rest++) sum += values[rest] * x[(i64)crd[rest]]; \
-        ((T *)args[OUT])[row] = sum; \
+        SUM_ROWS(T) \
+        for (int line = 0; line < BLOCK_ROWS; line++) { \
+            const i64 r = row * BLOCK_ROWS + line; \
+            out[r] = (scales ? scales[r] * sums[line] : sums[line]) + (bias ? bias[r] : (T)0); \
+        } \
     } \
+    activate_##T(args[ACTIVATION], out + first, count); \
+    if (args[RESIDUAL]) add_##T((const T *)args[RESIDUAL] + first, out + first, 0, 1, count); \
 } \
-static void multiply_##T##_##I(const i64 *args, i64 tile, i64 begin, i64 end) { \
+/* The values of a row of N blocks, in SPACE where they are stored in less. */ \
+static const T *weights_##T(const i64 *args, i64 row, i64 from, i64 n, T *space) { \
+    const WEIGHT(T) *values = (const WEIGHT(T) *)args[VALUES] + from * BLOCK; \
+    if (!IS_NARROW_WEIGHT) return (const T *)values; \
+    const T *scales = args[SCALES] ? (const T *)args[SCALES] + row * BLOCK_ROWS : 0; \
+    _Pragma("omp simd") \
+    for (i64 k = 0; k < n * BLOCK; k++) \
+        space[k] = (scales ? scales[k / BLOCK_COLUMNS % BLOCK_ROWS] : (T)1) * widen(values[k]); \
+    return space; \
+} \
+static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 end) { \
     enum { LANES = sizeof(T##v) / sizeof(T) }; \
     const I *pos = (const I *)args[POS]; \
     const COLUMN(I) *crd = (const COLUMN(I) *)args[CRD]; \
-    const T *values = (const T *)args[VALUES], *bias = (const T *)args[BIAS]; \
-    const i64 width = args[WIDTH], rows = args[ROWS], at = tile * width; \
-    const T *in = (const T *)args[PACKED] + at * args[FEATURES]; \
+    const T *bias = (const T *)args[BIAS], *residual = (const T *)args[RESIDUAL]; \
+    const i64 width = args[WIDTH], rows = args[ROWS] * BLOCK_ROWS, at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at), vectors = (count + LANES - 1) / LANES; \
-    T sums[LINES * MOST * LANES]; \
-    for (i64 row = begin; row < end; row += LINES) { \
-        const i64 lines = CLAMP((i64)LINES, end - row); \
-        for (i64 line = 0; line < lines; line++) { \
-            const i64 r = row + line, from = pos[r], n = pos[r + 1] - from; \
+    T sums[LINES * MOST * LANES], *space = in + args[FEATURES] * width; \
+    for (i64 row = begin; row < end; row += GROUP) { \
+        const i64 lines = CLAMP((i64)GROUP, end - row) * BLOCK_ROWS, to = at * rows + row * BLOCK_ROWS; \
+        for (i64 line = 0; line < lines; line += BLOCK_ROWS) { \
+            const i64 r = row + line / BLOCK_ROWS, from = pos[r], n = pos[r + 1] - from; \
+            const T *values = weights_##T(args, r, from, n, space), *start = bias ? bias + r * BLOCK_ROWS : 0; \
             for (i64 v = 0; v < vectors;) \
-                v += widest_##T(crd + from, values + from, n, in + v * LANES, width, bias ? bias[r] : (T)0, \
-                                sums + line * width + v * LANES, vectors - v); \
+                v += MULTIPLY_ROWS(T, crd + from, values, n, in + v * LANES, width, start, \
+                                   sums + line * width + v * LANES, vectors - v); \
         } \
-        turn_##T(sums, width, (T *)args[OUT] + at * rows + row, rows, lines, count); \
+        for (i64 line = 0; line < lines; line++) \
+            activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
+        turn_##T(sums, width, (T *)args[OUT] + to, rows, lines, count); \
+        if (residual) add_##T(residual + to, (T *)args[OUT] + to, rows, count, lines); \
     } \
 } \
+static void pack_##T(const i64 *args, i64 tile, T *to) { \
+    const i64 features = args[FEATURES], width = args[WIDTH], at = tile * width; \
+    const i64 count = CLAMP(width, args[BATCH] - at); \
+    const T *x = (const T *)args[X] + at * features; \
+    for (i64 first = 0; first < features; first += 64) \
+        for (i64 b = 0; b < count; b += LINES) \
+            turn_##T(x + b * features + first, features, to + first * width + b, width, \
+                     CLAMP((i64)LINES, count - b), CLAMP((i64)64, features - first)); \
+    for (i64 j = 0; j < features && count < width; j++) \
+        for (i64 b = count; b < width; b++) to[j * width + b] = 0; \
+} \
+/* Threads begin with different tiles, and go on to the parts that are left of others. */ \
 static void products_##T##_##I(i64 worker, i64 end, void *context) { \
     product_t *job = context; \
-    (void)worker, (void)end; \
-    for (;;) { \
-        const i64 next = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED), parts = job->rows.chunks; \
-        if (next >= job->tiles * parts) return; \
-        const i64 part = next % parts; \
-        multiply_##T##_##I(job->rows.args, next / parts, first_line(&job->rows, part), \
-                           first_line(&job->rows, part + 1)); \
-    } \
-} \
-/* Some features of all tiles at a time. */ \
-static void pack_##T##_##I(i64 worker, i64 end, void *context) { \
-    packing_t *job = context; \
-    const i64 *args = job->args, batch = args[BATCH], features = args[FEATURES], width = args[WIDTH]; \
-    (void)worker, (void)end; \
-    for (;;) { \
-        const i64 first = 64 * __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED); \
-        if (first >= features) return; \
-        const i64 some = CLAMP((i64)64, features - first); \
-        for (i64 at = 0; at < batch; at += width) { \
-            const i64 count = CLAMP(width, batch - at); \
-            const T *x = (const T *)args[X] + at * features + first; \
-            T *to = (T *)args[PACKED] + at * features + first * width; \
-            for (i64 b = 0; b < count; b += LINES) \
-                turn_##T(x + b * features, features, to + b, width, CLAMP((i64)LINES, count - b), some); \
-            for (i64 j = 0; j < some && count < width; j++) \
-                for (i64 b = count; b < width; b++) to[j * width + b] = 0; \
+    const i64 *args = job->rows.args, tiles = job->tiles, parts = job->rows.chunks; \
+    T *in = (T *)args[SPACE] + worker * space_of(args[FEATURES], args[WIDTH]); \
+    (void)end; \
+    for (i64 step = 0; step < tiles; step++) { \
+        const i64 tile = (worker * tiles / args[THREADS] + step) % tiles; \
+        for (int is_packed = 0;; is_packed = 1) { \
+            const i64 part = __atomic_fetch_add(job->next + tile, 1, __ATOMIC_RELAXED); \
+            if (part >= parts) break; \
+            if (!is_packed) pack_##T(args, tile, in); \
+            multiply_##T##_##I(args, in, tile, first_line(&job->rows, part), first_line(&job->rows, part + 1)); \
         } \
     } \
 } \
-static void multiply_batch_##T##_##I(const i64 *args) { \
-    const i64 threads = args[THREADS], tiles = count_tiles(args), wanted = threads > 1 ? 8 * threads : 1; \
-    const loop_t loop = (loop_t)args[PARALLEL]; \
-    packing_t packing = {args, 0}; \
-    product_t product = {{args, 0, sizeof(I) == 8, (wanted + tiles - 1) / tiles, 0}, tiles, 0}; \
-    if (threads <= 1 || args[BATCH] * args[FEATURES] < SHARED) pack_##T##_##I(0, 1, &packing); \
-    else loop(0, threads, 1, pack_##T##_##I, &packing); \
+static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, i64 *next) { \
+    const i64 threads = args[THREADS], wanted = threads > 1 ? 8 * threads : 1; \
+    product_t product = {{args, 0, sizeof(I) == 8, (wanted + tiles - 1) / tiles, 0}, tiles, next}; \
+    for (i64 tile = 0; tile < tiles; tile++) next[tile] = 0; \
     if (threads <= 1) products_##T##_##I(0, 1, &product); \
-    else loop(0, threads, 1, products_##T##_##I, &product); \
+    else ((loop_t)args[PARALLEL])(0, threads, 1, products_##T##_##I, &product); \
 } \
 i64 scorch_linear_##T##_##I(i64 *given) { \
-    const i64 batch = given[G_BATCH], width = given[G_WIDTH], tiles = (batch + width - 1) / width; \
-    const int needs_own = batch > 1 && given[G_PACKED] == given[G_X]; \
-    T *own = needs_own ? malloc(tiles * width * given[G_FEATURES] * sizeof(T)) : 0; \
-    if (needs_own && !own) return 1; \
+    const i64 batch = given[G_BATCH], features = given[G_FEATURES], width = given[G_WIDTH]; \
+    const i64 tiles = count_tiles(batch, width), is_own = given[G_SPACE] == given[G_X]; \
+    const i64 space = batch > 1 && is_own ? given[THREADS] * space_of(features, width) * sizeof(T) : 0; \
+    i64 *own = batch > 1 ? malloc(tiles * sizeof(i64) + LINE + space) : 0; \
+    if (batch > 1 && !own) return 1; \
+    const i64 aligned = ((i64)(own + tiles) + LINE - 1) / LINE * LINE; \
     const i64 args[] = { \
         given[PARALLEL], given[THREADS], given[ROWS], given[G_POS], given[G_CRD], given[G_VALUES], \
-        given[G_HAS_BIAS] ? given[G_BIAS] : 0, given[G_X], own ? (i64)own : given[G_PACKED], given[G_OUT], \
-        batch, given[G_FEATURES], width}; \
-    if (batch > 1) multiply_batch_##T##_##I(args); \
+        HAS_SCALES ? given[G_SCALES] : 0, given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
+        given[G_HAS_RESIDUAL] ? given[G_RESIDUAL] : 0, given[G_X], is_own ? aligned : given[G_SPACE], \
+        given[G_OUT], batch, features, width, given[G_ACTIVATION]}; \
+    if (batch > 1) multiply_batch_##T##_##I(args, tiles, own); \
     else by_rows(args, sizeof(I) == 8, dots_##T##_##I); \
     free(own); \
     return 0; \

@@ -1,0 +1,130 @@
+"""Modules of torch that have a sparse layer and what follows it: both are computed in one pass.
+
+``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``; their parts, names
+and ``state_dict`` stay as they are. Where a part has hooks, or is compiled, or Transformer layers are in
+training, the parts are called one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear
+from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.ops.products.activations import name_of_activation
+from scorch._src.torch_internals import has_global_hooks
+
+
+class FusedSequential(torch.nn.Sequential):
+    """A ``Sequential`` whose sparse layers are computed with the activations after them."""
+
+    def forward(self, input: Any) -> Any:
+        modules = list(self)
+        number = 0
+        while number < len(modules):
+            layer, follower = modules[number], modules[number + 1] if number + 1 < len(modules) else None
+            name = None if follower is None else name_of_activation(follower)
+            if name is not None and _is_plain(layer) and not _has_hooks(follower):
+                input = layer.fused(input, name)  # type: ignore[operator]
+                number += 1
+            else:
+                input = layer(input)
+            number += 1
+        return input
+
+    def _get_name(self) -> str:
+        return "Sequential"
+
+
+def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute the perceptron of a Transformer's layer in evaluation, where nothing is dropped."""
+    name = None if _has_hooks(layer.activation) else name_of_activation(layer.activation)
+    if name is not None and _is_plain(layer.linear1):
+        hidden = layer.linear1.fused(x, name)
+    else:
+        hidden = layer.activation(layer.linear1(x))
+    if residual is not None and _is_plain(layer.linear2):
+        return layer.linear2.fused(hidden, None, residual)  # type: ignore[no-any-return]
+    output: torch.Tensor = layer.linear2(hidden)
+    return output if residual is None else residual + output
+
+
+class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
+    """A ``TransformerEncoderLayer`` whose perceptron is computed with its activation and residual."""
+
+    def forward(
+        self,
+        src: torch.Tensor,
+        src_mask: torch.Tensor | None = None,
+        src_key_padding_mask: torch.Tensor | None = None,
+        is_causal: bool = False,
+    ) -> torch.Tensor:
+        """Do as torch's layer."""
+        if self.training or torch.compiler.is_compiling() or src.is_nested:
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+
+        def attend(x: torch.Tensor) -> torch.Tensor:
+            masks: dict[str, Any] = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
+            return self.self_attn(x, x, x, **masks, need_weights=False, is_causal=is_causal)[0]  # type: ignore[no-any-return]
+
+        if self.norm_first:
+            src = src + attend(self.norm1(src))
+            return _feed_forward(self, self.norm2(src), src)
+        src = self.norm1(src + attend(src))
+        return self.norm2(_feed_forward(self, src, src))  # type: ignore[no-any-return]
+
+    def _get_name(self) -> str:
+        return "TransformerEncoderLayer"
+
+
+class FusedDecoderLayer(torch.nn.TransformerDecoderLayer):
+    """A ``TransformerDecoderLayer`` whose perceptron is computed with its activation."""
+
+    def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training or torch.compiler.is_compiling():
+            return super()._ff_block(x)
+        return _feed_forward(self, x)
+
+    def _get_name(self) -> str:
+        return "TransformerDecoderLayer"
+
+
+_FUSED: dict[type, type] = {
+    torch.nn.Sequential: FusedSequential,
+    torch.nn.TransformerEncoderLayer: FusedEncoderLayer,
+    torch.nn.TransformerDecoderLayer: FusedDecoderLayer,
+}
+_PLAIN = {fused: plain for plain, fused in _FUSED.items()}
+
+
+def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
+    """Fuse what follows sparse layers in the modules of ``model``, and return it."""
+    for module in model.modules():
+        kind = _PLAIN.get(type(module), type(module))
+        if kind in _FUSED:
+            has_sparse = any(
+                type(child) in (SparseLinear, SparseTransposedLinear) for child in module.children()
+            )
+            module.__class__ = _FUSED[kind] if has_sparse else kind
+    return model
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer is a sparse one that only its ``forward`` computes."""
+    return type(layer) in (SparseLinear, SparseTransposedLinear) and not _has_hooks(layer)
+
+
+def _has_hooks(module: Any) -> bool:
+    """Whether calling a module does more than its ``forward``; functions have no hooks."""
+    if not isinstance(module, torch.nn.Module):
+        return False
+    own = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+        module._compiled_call_impl,
+    )
+    return any(own) or has_global_hooks() or torch.compiler.is_compiling()
