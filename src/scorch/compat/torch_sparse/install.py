@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from scorch.compat.torch_sparse import operators
+from scorch.compat.torch_sparse import operators, script
 from scorch.errors import CallError
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -74,6 +74,7 @@ def install() -> None:
         raise CallError("torch_sparse has been imported already; call install() before whatever imports it")
     if not _libraries:
         _libraries.append(operators.register())
+        script.register(sys.modules[_PACKAGE])
     sys.modules.update(_modules())
 
 
@@ -84,3 +85,4 @@ def uninstall() -> None:
             del sys.modules[name]
     while _libraries:
         _libraries.pop()._destroy()
+        script.unregister(sys.modules[_PACKAGE])
