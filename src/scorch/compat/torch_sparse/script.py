@@ -7,7 +7,7 @@ Scorch.
 """
 
 # TorchScript has its own rules: no unpacking in lists, typing's names alone, dtypes that are integers.
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005, UP006, UP035, UP045
 # mypy: disable-error-code="no-any-return,arg-type"
 
 import warnings
