@@ -368,7 +368,10 @@ def test_neighbours_are_drawn_from_the_row():
     assert drawn.shape == (20, 4) and bool((dense.gather(1, drawn) != 0).all())
     assert ts.sample(A, 2, torch.tensor([3, 3])).shape == (2, 2)
     with pytest.raises(IndexRangeError, match="row 1 has no neighbours"):
-        SparseTensor.eye(1, 1).sparse_resize((2, 2)).sample(1)
+        SparseTensor.eye(1, 1).sparse_resize((2, 3)).sample(1)
+    assert SparseTensor.eye(1, 1).sparse_resize((2, 2)).sample(2).tolist() == [[0, 0], [1, 1]]
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert SparseTensor(row=nothing, col=nothing, sparse_sizes=(2, 2)).sample(1).tolist() == [[0], [1]]
 
 
 @pytest.mark.parametrize("replace", [False, True])

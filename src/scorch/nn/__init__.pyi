@@ -182,15 +182,19 @@ from scorch.nn import modules as modules
 from scorch.nn import parallel as parallel
 from scorch.nn import parameter as parameter
 from scorch.nn import utils as utils
+from scorch._src.nn.propagation_layers import APPNP as APPNP
 from scorch._src.nn.graph_attention_layer import GATConv as GATConv
+from scorch._src.nn.edge_attention_layers import GATv2Conv as GATv2Conv
 from scorch._src.nn.graph_layers import GCNConv as GCNConv
 from scorch._src.nn.graph_layers import GINConv as GINConv
+from scorch._src.nn.hetero_conv import HeteroConv as HeteroConv
 from scorch._src.nn.sparse_inputs import Linear as Linear
 from scorch._src.nn.moe import MoE as MoE
 from scorch._src.nn.multihead_attention import MultiheadAttention as MultiheadAttention
 from scorch._src.nn.dynamic_sparsity import RigL as RigL
 from scorch._src.nn.graph_layers import SAGEConv as SAGEConv
 from scorch._src.nn.dynamic_sparsity import SET as SET
+from scorch._src.nn.propagation_layers import SGConv as SGConv
 from scorch._src.nn.pruned.sparse_conv import SparseConv1d as SparseConv1d
 from scorch._src.nn.pruned.sparse_conv import SparseConv2d as SparseConv2d
 from scorch._src.nn.sparse_embedding import SparseEmbedding as SparseEmbedding
@@ -202,6 +206,7 @@ from scorch._src.nn.pruned.sparse_attention import SparseMultiheadAttention as S
 from scorch._src.nn.pruned.sparse_recurrent import SparseRNN as SparseRNN
 from scorch._src.nn.autoencoder import TopKAutoencoder as TopKAutoencoder
 from scorch._src.nn.moe import TopKGate as TopKGate
+from scorch._src.nn.edge_attention_layers import TransformerConv as TransformerConv
 from scorch._src.nn.prune import erdos_renyi_densities as erdos_renyi_densities
 from scorch._src.nn.loading import load_sparse as load_sparse
 from scorch._src.nn import masks as masks

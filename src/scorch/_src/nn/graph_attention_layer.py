@@ -11,10 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
-from scorch._src.nn.graph_layers import Nodes, as_pair, check_channels, glorot, split_nodes
-from scorch._src.ops.graph.aggregate import sparse_linear, to_kernel_dtype
+from scorch._src.backends.routines import Scores
+from scorch._src.nn.graph_inputs import (
+    Nodes,
+    as_pair,
+    check_channels,
+    glorot,
+    glorot_linear,
+    project,
+    reset_linear,
+    split_nodes,
+)
+from scorch._src.ops.graph.aggregate import to_kernel_dtype
+from scorch._src.ops.graph.edge_attention import attend_with_weights, weights_as_given
 from scorch._src.ops.graph.edge_features import FILLS
-from scorch._src.ops.graph.neighbours import attend_neighbours
+from scorch._src.ops.graph.neighbours import attend_neighbours, attended_edges, refuse_shards
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError
 
@@ -50,37 +61,29 @@ class GATConv(Module):
         residual: bool = False,
     ) -> None:
         super().__init__()
-        check_channels(out_channels=out_channels, heads=heads)
-        if edge_dim is not None:
-            check_channels(edge_dim=edge_dim)
-        if isinstance(fill_value, str) and fill_value not in FILLS:
-            raise ArgumentError(
-                f"fill_value is {fill_value!r}; it may be a number or one of {', '.join(FILLS)}"
-            )
-        if not 0 <= dropout <= 1:
-            raise ArgumentError(f"dropout must be a probability between 0 and 1, not {dropout}")
+        check_attention(out_channels, heads, edge_dim, fill_value, dropout)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.residual = add_self_loops, residual
         self.edge_dim, self.fill_value = edge_dim, fill_value
         sources, targets = self._channels = as_pair(in_channels)
         width = out_channels * heads
-        self.lin = Linear(sources, width, bias=False) if isinstance(in_channels, int) else None
-        self.lin_src = None if self.lin is not None else Linear(sources, width, bias=False)
-        self.lin_dst = None if self.lin is not None else Linear(targets, width, bias=False)
+        self.lin = glorot_linear(sources, width) if isinstance(in_channels, int) else None
+        self.lin_src = None if self.lin is not None else glorot_linear(sources, width)
+        self.lin_dst = None if self.lin is not None else glorot_linear(targets, width)
         self.att_src = Parameter(torch.empty(1, heads, out_channels))
         self.att_dst = Parameter(torch.empty(1, heads, out_channels))
         self.lin_edge = None if edge_dim is None else Linear(edge_dim, width, bias=False)
         self.att_edge = None if edge_dim is None else Parameter(torch.empty(1, heads, out_channels))
         last = width if concat else out_channels
-        self.res = Linear(targets, last, bias=False) if residual else None
+        self.res = glorot_linear(targets, last) if residual else None
         self.bias = Parameter(torch.empty(last)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for module in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
             if module is not None:
-                glorot(module.weight)
+                reset_linear(module)
         for attention in (self.att_src, self.att_dst, self.att_edge):
             if attention is not None:
                 glorot(attention)
@@ -93,17 +96,39 @@ class GATConv(Module):
         edge_index: Tensor,
         edge_attr: Tensor | None = None,
         size: tuple[int, int] | None = None,
-    ) -> Tensor:
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Return new features of targets.
+
+        With ``return_attention_weights`` a pair of them and the weights after the softmax: for an edge_index
+        ``(edges, weights)``, with added loops at the end, for a matrix a tensor (targets, sources, heads).
+        """
         sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
         dropout = self.dropout if self.training else 0.0
-        nodes: Any = map(to_kernel_dtype, (features, of_sources, of_targets))
-        options = self.negative_slope, dropout, self.add_self_loops, *self._edges(edge_index, edge_attr)
-        heads = attend_neighbours(edge_index, *nodes, *options).to(features.dtype)
-        out = heads.flatten(1) if self.concat else heads.mean(1)
+        nodes = [to_kernel_dtype(tensor) for tensor in (features, of_sources, of_targets)]
+        edges, weights = self._edges(edge_index, edge_attr), None
+        if return_attention_weights:
+            heads, weights = self._attend_with_weights(edge_index, nodes, dropout, edges)
+        else:
+            options: Any = (*nodes, self.negative_slope, dropout, self.add_self_loops, *edges)
+            heads = attend_neighbours(edge_index, *options)
+        out = join_heads(heads.to(features.dtype), self.concat)
         if self.res is not None and targets is not None:
-            out = out + sparse_linear(targets, self.res.weight)
-        return out if self.bias is None else out + self.bias
+            out = out + project(self.res, targets)
+        out = out if self.bias is None else out + self.bias
+        return (out, weights) if return_attention_weights else out
+
+    def _attend_with_weights(
+        self, adj: Tensor, nodes: list[Tensor], dropout: float, edges: tuple[Any, ...]
+    ) -> tuple[Tensor, Any]:
+        refuse_shards(adj, "return_attention_weights")
+        x, of_sources, of_targets = nodes
+        graph, scores = attended_edges(adj, (len(of_targets), len(x)), self.add_self_loops, *edges)
+        every = Scores(of_sources, of_targets, scores)
+        heads, weights = attend_with_weights(graph, x, every, self.negative_slope, dropout, True)
+        assert weights is not None
+        return heads, weights_as_given(adj, graph, weights, self.add_self_loops)
 
     def _edges(self, adj: Tensor, edge_attr: Tensor | None) -> tuple[Any, ...]:
         """Return edge features, the projection to scores, and features of added loops, if there are any."""
@@ -127,7 +152,7 @@ class GATConv(Module):
         """Return the features of sources, and the scores of sources and targets for each head."""
         first = self.lin or self.lin_src
         assert first is not None
-        features = sparse_linear(sources, first.weight)
+        features = project(first, sources)
         heads = self.heads
         if targets is sources and self.lin is not None:
             both = features @ torch.cat([_blocks(self.att_src), _blocks(self.att_dst)], 1)
@@ -138,11 +163,27 @@ class GATConv(Module):
             if targets is not None:
                 second = self.lin or self.lin_dst
                 assert second is not None
-                of_targets = sparse_linear(targets, second.weight) @ _blocks(self.att_dst)
+                of_targets = project(second, targets) @ _blocks(self.att_dst)
         return features.view(-1, heads, self.out_channels), of_sources, of_targets
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+
+def check_attention(out_channels: Any, heads: Any, edge_dim: Any, fill_value: Any, dropout: float) -> None:
+    """Raise where a layer with attention cannot have these arguments."""
+    check_channels(out_channels=out_channels, heads=heads)
+    if edge_dim is not None:
+        check_channels(edge_dim=edge_dim)
+    if isinstance(fill_value, str) and fill_value not in FILLS:
+        raise ArgumentError(f"fill_value is {fill_value!r}; it may be a number or one of {', '.join(FILLS)}")
+    if not 0 <= dropout <= 1:
+        raise ArgumentError(f"dropout must be a probability between 0 and 1, not {dropout}")
+
+
+def join_heads(heads: Tensor, concat: bool) -> Tensor:
+    """Put heads (nodes, heads, features) side by side, or average them."""
+    return heads.flatten(1) if concat else heads.mean(1)
 
 
 def _blocks(attention: Tensor) -> Tensor:

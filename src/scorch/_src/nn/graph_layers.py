@@ -11,62 +11,30 @@ The values of a matrix are weights for ``GCNConv``; the other layers only look w
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_exporting
-from torch.nn import Linear, Module, Parameter
+from torch.nn import Module, Parameter
 
+from scorch._src.nn.graph_inputs import (
+    Nodes,
+    as_pair,
+    check_channels,
+    drop_aggr_buffers,
+    glorot_linear,
+    make_linear,
+    reset_linear,
+    settle,
+    split_nodes,
+)
 from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, to_kernel_dtype
-from scorch._src.ops.graph.neighbours import max_neighbours, sum_neighbours
+from scorch._src.ops.graph.aggregations import Names, aggregate_neighbours, check_aggr
+from scorch._src.ops.graph.neighbours import sum_neighbours
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, ShapeError, UnsupportedError
-
-Nodes = Tensor | tuple[Tensor, Tensor | None]
-
-
-def glorot(tensor: Tensor) -> None:
-    """Draw uniformly within the bounds of Glorot and Bengio, as PyG does."""
-    bound = math.sqrt(6.0 / (tensor.shape[-2] + tensor.shape[-1]))
-    torch.nn.init.uniform_(tensor, -bound, bound)
-
-
-def check_channels(**sizes: Any) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ArgumentError(f"{name} is {size!r}; it must be a positive integer (it is not inferred)")
-
-
-def as_pair(channels: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the features of sources and of targets."""
-    pair = (channels, channels) if isinstance(channels, int) else tuple(channels)
-    if len(pair) != 2:
-        raise ArgumentError(f"in_channels is {channels!r}; it is a number or a pair for sources and targets")
-    check_channels(in_channels=pair[0], **{"in_channels of targets": pair[1]})
-    return pair[0], pair[1]
-
-
-def split_nodes(
-    x: Any, channels: tuple[int, int], adj: Any, size: Any
-) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
-    """Return features of sources and of targets, and the numbers (targets, sources)."""
-    sources, targets = x if isinstance(x, (tuple, list)) else (x, x)
-    check_nodes("x", sources, channels[0])
-    if targets is not None:
-        check_nodes("x", targets, channels[1])
-        count = targets.shape[0]
-    elif isinstance(adj, SparseTensor):
-        count = adj.shape[0]
-    elif size is None:
-        raise ArgumentError("x has no features of targets: give size=(sources, targets)")
-    else:
-        count = size[1]
-    if size is not None and tuple(size) != (sources.shape[0], count):
-        raise ShapeError(f"size is {tuple(size)}, but x has (sources, targets) = {(sources.shape[0], count)}")
-    return sources, targets, (count, sources.shape[0])
+from scorch.errors import ArgumentError, UnsupportedError
 
 
 class GCNConv(Module):
@@ -87,19 +55,20 @@ class GCNConv(Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        check_channels(in_channels=in_channels, out_channels=out_channels)
+        check_channels(lazy=True, in_channels=in_channels)
+        check_channels(out_channels=out_channels)
         if add_self_loops and not normalize:
             raise ArgumentError("add_self_loops is part of normalize: give both or add the loops before")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached, self.normalize = improved, cached, normalize
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
-        self.lin = Linear(in_channels, out_channels, bias=False)
+        self.lin = glorot_linear(in_channels, out_channels)
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self._first: Any = None  # pickles have this name
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        glorot(self.lin.weight)
+        reset_linear(self.lin)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
         self._first = None
@@ -107,7 +76,8 @@ class GCNConv(Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         if isinstance(x, (tuple, list)):
             raise UnsupportedError("GCNConv has one kind of nodes; SAGEConv takes a pair (sources, targets)")
-        check_nodes("x", x, self.in_channels)
+        settle(self.lin, x)
+        check_nodes("x", x, self.lin.in_features)
         if self.cached:
             if self._first is None and not is_exporting():
                 self._first = edge_index, edge_weight
@@ -125,7 +95,7 @@ class GCNConv(Module):
     def _aggregates_first(self, x: Tensor) -> bool:
         """Whether (A x) W is less work than A (x W), backward included."""
         needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, self.lin.weight)]
-        return self.in_channels * (1 + needed[0]) < self.out_channels * (1 + any(needed))
+        return self.lin.in_features * (1 + needed[0]) < self.out_channels * (1 + any(needed))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -134,15 +104,16 @@ class GCNConv(Module):
 class SAGEConv(Module):
     """``W_l * aggr over neighbours of x + b + W_r * x`` (Hamilton, Ying and Leskovec).
 
-    ``aggr`` is ``mean``, ``max`` or ``sum`` (also ``add``). ``x`` is a pair (sources, targets) for graphs
-    between two kinds of nodes.
+    ``aggr`` is ``mean``, ``sum`` (also ``add``), ``max``, ``min``, ``mul``, ``var``, ``std``, ``softmax`` or
+    ``median``, or a list of these, whose results are put side by side. ``x`` is a pair (sources, targets) for
+    graphs between two kinds of nodes. Features that are -1 are taken from the first input.
     """
 
     def __init__(
         self,
         in_channels: int | tuple[int, int],
         out_channels: int,
-        aggr: str = "mean",
+        aggr: Names = "mean",
         normalize: bool = False,
         root_weight: bool = True,
         project: bool = False,
@@ -150,16 +121,19 @@ class SAGEConv(Module):
     ) -> None:
         super().__init__()
         check_channels(out_channels=out_channels)
-        if aggr not in ("mean", "max", "sum", "add"):
-            raise ArgumentError(f"aggr is {aggr!r}; it may be 'mean', 'max' or 'sum'")
-        self.in_channels, self.out_channels, self.aggr = in_channels, out_channels, aggr
+        self.aggr = check_aggr(aggr)
+        self.register_load_state_dict_pre_hook(drop_aggr_buffers)
+        self.in_channels, self.out_channels = in_channels, out_channels
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
         sources, targets = self._channels = as_pair(in_channels)
+        if project and sources == -1:
+            raise ArgumentError("project=True needs in_channels: it makes as many features as there are")
         if project:
-            self.lin = Linear(sources, sources)
-        self.lin_l = Linear(sources, out_channels, bias=bias)
+            self.lin = make_linear(sources, sources)
+        parts = 1 if isinstance(aggr, str) else len(aggr)
+        self.lin_l = make_linear(sources if sources == -1 else parts * sources, out_channels, bias)
         if root_weight:
-            self.lin_r = Linear(targets, out_channels, bias=False)
+            self.lin_r = make_linear(targets, out_channels, bias=False)
 
     def reset_parameters(self) -> None:
         for module in self.children():
@@ -171,18 +145,24 @@ class SAGEConv(Module):
             sources = sparse_linear(sources, self.lin.weight, self.lin.bias).relu()
         out = self._neighbours(sources, edge_index, shape[0])
         if self.root_weight and targets is not None:
+            settle(self.lin_r, targets)
+            check_nodes("x", targets, self.lin_r.in_features)
             root = self.lin_r.weight
             is_sparse = isinstance(targets, SparseTensor)
             out = out + sparse_linear(targets, root) if is_sparse else torch.addmm(out, targets, root.t())
         return F.normalize(out, dim=-1) if self.normalize else out
 
     def _neighbours(self, x: Tensor, adj: Tensor, targets: int) -> Tensor:
-        weight, bias = self.lin_l.weight, self.lin_l.bias
-        dtype, is_sparse = weight.dtype, isinstance(x, SparseTensor)
-        if self.aggr == "max":
+        is_sparse, is_linear = isinstance(x, SparseTensor), self.aggr in ("mean", "sum", "add")
+        if not is_linear:
             if is_sparse:
-                raise UnsupportedError("SAGEConv with aggr='max' takes dense features: x.to_dense()")
-            return F.linear(max_neighbours(adj, to_kernel_dtype(x), targets).to(dtype), weight, bias)
+                raise UnsupportedError(f"SAGEConv with aggr={self.aggr!r} takes dense features: x.to_dense()")
+            aggregated = aggregate_neighbours(adj, to_kernel_dtype(x), targets, self.aggr)
+            settle(self.lin_l, aggregated)
+            return F.linear(aggregated.to(self.lin_l.weight.dtype), self.lin_l.weight, self.lin_l.bias)
+        settle(self.lin_l, x)
+        check_nodes("x", x, self.lin_l.in_features)
+        weight, bias, dtype = self.lin_l.weight, self.lin_l.bias, self.lin_l.weight.dtype
         how = "mean" if self.aggr == "mean" else "sum"
         if not is_sparse and weight.shape[1] <= weight.shape[0]:
             return F.linear(sum_neighbours(adj, to_kernel_dtype(x), targets, how).to(dtype), weight, bias)
@@ -196,13 +176,18 @@ class SAGEConv(Module):
 
 
 class GINConv(Module):
-    """``nn((1 + eps) * x + sum over neighbours of x)`` (Xu, Hu, Leskovec and Jegelka)."""
+    """``nn((1 + eps) * x + sum over neighbours of x)`` (Xu, Hu, Leskovec and Jegelka).
+
+    ``aggr`` may be another name of ``SAGEConv`` than ``add``.
+    """
 
     eps: Tensor
+    aggr: Names = "add"  # of pickles that have none
 
-    def __init__(self, nn: Module, eps: float = 0.0, train_eps: bool = False) -> None:
+    def __init__(self, nn: Module, eps: float = 0.0, train_eps: bool = False, aggr: str = "add") -> None:
         super().__init__()
-        self.nn, self.initial_eps = nn, eps
+        self.nn, self.initial_eps, self.aggr = nn, eps, check_aggr(aggr)
+        self.register_load_state_dict_pre_hook(drop_aggr_buffers)
         start = torch.full((1,), float(eps))
         if train_eps:
             self.eps = Parameter(start)
@@ -223,6 +208,7 @@ class GINConv(Module):
         sources, targets, shape = split_nodes((first, second), (widths[0], widths[1]), edge_index, size)
         if isinstance(sources, SparseTensor) or isinstance(targets, SparseTensor):
             raise UnsupportedError("GINConv takes dense features: x.to_dense()")
-        neighbours = sum_neighbours(edge_index, to_kernel_dtype(sources), shape[0]).to(sources.dtype)
+        features = to_kernel_dtype(sources)
+        neighbours = aggregate_neighbours(edge_index, features, shape[0], self.aggr).to(sources.dtype)
         out: Tensor = self.nn(neighbours if targets is None else neighbours + (1 + self.eps) * targets)
         return out

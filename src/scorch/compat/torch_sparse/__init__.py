@@ -1,7 +1,7 @@
 """torch_sparse's public functions and class, on Scorch: change the import and the program runs.
 
-``from scorch.compat.torch_sparse import SparseTensor, matmul``, or for programs that are not to be changed
-``sys.modules["torch_sparse"] = scorch.compat.torch_sparse`` before they are imported.
+``from scorch.compat.torch_sparse import SparseTensor, matmul``, or ``scorch.compat.torch_sparse.install()``
+before importing programs that are not to be changed.
 """
 
 from scorch.compat.torch_sparse.arithmetic import add as add
@@ -29,11 +29,14 @@ from scorch.compat.torch_sparse.convert import coalesce as coalesce
 from scorch.compat.torch_sparse.convert import eye as eye
 from scorch.compat.torch_sparse.convert import from_scipy as from_scipy
 from scorch.compat.torch_sparse.convert import from_torch_sparse as from_torch_sparse
+from scorch.compat.torch_sparse.convert import spadd as spadd
 from scorch.compat.torch_sparse.convert import spmm as spmm
 from scorch.compat.torch_sparse.convert import spspmm as spspmm
 from scorch.compat.torch_sparse.convert import to_scipy as to_scipy
 from scorch.compat.torch_sparse.convert import to_torch_sparse as to_torch_sparse
 from scorch.compat.torch_sparse.convert import transpose as transpose
+from scorch.compat.torch_sparse.install import install as install
+from scorch.compat.torch_sparse.install import uninstall as uninstall
 from scorch.compat.torch_sparse.matmul import matmul as matmul
 from scorch.compat.torch_sparse.reduce import max as max
 from scorch.compat.torch_sparse.reduce import mean as mean

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scorch.compat.torch_sparse.forms import filled
-from scorch.compat.torch_sparse.storage import pick
+from scorch.compat.torch_sparse.storage import SparseStorage, pick, pointers_of
 from scorch.errors import IndexRangeError, OperandError, ShapeError
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ def index_select(src: SparseTensor, dim: int, idx: Tensor) -> SparseTensor:
     if idx.numel() and (int(idx.min()) < -rows or int(idx.max()) >= rows):
         raise IndexRangeError(f"index leaves 0..{rows - 1}")
     idx = torch.where(idx < 0, idx + rows, idx)
-    places, counts = _row_entries(src, idx)
+    places, counts = row_entries(src.storage.rowptr(), idx)
     row = torch.arange(idx.numel(), device=idx.device).repeat_interleave(counts)
     col, value = src.storage.col()[places], pick(src.storage.value(), places)
     return src.like(row, col, value, (idx.numel(), columns), is_sorted=True)
 
 
-def _row_entries(src: SparseTensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the entries of ``rows`` are, one row after the other, and how many each has."""
-    counts = src.storage.rowcount()[rows]
-    begins = src.storage.rowptr()[rows]
+def row_entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of the entries of ``rows``, one row after the other, and how many each has."""
+    begins = rowptr[rows]
+    counts = rowptr[rows + 1] - begins
     before = counts.cumsum(0) - counts
     places = torch.arange(int(counts.sum()), device=rows.device)
     return places + (begins - before).repeat_interleave(counts), counts
@@ -92,6 +92,11 @@ def narrow(src: SparseTensor, dim: int, start: int, length: int) -> SparseTensor
     if not 0 <= start <= start + length <= size:
         raise IndexRangeError(f"{start}..{start + length} leaves dimension {dim}, which has size {size}")
     return index_select(src, dim, torch.arange(start, start + length, device=src.device()))
+
+
+def narrow_diag(src: SparseTensor, start: tuple[int, int], length: tuple[int, int]) -> SparseTensor:
+    """Return the block of ``length`` rows and columns that begins at ``start``."""
+    return narrow(narrow(src, 0, start[0], length[0]), 1, start[1], length[1])
 
 
 def select(src: SparseTensor, dim: int, idx: int) -> SparseTensor:
@@ -137,7 +142,11 @@ def _take(src: SparseTensor, dim: int, item: Any) -> SparseTensor:
 
 def remove_diag(src: SparseTensor, k: int = 0) -> SparseTensor:
     """Without diagonal ``k``."""
-    return masked_select_nnz(src, src.storage.col() - src.storage.row() != k)
+    kept = masked_select_nnz(src, src.storage.col() - src.storage.row() != k)
+    for name in ("rowcount", "colcount"):  # cached where they were
+        if name in src.storage.cached_keys():
+            getattr(kept.storage, name)()
+    return kept
 
 
 def set_diag(src: SparseTensor, values: Tensor | None = None, k: int = 0) -> SparseTensor:
@@ -195,7 +204,33 @@ def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTe
     values = [e[2] for e in entries if e[2] is not None]
     if values and len(values) != len(entries):
         raise OperandError("either all matrices have values or none has")
-    return first.like(row, col, torch.cat(values) if values else None, (down[-1], across[-1]))
+    value, storages = torch.cat(values) if values else None, [tensor.storage for tensor in tensors]
+    storage = SparseStorage(
+        row=row,
+        col=col,
+        value=value,
+        sparse_sizes=(down[-1], across[-1]),
+        **_joined_caches(storages, dims),
+        is_sorted=dims != {1},
+        trust_data=True,
+    )
+    return first.from_storage(storage)
+
+
+def _joined_caches(storages: list[SparseStorage], dims: set[int]) -> dict[str, Tensor]:
+    """Return what follows for the joined matrix from what all matrices have cached."""
+    cached = set[str].intersection(*({*storage.cached_keys()} for storage in storages))
+    found: dict[str, Tensor] = {}
+    for name in ("rowcount",) * (0 in dims) + ("colcount",) * (1 in dims):
+        if name in cached:
+            found[name] = torch.cat([getattr(storage, name)() for storage in storages])
+    if dims == {0, 1}:
+        before = _offsets([storage.col().numel() for storage in storages], True)
+        for name in {"csr2csc", "csc2csr"} & cached:
+            parts = zip(storages, before[:-1], strict=True)
+            found[name] = torch.cat([getattr(storage, name)() + start for storage, start in parts])
+    pointers = {"rowptr": "rowcount", "colptr": "colcount"}
+    return found | {name: pointers_of(found[count]) for name, count in pointers.items() if count in found}
 
 
 def _offsets(sizes: list[int], is_joined: bool) -> list[int]:

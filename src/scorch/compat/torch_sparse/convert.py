@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scorch.compat.torch_sparse.arrange import t as t
 from scorch.compat.torch_sparse.matmul import matmul
 from scorch.compat.torch_sparse.tensor import SparseTensor
 
@@ -58,6 +59,11 @@ def spspmm(
 ) -> Pair:
     """The product of two sparse matrices (m, k) and (k, n)."""
     return _pair(matmul(_matrix(indexA, valueA, m, k), _matrix(indexB, valueB, k, n)))
+
+
+def spadd(indexA: Tensor, valueA: Tensor, indexB: Tensor, valueB: Tensor, m: int, n: int) -> Pair:
+    """The sum of two sparse matrices (m, n)."""
+    return _pair(_matrix(indexA, valueA, m, n).add(_matrix(indexB, valueB, m, n)))
 
 
 # other libraries -------------------------------------------------------------------------------------

@@ -36,6 +36,18 @@ def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
     return _with_columns(src, value, other, reduce)
 
 
+def spmm(src: SparseTensor, other: Tensor, reduce: str = "sum") -> Tensor:
+    """``src @ other`` with a dense tensor."""
+    product: Tensor = matmul(src, other, reduce)
+    return product
+
+
+def spspmm(src: SparseTensor, other: SparseTensor, reduce: str = "sum") -> SparseTensor:
+    """``src @ other`` with a sparse matrix."""
+    product: SparseTensor = matmul(src, other, reduce)
+    return product
+
+
 def _with_columns(src: SparseTensor, value: Tensor | None, other: Tensor, reduce: str) -> Tensor:
     """Vectors and batches are matrices with other columns."""
     if other.dim() == 1:

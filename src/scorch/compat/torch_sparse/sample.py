@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from scorch.compat.torch_sparse.arrange import _row_entries
+from scorch.compat.torch_sparse.arrange import row_entries
 from scorch.compat.torch_sparse.storage import pick
 from scorch.errors import IndexRangeError, UnsupportedError
 
@@ -16,13 +16,19 @@ if TYPE_CHECKING:
 
 
 def sample(src: SparseTensor, num_neighbors: int, subset: Tensor | None = None) -> Tensor:
-    """For each row (of ``subset``) ``num_neighbors`` of its columns, drawn with replacement."""
+    """For each row (of ``subset``) ``num_neighbors`` of its columns, drawn with replacement.
+
+    In a square matrix a row without entries draws itself, as walks stay there; in others it is refused.
+    """
     rows = torch.arange(src.sparse_size(0), device=src.device()) if subset is None else subset
-    counts = src.storage.rowcount()[rows]
-    if bool((counts == 0).any()):
-        raise IndexRangeError(f"row {int(rows[counts == 0][0])} has no neighbours to draw from")
-    drawn = (torch.rand(rows.numel(), num_neighbors, device=counts.device) * counts.unsqueeze(1)).long()
-    return src.storage.col()[drawn + src.storage.rowptr()[rows].unsqueeze(1)]
+    counts = src.storage.rowcount()[rows].unsqueeze(1)
+    is_empty = counts == 0
+    if not src.is_quadratic() and bool(is_empty.any()):
+        raise IndexRangeError(f"row {int(rows[is_empty.squeeze(1)][0])} has no neighbours to draw from")
+    drawn = (torch.rand(rows.numel(), num_neighbors, device=counts.device) * counts).long()
+    places = (drawn + src.storage.rowptr()[rows].unsqueeze(1)).masked_fill(is_empty, 0)
+    columns = src.storage.col()[places] if src.nnz() else torch.zeros_like(places)
+    return columns.where(~is_empty, rows.unsqueeze(1))
 
 
 def sample_adj(
@@ -32,23 +38,22 @@ def sample_adj(
 
     Columns are numbered anew: first those of ``subset``, then the others as they are met.
     """
-    places, row = _draw(src, subset, num_neighbors, replace)
-    met = torch.cat([subset, src.storage.col()[places]])
-    nodes, number = _by_first_use(met)
-    col, sizes = number[subset.numel() :], (subset.numel(), nodes.numel())
+    places, row = draw_entries(src.storage.rowptr(), subset, num_neighbors, replace)
+    nodes, col = extend_nodes(subset, src.storage.col()[places])
+    sizes = (subset.numel(), nodes.numel())
     return src.like(row, col, pick(src.storage.value(), places), sizes), nodes
 
 
-def _draw(src: SparseTensor, subset: Tensor, most: int, replace: bool) -> tuple[Tensor, Tensor]:
-    """The entries that were drawn, and for each the place of its row in ``subset``."""
-    places, counts = _row_entries(src, subset)
+def draw_entries(rowptr: Tensor, subset: Tensor, most: int, replace: bool) -> tuple[Tensor, Tensor]:
+    """Return the entries that were drawn, and for each the position of its row in ``subset``."""
+    places, counts = row_entries(rowptr, subset)
     rows = torch.arange(subset.numel(), device=subset.device)
     if most < 0:
         return places, rows.repeat_interleave(counts)
     if replace:
         row = rows[counts > 0].repeat_interleave(most)
         drawn = (torch.rand(row.numel(), device=row.device) * counts[row]).long()
-        return src.storage.rowptr()[subset[row]] + drawn, row
+        return rowptr[subset[row]] + drawn, row
     row = rows.repeat_interleave(counts)
     # A random order inside each row, of which the first ones are kept.
     order = torch.rand(row.numel(), device=row.device).argsort()
@@ -59,14 +64,18 @@ def _draw(src: SparseTensor, subset: Tensor, most: int, replace: bool) -> tuple[
     return places[kept], row[kept]
 
 
-def _by_first_use(nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Different nodes in the order in which they come, and for each the number it has there."""
-    unique, inverse = nodes.unique(return_inverse=True)
-    first = torch.full((unique.numel(),), nodes.numel(), device=nodes.device).scatter_reduce(
-        0, inverse, torch.arange(nodes.numel(), device=nodes.device), "amin"
+def extend_nodes(nodes: Tensor, met: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``nodes`` and the new ones of ``met`` as they come, and the position of each of ``met``."""
+    both = torch.cat([nodes, met])
+    unique, inverse = both.unique(return_inverse=True)
+    first = torch.full((unique.numel(),), both.numel(), device=both.device).scatter_reduce(
+        0, inverse, torch.arange(both.numel(), device=both.device), "amin"
     )
-    order = first.argsort()
-    return unique[order], order.argsort()[inverse]
+    is_new = first >= nodes.numel()
+    order = first[is_new].argsort()
+    number = first.clone()
+    number[is_new] = nodes.numel() + order.argsort()
+    return torch.cat([nodes, unique[is_new][order]]), number[inverse[nodes.numel() :]]
 
 
 def random_walk(src: SparseTensor, start: Tensor, walk_length: int) -> Tensor:

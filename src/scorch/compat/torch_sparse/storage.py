@@ -7,6 +7,7 @@ when first asked for and kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +17,15 @@ from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.create.build import from_compressed
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
+from scorch.compat.torch_sparse import memory
 from scorch.errors import IndexRangeError, OperandError, ShapeError
 
 _CACHED = ("rowcount", "colptr", "colcount", "csr2csc", "csc2csr")
+
+
+def _has(name: str) -> Callable[[SparseStorage], bool]:
+    """Return the method that tells whether the array ``name`` is there without computing it."""
+    return lambda storage: getattr(storage, f"_{name}") is not None
 
 
 class SparseStorage:
@@ -65,12 +72,12 @@ class SparseStorage:
     def row(self) -> Tensor:
         if self._row is None:
             rows = torch.arange(self._sparse_sizes[0], device=self._col.device)
-            self._row = rows.repeat_interleave(self.rowcount())
+            self._row = rows.repeat_interleave(self._count_rows())
         return self._row
 
     def rowptr(self) -> Tensor:
         if self._rowptr is None:
-            self._rowptr = _pointers(self.rowcount())
+            self._rowptr = pointers_of(self._count_rows())
         return self._rowptr
 
     def col(self) -> Tensor:
@@ -81,22 +88,30 @@ class SparseStorage:
 
     def rowcount(self) -> Tensor:
         if self._rowcount is None:
-            self._rowcount = (
-                self._rowptr.diff()
-                if self._rowptr is not None
-                else torch.bincount(self.row(), minlength=self._sparse_sizes[0])
-            )
+            self._rowcount = self._count_rows()
         return self._rowcount
 
     def colcount(self) -> Tensor:
         if self._colcount is None:
-            self._colcount = torch.bincount(self._col, minlength=self._sparse_sizes[1])
+            self._colcount = self._count_columns()
         return self._colcount
 
     def colptr(self) -> Tensor:
         if self._colptr is None:
-            self._colptr = _pointers(self.colcount())
+            self._colptr = pointers_of(self._count_columns())
         return self._colptr
+
+    def _count_rows(self) -> Tensor:
+        if self._rowcount is not None:
+            return self._rowcount
+        if self._rowptr is not None:
+            return self._rowptr.diff()
+        return torch.bincount(self.row(), minlength=self._sparse_sizes[0])
+
+    def _count_columns(self) -> Tensor:
+        if self._colcount is not None:
+            return self._colcount
+        return torch.bincount(self._col, minlength=self._sparse_sizes[1])
 
     def csr2csc(self) -> Tensor:
         """The entries in the order of columns."""
@@ -113,6 +128,14 @@ class SparseStorage:
 
     def has_value(self) -> bool:
         return self._value is not None
+
+    has_row = _has("row")
+    has_rowptr = _has("rowptr")
+    has_rowcount = _has("rowcount")
+    has_colptr = _has("colptr")
+    has_colcount = _has("colcount")
+    has_csr2csc = _has("csr2csc")
+    has_csc2csr = _has("csc2csr")
 
     def sparse_sizes(self) -> tuple[int, int]:
         return self._sparse_sizes
@@ -142,6 +165,42 @@ class SparseStorage:
         return self
 
     # others like it ----------------------------------------------------------------------------------
+
+    @classmethod
+    def empty(cls) -> SparseStorage:
+        """Return the entries of a matrix of 0 x 0."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return cls(nothing, None, nothing, None, (0, 0), is_sorted=True, trust_data=True)
+
+    def sparse_resize(self, sparse_sizes: tuple[int, int]) -> SparseStorage:
+        return SparseStorage(self.row(), None, self._col, self._value, sparse_sizes, is_sorted=True)
+
+    def sparse_reshape(self, num_rows: int, num_cols: int) -> SparseStorage:
+        rows, columns = self._sparse_sizes
+        num_rows = rows * columns // num_cols if num_rows == -1 else num_rows
+        num_cols = rows * columns // num_rows if num_cols == -1 else num_cols
+        if num_rows * num_cols != rows * columns:
+            raise ShapeError(f"{rows} x {columns} places cannot be arranged as {num_rows} x {num_cols}")
+        place, sizes = self.row() * columns + self._col, (num_rows, num_cols)
+        row, col = place // max(num_cols, 1), place % max(num_cols, 1)
+        return SparseStorage(row, None, col, self._value, sizes, is_sorted=True, trust_data=True)
+
+    def copy(self) -> SparseStorage:
+        return self.with_value(self._value)
+
+    def clone(self) -> SparseStorage:
+        return self.map(Tensor.clone)
+
+    type = memory.as_type
+    type_as = memory.type_as
+    to_device = memory.to_device
+    device_as = memory.device_as
+    cpu = memory.cpu
+    cuda = memory.cuda
+    share_memory_ = memory.share_memory_
+    is_shared = memory.is_shared
+    pin_memory = memory.pin_memory
+    is_pinned = memory.is_pinned
 
     def with_value(self, value: Tensor | None) -> SparseStorage:
         """The same entries with other values; what was found out about them is shared."""
@@ -204,6 +263,13 @@ class SparseStorage:
         return self._kernel
 
 
+def get_layout(layout: str | None = None) -> str:
+    """Return ``layout``, or without one ``coo``."""
+    if layout not in (None, "coo", "csr", "csc"):
+        raise OperandError(f"layout is one of coo, csr and csc, not {layout!r}")
+    return layout or "coo"
+
+
 def combine(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
     """``values`` gathered by ``place``: their sum, mean, min or max, 0 where there is none."""
     empty = values.new_zeros(count, *values.shape[1:])
@@ -225,7 +291,8 @@ def pick(value: Tensor | None, places: Tensor) -> Tensor | None:
     return None if value is None else value[places]
 
 
-def _pointers(counts: Tensor) -> Tensor:
+def pointers_of(counts: Tensor) -> Tensor:
+    """Return where each of the rows with ``counts`` entries begins, and the number of all entries."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 

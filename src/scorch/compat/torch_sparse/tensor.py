@@ -18,7 +18,7 @@ from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import reduce as reductions
 from scorch.compat.torch_sparse import sample as sampling
 from scorch.compat.torch_sparse.storage import SparseStorage, pick
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError
 
 Arrays = tuple[Tensor, Tensor, Tensor | None]
 Sizes = tuple[int | None, int | None]
@@ -129,10 +129,10 @@ class SparseTensor:
         return type(self)(row, rowptr, col, value, sizes, is_sorted, True)
 
     def copy(self) -> SparseTensor:
-        return self.from_storage(self.storage.with_value(self.storage.value()))
+        return self.from_storage(self.storage.copy())
 
     def clone(self) -> SparseTensor:
-        return self.from_storage(self.storage.map(Tensor.clone))
+        return self.from_storage(self.storage.clone())
 
     # values ------------------------------------------------------------------------------------------
 
@@ -271,18 +271,10 @@ class SparseTensor:
     # sizes -------------------------------------------------------------------------------------------
 
     def sparse_resize(self, sparse_sizes: tuple[int, int]) -> SparseTensor:
-        row, col, value = self.coo()
-        return type(self)(row, None, col, value, sparse_sizes, True)
+        return self.from_storage(self.storage.sparse_resize(sparse_sizes))
 
     def sparse_reshape(self, num_rows: int, num_cols: int) -> SparseTensor:
-        rows, columns = self.sparse_sizes()
-        num_rows = rows * columns // num_cols if num_rows == -1 else num_rows
-        num_cols = rows * columns // num_rows if num_cols == -1 else num_cols
-        if num_rows * num_cols != rows * columns:
-            raise ShapeError(f"{rows} x {columns} places cannot be arranged as {num_rows} x {num_cols}")
-        place = self.storage.row() * columns + self.storage.col()
-        row, col = place // max(num_cols, 1), place % max(num_cols, 1)
-        return self.like(row, col, self.storage.value(), (num_rows, num_cols), is_sorted=True)
+        return self.from_storage(self.storage.sparse_reshape(num_rows, num_cols))
 
     def to_symmetric(self, reduce: str = "sum") -> SparseTensor:
         """With every entry stored both ways; values that meet are combined."""
@@ -313,6 +305,7 @@ class SparseTensor:
     t = arrange.t
     permute = arrange.permute
     narrow = arrange.narrow
+    __narrow_diag__ = arrange.narrow_diag
     select = arrange.select
     index_select = arrange.index_select
     index_select_nnz = arrange.index_select_nnz

@@ -57,6 +57,11 @@ class WeightedGraph:
             return self.matrix
         return SparseTensor(Storage(graph.pattern, values))
 
+    def with_dropout(self, dropout: float) -> WeightedGraph:
+        """Return the graph with some of its numbers dropped, as ``torch.nn.functional.dropout`` does."""
+        values = self.values if self.tracked_values is None else self.tracked_values
+        return WeightedGraph(self.graph, F.dropout(values, dropout))
+
     def transpose_with(self, values: torch.Tensor) -> SparseTensor:
         """Return the transposed matrix, connected to ``values``, which are in the order of ``matrix``."""
         graph, positions = self.graph.transposed
@@ -246,17 +251,28 @@ def attend_composed(
     rows, (sources, targets, edges) = graph.targets, scores
     total = take_rows(sources, graph.sources) + take_rows(targets, rows)
     total = F.leaky_relu(total if edges is None else total + edges, options.slope)
-    positions = rows.unsqueeze(1).expand(-1, total.shape[1])
-    maxima = targets.detach().new_full(targets.shape, -torch.inf)
-    maxima = maxima.scatter_reduce(0, positions, total.detach(), "amax")
-    counts = graph.counts_as(x.dtype)
-    weights = (total - take_rows(maxima, rows)).exp()
-    weights = weights if counts is None else weights * counts.unsqueeze(1)
-    weights = weights / take_rows(sum_rows(rows, weights, targets.shape[0]), rows)
+    weights = softmax_of_sources(graph, total)
     if is_kept is not None:
         weights = weights * is_kept * options.scale
     elif options.dropout:
         weights = F.dropout(weights, options.dropout)
+    return sum_heads(graph, weights, x)
+
+
+def softmax_of_sources(graph: Graph, scores: Tensor) -> Tensor:
+    """Compute the softmax of ``scores`` (entries, heads) over the sources of each target."""
+    rows, targets = graph.targets, graph.shape[0]
+    positions = rows.unsqueeze(1).expand(-1, scores.shape[1])
+    maxima = scores.detach().new_full((targets, scores.shape[1]), -torch.inf)
+    maxima = maxima.scatter_reduce(0, positions, scores.detach(), "amax")
+    counts = graph.counts_as(scores.dtype)
+    weights = (scores - take_rows(maxima, rows)).exp()
+    weights = weights if counts is None else weights * counts.unsqueeze(1)
+    return weights / take_rows(sum_rows(rows, weights, targets), rows)
+
+
+def sum_heads(graph: Graph, weights: Tensor, x: Tensor) -> Tensor:
+    """Compute ``out[i,h,:] = sum_j weights[e,h] * x[j,h,:]``, with e the entry (i, j)."""
     coalesced, entry_numbers = graph.coalesced
     if entry_numbers is not None:
         weights = sum_rows(entry_numbers, weights, coalesced.size)
@@ -267,10 +283,10 @@ def attend_composed(
 
 
 def check_nodes(name: str, x: Any, features: int) -> None:
-    """Raise unless ``x`` is a matrix of that many features for each node."""
+    """Raise unless ``x`` is a matrix of that many features for each node, or with -1 of any number."""
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"{name} is a tensor of features for each node, not a {type(x).__name__}")
-    if x.dim() != 2 or x.shape[1] != features:
+    if x.dim() != 2 or (features != -1 and x.shape[1] != features):
         raise ShapeError(f"{name} has shape {tuple(x.shape)}; this layer takes (nodes, {features})")
     if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or not is_served(x.device)):
         raise OperandError(

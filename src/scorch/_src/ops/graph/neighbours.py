@@ -20,7 +20,7 @@ from scorch._src.backends.routines import Scores, sum_rows
 from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.graph import Graph, graph_of
-from scorch.errors import ArgumentError, ShapeError
+from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 
 Tensor = torch.Tensor
 Run = TypeVar("Run", bound=Callable[..., Tensor])
@@ -34,6 +34,14 @@ class ShardedGraph(abc.ABC):
         self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
         """Compute ``run``, one of the functions below, for this process's nodes."""
+
+
+def refuse_shards(adj: Any, what: str) -> None:
+    """Raise where ``adj`` is shared by several processes and ``what`` has no rule for that."""
+    if isinstance(adj, ShardedGraph):
+        raise UnsupportedError(
+            f"{what} has no rule for a row-sharded graph; GCNConv, SAGEConv, GINConv and GATConv have"
+        )
 
 
 def _as_operator(run: Run) -> Run:
@@ -69,10 +77,17 @@ def sum_neighbours(
     values of ``adj`` or the ``edge_weight`` (``weights``), or these ``normalised`` as in GCN, after loops
     of weight ``loop`` were added.
     """
+    return sum_weighted(weighted_graph_of(adj, x, targets, how, loop, edge_weight), x, bias)
+
+
+def weighted_graph_of(
+    adj: Tensor, x: Tensor, targets: int, how: str, loop: float | None, edge_weight: Tensor | None
+) -> WeightedGraph:
+    """Return the matrix w that ``sum_neighbours`` multiplies by ``x``."""
     graph, values = graph_of(adj, (targets, x.shape[0]))
     if how == "sum" or how == "mean":  # of edges, whatever their weights are
         values = edge_weight = loop = None
-    return sum_weighted(_weighted_graph(graph, values, edge_weight, how, loop, x.dtype), x, bias)
+    return _weighted_graph(graph, values, edge_weight, how, loop, x.dtype)
 
 
 def _weighted_graph(
@@ -164,16 +179,26 @@ def attend_neighbours(
     each node is its own source once; features of those loops are ``filled``, or the ``fill`` (mean, add, max
     ...) of those of the edges that end there.
     """
-    shape = targets.shape[0], x.shape[0]
-    edges: Any = None
+    graph, edges = attended_edges(
+        adj, (targets.shape[0], x.shape[0]), loops, edge_attr, edge_weight, fill, filled
+    )
+    return attend(graph, x, Scores(sources, targets, edges), slope, dropout)
+
+
+def attended_edges(
+    adj: Tensor,
+    shape: tuple[int, int],
+    loops: bool = False,
+    edge_attr: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    fill: str = "mean",
+    filled: Tensor | None = None,
+) -> tuple[Graph, Tensor | None]:
+    """Return the graph that ``attend_neighbours`` looks at, and with an ``edge_weight`` its edges' scores."""
     if edge_weight is None:
         graph = graph_of(adj, shape)[0]
-        graph = graph.with_loops[0] if loops else graph
-    else:
-        graph, features = graph_with_features(adj, shape, edge_attr, fill if loops else None, filled)
-        if features.shape[1] != edge_weight.shape[0]:
-            raise ShapeError(
-                f"edges have {features.shape[1]} features, but edge_dim is {edge_weight.shape[0]}"
-            )
-        edges = features.to(x.dtype) @ edge_weight
-    return attend(graph, x, Scores(sources, targets, edges), slope, dropout)
+        return graph.with_loops[0] if loops else graph, None
+    graph, features = graph_with_features(adj, shape, edge_attr, fill if loops else None, filled)
+    if features.shape[1] != edge_weight.shape[0]:
+        raise ShapeError(f"edges have {features.shape[1]} features, but edge_dim is {edge_weight.shape[0]}")
+    return graph, features.to(edge_weight.dtype) @ edge_weight

@@ -1,0 +1,74 @@
+"""``install()`` lets PyG's own layers take a ``scorch.SparseTensor`` where they take an adjacency.
+
+PyG knows two kinds of sparse matrices, torch's and torch_sparse's. A layer that is called with Scorch's gets
+the second where ``scorch.compat.torch_sparse.install()`` was called before PyG was imported, and then sums
+over neighbours by Scorch's kernels; else it gets torch's, and sums by torch's. Both give gradients of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.compat import torch_sparse
+
+_entries: WeakKeyDictionary[Pattern, torch_sparse.SparseStorage] = WeakKeyDictionary()
+_originals: dict[type, Callable[..., Any]] = {}
+
+
+def install() -> None:
+    """Let every layer of PyG, a ``MessagePassing``, take a ``scorch.SparseTensor`` of targets x sources.
+
+    That is the matrix PyG calls ``adj_t``; layers of ``scorch.nn`` take the same one. A second call does
+    nothing.
+
+    Raises:
+        ImportError: PyG is not installed.
+    """
+    from torch_geometric.nn import MessagePassing  # type: ignore[import-untyped]
+
+    if MessagePassing in _originals:
+        return
+    call = _originals[MessagePassing] = MessagePassing.__call__
+
+    @wraps(call)
+    def with_sparse_tensors(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, SparseTensor) for value in (*args, *kwargs.values())):
+            args = tuple(map(_as_adjacency, args))
+            kwargs = {name: _as_adjacency(value) for name, value in kwargs.items()}
+        return call(layer, *args, **kwargs)
+
+    MessagePassing.__call__ = with_sparse_tensors
+
+
+def uninstall() -> None:
+    """Take back what ``install`` did."""
+    while _originals:
+        layer, call = _originals.popitem()
+        setattr(layer, "__call__", call)  # noqa: B010  (mypy takes methods for constant)
+
+
+def _as_adjacency(value: Any) -> Any:
+    """Return a matrix that PyG knows for one of Scorch's, and anything else as it is."""
+    if not isinstance(value, SparseTensor):
+        return value
+    from torch_geometric import typing  # type: ignore[import-untyped]
+
+    if typing.SparseTensor is torch_sparse.SparseTensor:
+        return _as_torch_sparse(value)
+    rowptr, col, values = value.csr()
+    return torch.sparse_csr_tensor(rowptr, col, values, tuple(value.shape), check_invariants=False)
+
+
+def _as_torch_sparse(matrix: SparseTensor) -> torch_sparse.SparseTensor:
+    """Return torch_sparse's matrix; what it finds out about a pattern serves all that have it."""
+    pattern = matrix.storage.pattern
+    if pattern not in _entries:
+        _entries[pattern] = torch_sparse.SparseTensor.from_scorch(matrix, has_value=False).storage
+    return torch_sparse.SparseTensor.from_storage(_entries[pattern]).set_value(matrix.csr()[2])

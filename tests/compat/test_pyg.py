@@ -1,0 +1,76 @@
+"""PyG's own layers with Scorch's matrices, and PyG with torch_sparse's names installed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import scorch
+from fork_server import run_python
+from nn.test_graph_pyg import pyg, random_graph
+from scorch.compat import pyg as compat
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what PyG warns of
+
+
+def graph_without_loops() -> torch.Tensor:
+    """PyG itself counts loops twice in torch's matrices."""
+    edges = random_graph(40).unique(dim=1)
+    return edges[:, edges[0] != edges[1]]
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "TransformerConv"])
+def test_layers_of_pyg_take_scorch_s_matrices(name: str, form: str) -> None:
+    edges = graph_without_loops()
+    layer, x = getattr(pyg, name)(5, 3), torch.randn(40, 5)
+    matrix = scorch.from_edge_index(edges, size=40).T.to_format(form)
+    compat.install()
+    compat.install()  # again, which changes nothing
+    try:
+        torch.testing.assert_close(layer(x, matrix), layer(x, edges))
+        torch.testing.assert_close(layer(x, edge_index=matrix), layer(x, edges))
+    finally:
+        compat.uninstall()
+    with pytest.raises(Exception, match=r"integer type|cat"):
+        layer(x, matrix)
+
+
+def test_weights_have_gradients_in_pyg_s_layers() -> None:
+    edges = graph_without_loops()
+    layer, x = pyg.GraphConv(5, 3), torch.randn(40, 5)
+    weight = torch.rand(edges.shape[1], requires_grad=True)
+    matrix = scorch.from_edge_index(edges, weight.detach(), size=40).T.to_format("csr").requires_grad_()
+    compat.install()
+    try:
+        layer(x, matrix).square().sum().backward()
+    finally:
+        compat.uninstall()
+    layer(x, edges, weight).square().sum().backward()
+    dense = torch.zeros(40, 40).index_put((edges[1], edges[0]), weight.grad)
+    torch.testing.assert_close(matrix.grad.to_dense(), dense)
+
+
+def test_pyg_runs_on_scorch_s_kernels() -> None:
+    program = """
+import torch, warnings
+warnings.simplefilter("ignore")
+import scorch
+from scorch.compat import pyg, torch_sparse
+torch_sparse.install()
+import torch_geometric
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import GCNConv, SAGEConv
+pyg.install()
+edges = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
+x, matrix = torch.randn(4, 5), scorch.from_edge_index(edges, size=4).T
+for layer in (GCNConv(5, 3), SAGEConv(5, 3, aggr="max")):
+    adj_t = torch_sparse.SparseTensor.from_scorch(matrix)
+    print([torch.allclose(layer(x, graph), layer(x, edges), atol=1e-6) for graph in (matrix, adj_t)])
+    torch.jit.script(layer)
+data = torch_geometric.data.Data(x=x, edge_index=edges)
+batch = next(iter(NeighborLoader(data, [-1, -1], batch_size=2)))
+print(batch.n_id[:2].tolist(), torch.equal(batch.x, x[batch.n_id]))
+"""
+    lines = run_python(["-c", program]).stdout.splitlines()
+    assert lines == ["[True, True]", "[True, True]", "[0, 1] True"]

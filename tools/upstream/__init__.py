@@ -1,0 +1,1 @@
+"""Run the test suites of torch_sparse and PyG on ``scorch.compat.torch_sparse``."""
