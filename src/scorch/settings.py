@@ -26,6 +26,7 @@ OPTIMIZATIONS = {
     "sums": "sums in several vector accumulators, several entries at once",
     "bitmap": "a bitmap in the workspace, instead of a sorted list of places",
     "slots": "results written once, into slots of the most they may need",
+    "places": "places noted and looked up in products of two sparse tensors, instead of a merge",
     "buckets": "entries counted into rows, instead of sorted",
     "balance": "chunks of equal numbers of entries, instead of rows",
     "tiles": "a dense index cut into tiles that stay in the cache",
