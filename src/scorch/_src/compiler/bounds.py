@@ -145,7 +145,7 @@ class _Walk:
             worker.visit(part)
         assert not worker.alive, f"workers leave {', '.join(worker.alive)} behind"
         self.alive |= worker.kept
-        self.each_thread = worker.peak
+        self.each_thread = max(self.each_thread, worker.peak)
         self._note(worker.growing + worker.peak * int(self.most(parallel.threads)))
 
     def _calls(self, node: ir.Expr | ir.Stmt) -> None:

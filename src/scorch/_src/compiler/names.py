@@ -70,6 +70,7 @@ def with_safe_names(plan: Plan) -> Plan:
         order=tuple(loop(old) for old in plan.order),
         pattern=None if plan.pattern is None else access(plan.pattern),
         balance=balance,
+        noted=None if plan.noted is None else access(plan.noted),
         slots=tuple((tensors[name], level) for name, level in plan.slots),
         searched=frozenset((access(old), level) for old, level in plan.searched),
         vectors=plan.vectors and replace(plan.vectors, loop=loop(plan.vectors.loop)),

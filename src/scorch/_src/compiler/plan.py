@@ -205,6 +205,7 @@ class Plan:
     dense one are sorted by marking them in a bitmap.
     ``slots``: the tensors, each with a level (or ``VALUES``), whose entries bound those of the result, which
     then go straight to their place; () if there is no such bound.
+    ``noted``: the factor of a product whose places in a row are noted, for the other's to be looked up.
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
@@ -235,6 +236,7 @@ class Plan:
     workspace: str | None = None
     bitmap: bool = False
     slots: tuple[tuple[str, int], ...] = ()
+    noted: Access | None = None
     words: tuple[tuple[int, ...], ...] = ()
     workspace_words: tuple[tuple[int, ...], ...] = ()
     parallel: bool = False

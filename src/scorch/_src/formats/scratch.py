@@ -27,6 +27,7 @@ from scorch._src.loops.nodes import (
     Declare,
     Expr,
     Fail,
+    Fill,
     For,
     Free,
     Function,
@@ -35,7 +36,6 @@ from scorch._src.loops.nodes import (
     Perform,
     Resize,
     Return,
-    Select,
     Stmt,
     Store,
     Unary,
@@ -119,9 +119,13 @@ class Scratch:
 
 @dataclass(eq=False)
 class DenseScratch(Scratch):
-    """A place for every key; those touched are listed and sorted, with ``bitmap`` by marking them in one."""
+    """A place for every key; those touched are listed and sorted, with ``bitmap`` by marking them in one.
 
-    bitmap: bool = False
+    With a bitmap, places hold ``identity``, which changes nothing it is joined with, until they are used.
+    """
+
+    bitmap: bool
+    identity: Const
 
     counts_exactly = True
 
@@ -140,12 +144,17 @@ class DenseScratch(Scratch):
         ]
         return block(
             Declare(self.extent, _product(self.sizes)),
-            Allocate(self.values, self.extent),
+            *self._allocate_values(),
             Allocate(self.used, self.extent, zero=True),
             Allocate(self.touched, self.extent + 1),
             *(bitmaps if self.bitmap else ()),
             Declare(self.count, Const(0)),
         )
+
+    def _allocate_values(self) -> tuple[Stmt, ...]:
+        if not self.bitmap or self.identity.value == 0:
+            return (Allocate(self.values, self.extent, zero=self.bitmap),)
+        return Allocate(self.values, self.extent), Fill(self.values, Const(0), self.extent, self.identity)
 
     def free(self) -> Stmt:
         bitmaps = (Free(self.bits), Free(self.tops)) if self.bitmap else ()
@@ -158,7 +167,7 @@ class DenseScratch(Scratch):
             return block(
                 Declare(key, join_key(coordinates, self.sizes)),
                 Declare(is_used, Load(self.used, key)),
-                Store(self.values, key, Select(is_used, joined, value)),
+                Store(self.values, key, joined),
                 Store(self.used, key, TRUE),
                 Store(self.touched, self.count, key),
                 Assign(self.count, self.count + Cast(Unary("!", is_used, BOOL), INT64)),
@@ -197,6 +206,7 @@ class DenseScratch(Scratch):
                     Store(self.used, key, FALSE),
                     decode,
                     place(coordinates, Load(self.values, key)),
+                    Store(self.values, key, self.identity) if self.bitmap else None,
                 ),
             ),
         )

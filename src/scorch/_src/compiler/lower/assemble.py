@@ -19,6 +19,7 @@ from __future__ import annotations
 from scorch._src.compiler.lower.collect import Collector, Entries, Rows, Values
 from scorch._src.compiler.lower.collect_in_place import Buckets, Slots
 from scorch._src.compiler.lower.express import combine, converted, value_of
+from scorch._src.compiler.lower.places import allocate_places, noted_places
 from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.formats.scratch import DenseScratch, ListScratch, Scratch, join_key
 from scorch._src.loops import nodes as ir
@@ -80,7 +81,9 @@ class Assembly:
             names = [f"{self.plan.step.target.tensor}w{use.level + 1}" for use in left]
             sizes = [use.arrays.size for use in left]
             if plan.workspace == "dense":
-                self.scratch = DenseScratch("w", names, sizes, plan.element, self.join, plan.bitmap)
+                self.scratch = DenseScratch(
+                    "w", names, sizes, plan.element, self.join, plan.bitmap, self.identity
+                )
             else:
                 words = tuple(
                     tuple(level - plan.prefix_levels for level in word) for word in plan.workspace_words
@@ -93,10 +96,12 @@ class Assembly:
     # before and after --------------------------------------------------------------------------------
 
     def before_worker(self) -> ir.Stmt:
-        return self.scratch.allocate() if self.scratch else ir.block()
+        places = allocate_places(self.plan) if self.plan.noted else None
+        return ir.block(self.scratch.allocate() if self.scratch else None, places)
 
     def after_worker(self) -> ir.Stmt:
-        return self.scratch.free() if self.scratch else ir.block()
+        places = ir.Free(noted_places(self.plan)) if self.plan.noted else None
+        return ir.block(self.scratch.free() if self.scratch else None, places)
 
     def limits(self, entries: int, inserted: int, in_row: int) -> dict[str, int]:
         """How far the counters get that arrays grow with, if ``inserted`` values have ``entries`` places.

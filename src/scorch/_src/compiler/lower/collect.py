@@ -18,6 +18,8 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT64
 
+LEAST_MOVED = 1 << 15  # entries of all chunks that threads move together
+
 
 class Collector:
     """Takes finished entries; most places need nothing done."""
@@ -78,6 +80,10 @@ class Collector:
 
     def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         raise NotImplementedError
+
+    def only_where(self, condition: ir.Expr, inner: ir.Stmt) -> ir.Stmt:
+        """``inner``, which places what is found at a coordinate, if ``condition`` holds."""
+        return ir.If(condition, inner)
 
     def finish(self, sizes: tuple[ir.Var, ...]) -> ir.Function | None:
         return None
@@ -169,9 +175,11 @@ class Rows(Collector):
         outer = [loop for use in self.uses[:-1] for loop in use.loops]
         self.row_depth = len(outer)
         self.has_room = False
+        self.is_shared = plan.parallel and not plan.is_grid
 
     def before_chunks(self, chunks: ir.Expr) -> ir.Stmt:
-        allocated = [ir.Allocate(table, chunks, zero=True) for table in self.tables]
+        lengths = (chunks, chunks, chunks + 1)  # before the first count stands 0
+        allocated = [ir.Allocate(table, n, zero=True) for table, n in zip(self.tables, lengths, strict=True)]
         kept = [ir.PutArray(table.name, table) for table in self.tables]
         return ir.block(*allocated, *kept, ir.Put(self.chunks.name, chunks))
 
@@ -188,7 +196,7 @@ class Rows(Collector):
         return ir.block(
             ir.KeepArray(crd, chunk, self.crd),
             ir.KeepArray(values, chunk, self.values),
-            ir.Store(count, chunk, self.count),
+            ir.Store(count, chunk + 1, self.count),
             ir.Store(self.pos, ir.Const(1), self.count) if self.is_vector else None,
         )
 
@@ -237,33 +245,44 @@ class Rows(Collector):
         return ir.block(running_total(self.pos, rows), ir.Put(self.nnz.name, ir.Load(self.pos, rows)))
 
     def finish(self, sizes: tuple[ir.Var, ...]) -> ir.Function:
-        """Put the arrays of the chunks one after another (or only free them)."""
-        chunk, at, discard = ir.Var("chunk"), ir.Var("at"), ir.Var("discard")
-        crd, values = ir.Array("part_crd", self.crd.element), ir.Array("part_vals", self.values.element)
-        length = ir.Var("length")
-        join = ir.block(
-            ir.SlotArray(crd, self.tables[0], chunk),
-            ir.SlotArray(values, self.tables[1], chunk),
-            ir.Declare(length, ir.Load(self.tables[2], chunk)),
-            ir.If(  # arrays of no length have no address
-                ir.both(discard.equals(0), ir.Const(0) < length),
-                ir.block(
-                    ir.Copy(self.crd, at, crd, ir.Const(0), length),
-                    ir.Copy(self.values, at, values, ir.Const(0), length),
-                ),
-            ),
-            ir.Assign(at, at + length),
-            ir.Free(crd),
-            ir.Free(values),
-        )
+        """Put the arrays of the chunks one after another (or only free them), many entries on all threads."""
+        chunk, movers, nothing = ir.Var("chunk"), ir.Var("movers"), ir.block()
+        all_threads = (ir.Var("parallel_for"), ir.Var("threads")) if self.is_shared else ()
+        counts = self.tables[2]
+        join: ir.Stmt = ir.For(chunk, ir.Const(0), self.chunks, self._join(chunk))
+        if all_threads:
+            few = ir.Load(counts, self.chunks) < LEAST_MOVED
+            join = ir.block(
+                ir.Declare(movers, ir.Select(few, ir.Const(1), all_threads[1])),
+                ir.Parallel(chunk, self.chunks, movers, nothing, self._join(chunk), nothing),
+            )
         body = ir.block(
-            ir.Declare(at, ir.Const(0)),
-            ir.For(chunk, ir.Const(0), self.chunks, join),
+            running_total(counts, self.chunks),
+            join,
             *(ir.Free(table) for table in self.tables),
             ir.Return(ir.Const(0)),
         )
-        params: tuple[ir.Var | ir.Array, ...] = (self.chunks, *self.tables, discard, self.crd, self.values)
-        return ir.Function("scorch_finish", params, body, exported=True)
+        given: tuple[ir.Var | ir.Array, ...] = (self.chunks, *self.tables, *self.finish_inputs)
+        return ir.Function("scorch_finish", (*all_threads, *given), body, exported=True)
+
+    def _join(self, chunk: ir.Var) -> ir.Stmt:
+        """Move the entries of a chunk behind those of all chunks before, unless they are discarded."""
+        crd, values = ir.Array("part_crd", self.crd.element), ir.Array("part_vals", self.values.element)
+        at, length, counts = ir.Var("at"), ir.Var("length"), self.tables[2]
+        copies = [
+            ir.Copy(array, at, part, ir.Const(0), length)
+            for array, part in ((self.crd, crd), (self.values, values))
+        ]
+        is_wanted = ir.both(ir.Var("discard").equals(0), ir.Const(0) < length)  # no length, no address
+        return ir.block(
+            ir.SlotArray(crd, self.tables[0], chunk),
+            ir.SlotArray(values, self.tables[1], chunk),
+            ir.Declare(at, ir.Load(counts, chunk)),
+            ir.Declare(length, ir.Load(counts, chunk + 1) - at),
+            ir.If(is_wanted, ir.block(*copies)),
+            ir.Free(crd),
+            ir.Free(values),
+        )
 
 
 class Entries(Collector):

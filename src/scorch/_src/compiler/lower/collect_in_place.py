@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scorch._src.compiler.lower.collect import Collector, row_count
+from scorch._src.compiler.lower.collect import LEAST_MOVED, Collector, row_count
 from scorch._src.compiler.lower.pack import running_total
 from scorch._src.compiler.plan import Plan
 from scorch._src.formats.scratch import join_key
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
-
-LEAST_MOVED = 1 << 15  # entries of all chunks that threads move together
 
 
 class InPlace(Collector):
@@ -104,6 +102,16 @@ class Slots(InPlace):
 
     def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         return ir.block(self.write(self.count, coordinates, value), ir.Assign(self.count, self.count + 1))
+
+    def only_where(self, condition: ir.Expr, inner: ir.Stmt) -> ir.Stmt:
+        """Without a branch where entries are looked up: the next one is written over one that is not there.
+
+        There is room for it, as for each entry that is walked.
+        """
+        match inner:
+            case ir.Block((*writes, ir.Assign(self.count, _))) if self.plan.noted is not None:
+                return ir.block(*writes, ir.Assign(self.count, self.count + ir.Cast(condition, INT64)))
+        return super().only_where(condition, inner)
 
     def after(self) -> ir.Stmt:
         return ir.block(self._close_gaps() if self.is_shared else None, self.tell_nnz())

@@ -189,7 +189,7 @@ class Lowering:
             loop.depth + 1, inner, *delivery(self.levels, loop.depth + 1, states, bound)
         )
         if here != EVERYWHERE and (here, flags) != loop.known and not self._is_certain(here, flags, loop):
-            inner = ir.If(formula(here, flags), inner)
+            inner = self.collector.only_where(formula(here, flags), inner)
         return ir.block(derived, resolving, inner)
 
     def _condition(self, states: States) -> Check:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import Support
 from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, State, States, formula
+from scorch._src.compiler.lower.places import LOOKS_UP, noted_places
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access
@@ -21,7 +22,12 @@ def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, in
     """``while``: take the smallest coordinate in front and see which accesses store it."""
     if len(drivers) == 2 and all(c.is_unique for c in drivers):
         if len(where) == 1:
-            return _both_of_two(levels, loop, drivers, inside)
+            opening = [levels.open(c, loop.states) for c in (*drivers, *loop.followers)]
+            steps: ir.Stmt = _both_of_two(levels, loop, drivers, inside)
+            if levels.plan.noted is not None:
+                assert loop.depth == len(levels.plan.order) - 1 and not loop.followers
+                steps = ir.If(LOOKS_UP, _through_places(levels, loop, drivers, inside), steps)
+            return ir.block(*opening, steps)
         is_innermost = loop.depth == len(levels.plan.order) - 1 and not loop.followers
         if is_innermost and all(len(clause) == 1 for clause in where):
             return _either_of_two(levels, loop, drivers, inside)
@@ -71,13 +77,48 @@ def _both_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Insi
         ir.Assign(first.position, first.position + ir.Cast(first.flag, INT64)),
         ir.Assign(second.position, second.position + ir.Cast(ir.Unary("!", first.flag, BOOL), INT64)),
     )
+    return ir.While(
+        ir.both(first.has_more, second.has_more),
+        ir.block(
+            *(ir.Declare(c.front_var, c.front) for c in drivers),
+            ir.If(fronts[0].equals(fronts[1]), meet, behind),
+        ),
+    )
+
+
+def _through_places(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> ir.Stmt:
+    """The coordinates that two levels have in common: while both go on alike, side by side; then looked up.
+
+    What was noted of other rows lies outside of the entries at hand, so nothing has to be cleared.
+    """
+    noted, walked = sorted(drivers, key=lambda c: c.access != levels.plan.noted)
+    places = noted_places(levels.plan)
+    together = {**loop.states, **{c.access: _here(loop, c) for c in drivers}}
+    alike = ir.both(ir.both(noted.has_more, walked.has_more), noted.front.equals(walked.front))
+    steps = (ir.Assign(c.position, c.position + 1) for c in drivers)
+    begin = ir.block(ir.Declare(loop.x, walked.front), inside(together), *steps)
+
+    entry, rest = (replace(c, position=ir.Var(f"{c.position.name}_rest")) for c in (noted, walked))
+    note = ir.Store(places, entry.front, entry.position)
+    found, place = ir.Var(f"{noted.position.name}_noted"), ir.Var(f"{noted.position.name}_place")
+    here = ir.both(noted.position <= found, found < noted.end)
+    level = loop.states[noted.access].level
+    states = {**loop.states, rest.access: _here(loop, rest)}
+    states[noted.access] = State(level + 1, place, None, noted.flag)
+    look_up = ir.block(
+        ir.Declare(loop.x, rest.front),
+        ir.Declare(found, ir.wide(ir.Load(places, loop.x))),
+        ir.Declare(noted.flag, here),
+        ir.Declare(place, ir.Select(noted.flag, found, noted.position)),  # some entry, for want of one
+        inside(states),
+    )
     return ir.block(
-        *(levels.open(c, loop.states) for c in (*drivers, *loop.followers)),
-        ir.While(
-            ir.both(first.has_more, second.has_more),
+        ir.While(alike, begin),
+        ir.If(
+            ir.both(noted.has_more, walked.has_more),
             ir.block(
-                *(ir.Declare(c.front_var, c.front) for c in drivers),
-                ir.If(fronts[0].equals(fronts[1]), meet, behind),
+                ir.For(entry.position, noted.position, noted.end, note),
+                ir.For(rest.position, walked.position, walked.end, look_up),
             ),
         ),
     )

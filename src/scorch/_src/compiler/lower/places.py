@@ -1,0 +1,34 @@
+"""The array in which a worker notes where a row has its coordinates (``schedule.map_places``)."""
+
+from __future__ import annotations
+
+from scorch._src.compiler.lower.levels import Levels
+from scorch._src.compiler.plan import Plan
+from scorch._src.loops import nodes as ir
+from scorch._src.loops.types import BOOL
+
+NOWHERE = -1  # a place that no row has
+ENTRIES_PER_PLACE = 4  # that pay for an array of many workers: the system gives memory to all one by one
+LOOKS_UP = ir.Var("looks_up", BOOL)
+
+
+def noted_places(plan: Plan) -> ir.Array:
+    """A place for each coordinate of the innermost loop."""
+    assert plan.noted is not None
+    operand = plan.operand(plan.noted.tensor)
+    return ir.Array(f"{operand.name}_places", operand.index)
+
+
+def allocate_places(plan: Plan) -> ir.Stmt:
+    """Decide whether workers note places, and give them an array if they do."""
+    assert plan.noted is not None
+    places, size, length = noted_places(plan), plan.splits.size(plan.order[-1]), ir.Var("places_length")
+    entries = Levels(plan).count(plan.noted, len(plan.uses(plan.noted)) - 1)
+    threads = ir.Var("threads")
+    pays = ir.either(threads <= 1, size * threads * ENTRIES_PER_PLACE <= entries)
+    return ir.block(
+        ir.Declare(LOOKS_UP, pays),
+        ir.Declare(length, ir.Select(LOOKS_UP, size, ir.Const(0))),
+        ir.Allocate(places, length),
+        ir.Fill(places, ir.Const(0), length, ir.Const(NOWHERE, places.element)),
+    )
