@@ -3,14 +3,14 @@
 from scorch._src.nn import data_parallel, masks
 from scorch._src.nn.autoencoder import TopKAutoencoder
 from scorch._src.nn.dynamic_sparsity import SET, RigL
-from scorch._src.nn.edge_attention_layers import GATv2Conv, TransformerConv
-from scorch._src.nn.graph_attention_layer import GATConv
-from scorch._src.nn.graph_layers import GCNConv, GINConv, SAGEConv
-from scorch._src.nn.hetero_conv import HeteroConv
+from scorch._src.nn.graph.edge_attention_layers import GATv2Conv, TransformerConv
+from scorch._src.nn.graph.graph_attention_layer import GATConv
+from scorch._src.nn.graph.graph_layers import GCNConv, GINConv, SAGEConv
+from scorch._src.nn.graph.hetero_conv import HeteroConv
+from scorch._src.nn.graph.propagation_layers import APPNP, SGConv
 from scorch._src.nn.loading import load_sparse
 from scorch._src.nn.moe import MoE, TopKGate
 from scorch._src.nn.multihead_attention import MultiheadAttention
-from scorch._src.nn.propagation_layers import APPNP, SGConv
 from scorch._src.nn.prune import erdos_renyi_densities
 from scorch._src.nn.pruned.sparse_attention import SparseMultiheadAttention
 from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d

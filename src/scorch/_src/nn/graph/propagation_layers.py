@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
-from scorch._src.nn.graph_inputs import check_channels, make_linear, settle
+from scorch._src.nn.graph.graph_inputs import check_channels, make_linear, settle
 from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, sum_weighted, to_kernel_dtype
 from scorch._src.ops.graph.neighbours import refuse_shards, sum_neighbours, weighted_graph_of
 from scorch._src.tensor.sparse_tensor import SparseTensor

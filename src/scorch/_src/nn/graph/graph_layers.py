@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.compiler import is_exporting
 from torch.nn import Module, Parameter
 
-from scorch._src.nn.graph_inputs import (
+from scorch._src.nn.graph.graph_inputs import (
     Nodes,
     as_pair,
     check_channels,

@@ -1,6 +1,6 @@
 """Graph attention with PyG's names, arguments, parameters and numbers, as one fused kernel.
 
-See ``nn.graph_layers`` for how layers are called.
+See ``nn.graph.graph_layers`` for how layers are called.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
 from scorch._src.backends.routines import Scores
-from scorch._src.nn.graph_inputs import (
+from scorch._src.nn.graph.graph_inputs import (
     Nodes,
     as_pair,
     check_channels,

@@ -1,8 +1,8 @@
 """Graph attention whose scores need more than a sum of one number for each end of an edge.
 
 ``GATv2Conv`` and ``TransformerConv`` have PyG's names, arguments, parameters and numbers. Scores are one
-statement over the edges, the softmax and the sum over neighbours one kernel. See ``nn.graph_layers`` for how
-layers are called.
+statement over the edges, the softmax and the sum over neighbours one kernel. See
+``nn.graph.graph_layers`` for how layers are called.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
 from scorch._src.backends.routines import Scores
-from scorch._src.nn.graph_attention_layer import check_attention, join_heads
-from scorch._src.nn.graph_inputs import (
+from scorch._src.nn.graph.graph_attention_layer import check_attention, join_heads
+from scorch._src.nn.graph.graph_inputs import (
     Nodes,
     as_pair,
     glorot,

@@ -1,0 +1,1 @@
+"""Graph layers with the parameters and the results of PyG's."""
