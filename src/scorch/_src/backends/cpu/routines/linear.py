@@ -69,7 +69,7 @@ def multiply_batch(
     return functions.fill(at, header, result, None, pos, crd, values, *others, x, space)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _source(has_narrow_columns: bool, stored: str | None, block: tuple[int, int] = (1, 1)) -> str:
     """Return the text for columns of 16 bits, for values stored otherwise than the batch, and for blocks."""
     head = "#define NARROW\n" if has_narrow_columns else ""
