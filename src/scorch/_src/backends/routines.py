@@ -147,6 +147,17 @@ class Routines:
             total = total + array.sum()
         return math.isfinite(total)
 
+    # stored values -----------------------------------------------------------------------------------
+
+    def relu(self, values: Tensor) -> Tensor:
+        return torch.relu(values)
+
+    def neg(self, values: Tensor) -> Tensor:
+        return torch.neg(values)
+
+    def abs(self, values: Tensor) -> Tensor:
+        return torch.abs(values)
+
     # index arrays ------------------------------------------------------------------------------------
 
     def has_sorted_rows(self, pos: Tensor, crd: Tensor, size: int) -> bool:

@@ -20,6 +20,7 @@ from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_bac
 from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
+from scorch._src.backends.cpu.routines.signs import ABS, NEG, RELU, of_few
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows
 from scorch._src.backends.cpu.routines.take import taken
@@ -46,6 +47,9 @@ class CpuRoutines(Routines):
     batch_dtypes = (torch.float32, torch.float64)
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
+    relu = _or_torch(of_few(RELU), Routines.relu)
+    neg = _or_torch(of_few(NEG), Routines.neg)
+    abs = _or_torch(of_few(ABS), Routines.abs)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)

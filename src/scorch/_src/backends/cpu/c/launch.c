@@ -188,6 +188,36 @@ static long long address_of(const managed_t *made) {
     return (long long)((char *)made->tensor.data + made->tensor.offset);
 }
 
+#define MAP(name, type, absolute)                                                                           \
+    static void name(long long code, const type *restrict in, type *restrict out, long long length) {       \
+        if (code == 0) for (long long i = 0; i < length; i++) out[i] = in[i] <= 0 ? 0 : in[i];              \
+        if (code == 1) for (long long i = 0; i < length; i++) out[i] = -in[i];                              \
+        if (code == 2) for (long long i = 0; i < length; i++) out[i] = absolute(in[i]);                     \
+    }
+MAP(map_float, float, __builtin_fabsf)
+MAP(map_double, double, __builtin_fabs)
+
+/* map(code, values): 0: relu, 1: neg, 2: abs; None where they are many, or no list of floats or doubles */
+object *scorch_map(object *self, object *const *given, long count) {
+    long long code = PyLong_AsLongLong(given[0]), length;
+    tensor_t seen;
+    void *out = 0;
+    int zeroed;
+    managed_t *made;
+    if (table->look(given[1], &seen)) {
+        PyErr_Clear();
+        return nothing();
+    }
+    if (seen.device != 1 || seen.code != 2 || (seen.bits != 32 && seen.bits != 64)) return nothing();
+    if (seen.ndim != 1 || (length = dense_length(&seen)) < 0 || length > MOST_CHECKED) return nothing();
+    if (!seen.data) return nothing();
+    if (!(made = make(1, 2, seen.bits, 1, &length, &zeroed))) return 0;
+    const char *data = (const char *)seen.data + seen.offset;
+    if (seen.bits == 32) map_float(code, (const float *)data, (float *)address_of(made), length);
+    else map_double(code, (const double *)data, (double *)address_of(made), length);
+    return table->give(made, &out) ? 0 : (object *)out;
+}
+
 /* Out of memory is an error; a result without memory is for the long way to refuse. */
 static object *shell(void) {
     if (PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
