@@ -147,6 +147,10 @@ class Routines:
             total = total + array.sum()
         return math.isfinite(total)
 
+    def add_row(self, result: Tensor, row: Tensor) -> Tensor:
+        """Add ``row`` to every row of a dense tensor of its dtype that nothing tracks, in place."""
+        return result.add_(row)
+
     # stored values -----------------------------------------------------------------------------------
 
     def relu(self, values: Tensor) -> Tensor:

@@ -168,16 +168,16 @@ class Prepared:
 
     @functools.cached_property
     def wrap_new(self) -> Callable[[tuple[Any, ...]], Storage]:
-        """The function that wraps the arrays of a new pattern: of the builtin ``slots``, or of one by rows."""
+        """The function that wraps the arrays of a new pattern, as builtins return them."""
         return self._row_wrapper() if self.appends_rows else self._wrap_new
 
     def _row_wrapper(self) -> Callable[[tuple[Any, ...]], Storage]:
-        """Return the function for the arrays of compressed rows, with all that is known before it is called."""
-        form, shape, above, counts, of_new = self.format, self.shape, self.above, self.row_counts, Storage.of_new
+        """Return the function for arrays of compressed rows; what is known beforehand is looked up once."""
+        form, shape, above, counts = self.format, self.shape, self.above, self.row_counts
 
         def wrap(output: tuple[Any, ...]) -> Storage:
             pos, crd, values, nnz = output
-            return of_new(Pattern(form, shape, (*above, pos), (*above, crd), (*counts, nnz)), values)
+            return Storage.of_new(Pattern(form, shape, (*above, pos), (*above, crd), (*counts, nnz)), values)
 
         return wrap
 

@@ -12,6 +12,7 @@ from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
+from scorch._src.backends.cpu.routines.few_values import ABS, NEG, RELU, add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
@@ -20,7 +21,6 @@ from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_bac
 from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
-from scorch._src.backends.cpu.routines.signs import ABS, NEG, RELU, of_few
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows
 from scorch._src.backends.cpu.routines.take import taken
@@ -50,6 +50,7 @@ class CpuRoutines(Routines):
     relu = _or_torch(of_few(RELU), Routines.relu)
     neg = _or_torch(of_few(NEG), Routines.neg)
     abs = _or_torch(of_few(ABS), Routines.abs)
+    add_row = _or_torch(add_row, Routines.add_row)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)

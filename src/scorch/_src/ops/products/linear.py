@@ -62,7 +62,7 @@ def linear(input: Any, weight: Any, bias: Any = None, *, out: Any = None) -> Any
 
 def linear_of_parameter(input: torch.Tensor, weight: SparseTensor, bias: Any) -> Any:
     """Return ``linear`` of a dense input, connected to ``weight.parameter``; None in unusual cases."""
-    if is_any_autocast_enabled() or not _fits(input, weight, bias) or not input.dim():
+    if is_any_autocast_enabled() or not _fits(input, weight, bias):
         return None
     is_connected = is_grad_enabled() and any_requires_grad(input, weight.parameter)
     if is_connected and input.dim() == 2 and not prefers_transpose(input, weight):
@@ -85,7 +85,8 @@ def _fits(input: Any, weight: Any, bias: Any) -> bool:
     if not isinstance(weight, SparseTensor) or isinstance(input, SparseTensor):
         return False
     shape, dtype = weight.storage.pattern.shape, weight.storage.values.dtype
-    if len(shape) != 2 or input.dtype is not dtype or input.shape[-1:] != shape[1:]:
+    sizes = input.shape
+    if len(shape) != 2 or input.dtype is not dtype or not sizes or sizes[-1] != shape[1]:
         return False
     return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
 

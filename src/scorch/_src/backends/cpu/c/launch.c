@@ -194,6 +194,12 @@ static long long address_of(const managed_t *made) {
         if (code == 1) for (long long i = 0; i < length; i++) out[i] = -in[i];                              \
         if (code == 2) for (long long i = 0; i < length; i++) out[i] = absolute(in[i]);                     \
     }
+#define ADD(name, type)                                                                                     \
+    static void name(type *restrict sum, const type *restrict added, long long length) {                    \
+        for (long long i = 0; i < length; i++) sum[i] += added[i];                                          \
+    }
+ADD(add_float, float)
+ADD(add_double, double)
 MAP(map_float, float, __builtin_fabsf)
 MAP(map_double, double, __builtin_fabs)
 
@@ -216,6 +222,28 @@ object *scorch_map(object *self, object *const *given, long count) {
     if (seen.bits == 32) map_float(code, (const float *)data, (float *)address_of(made), length);
     else map_double(code, (const double *)data, (double *)address_of(made), length);
     return table->give(made, &out) ? 0 : (object *)out;
+}
+
+/* add(result, row): adds row to every row of result, and says whether it did: both are dense floats or doubles, and
+   result is small */
+object *scorch_add(object *self, object *const *given, long count) {
+    tensor_t sum, row;
+    long long length, width;
+    if (table->look(given[0], &sum) || table->look(given[1], &row)) {
+        PyErr_Clear();
+        return PyBool_FromLong(0);
+    }
+    length = dense_length(&sum), width = dense_length(&row);
+    if (sum.device != 1 || sum.code != 2 || (sum.bits != 32 && sum.bits != 64)) return PyBool_FromLong(0);
+    if (row.device != 1 || row.code != 2 || row.bits != sum.bits || row.ndim != 1) return PyBool_FromLong(0);
+    if (length < 1 || length > MOST_CHECKED || !sum.data || !row.data) return PyBool_FromLong(0);
+    if (!sum.ndim || width != sum.shape[sum.ndim - 1]) return PyBool_FromLong(0);
+    char *at = (char *)sum.data + sum.offset;
+    const char *added = (const char *)row.data + row.offset;
+    for (long long begin = 0; begin < length; begin += width)
+        if (sum.bits == 32) add_float((float *)at + begin, (const float *)added, width);
+        else add_double((double *)at + begin, (const double *)added, width);
+    return PyBool_FromLong(1);
 }
 
 /* Out of memory is an error; a result without memory is for the long way to refuse. */

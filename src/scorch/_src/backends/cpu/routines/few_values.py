@@ -1,4 +1,4 @@
-"""Functions of few values that only look at their signs: torch takes longer to choose a kernel than to run it."""
+"""Functions of few values that torch takes longer to choose a kernel for than to compute."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def of_few(code: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
         return None if functions is None else functions.map(code, values)
 
     return compute
+
+
+def add_row(result: torch.Tensor, row: torch.Tensor) -> torch.Tensor | None:
+    """Add ``row`` to every row of a small ``result``, in place; None where torch must."""
+    functions = builtins()
+    return result if functions is not None and functions.add(result, row) else None
