@@ -153,14 +153,17 @@ class Routines:
 
     # stored values -----------------------------------------------------------------------------------
 
-    def relu(self, values: Tensor) -> Tensor:
-        return torch.relu(values)
+    @property
+    def relu(self) -> Callable[[Tensor], Tensor]:
+        return torch.relu
 
-    def neg(self, values: Tensor) -> Tensor:
-        return torch.neg(values)
+    @property
+    def neg(self) -> Callable[[Tensor], Tensor]:
+        return torch.neg
 
-    def abs(self, values: Tensor) -> Tensor:
-        return torch.abs(values)
+    @property
+    def abs(self) -> Callable[[Tensor], Tensor]:
+        return torch.abs
 
     # index arrays ------------------------------------------------------------------------------------
 

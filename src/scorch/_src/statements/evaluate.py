@@ -41,11 +41,10 @@ def evaluate(
     >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
     tensor([2., 2., 2.])
     """
-    operands = [*tensors.values()]
     if isinstance(expression, str) and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
     if is_dynamo_compiling():
-        arguments = expression, list(tensors), operands, spelled(format)
+        arguments = expression, list(tensors), list(tensors.values()), spelled(format)
         return torch.ops.scorch.evaluate(*arguments)  # type: ignore[no-any-return]
     record = active.recorder
     if record is not None:
@@ -53,10 +52,13 @@ def evaluate(
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     head = (expression, format, *tensors)
     known: SparseTensor | torch.Tensor | None
-    if len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS:
-        known = repeat_pair(head, *operands)
-        if known is not None:
-            return known
+    if len(tensors) == 2:
+        left, right = tensors.values()
+        if type(left) is SparseTensor and type(right) in TENSORS:
+            known = repeat_pair(head, left, right)
+            if known is not None:
+                return known
+    operands = list(tensors.values())
     if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)
     known = repeat_call(head, operands)

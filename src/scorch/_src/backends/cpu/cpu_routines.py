@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -47,9 +48,6 @@ class CpuRoutines(Routines):
     batch_dtypes = (torch.float32, torch.float64)
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
-    relu = _or_torch(of_few(RELU), Routines.relu)
-    neg = _or_torch(of_few(NEG), Routines.neg)
-    abs = _or_torch(of_few(ABS), Routines.abs)
     add_row = _or_torch(add_row, Routines.add_row)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
@@ -75,6 +73,18 @@ class CpuRoutines(Routines):
     convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)
     attention_backward = staticmethod(attention.backward)
+
+    @functools.cached_property
+    def relu(self) -> Callable[[Tensor], Tensor]:
+        return of_few(RELU, torch.relu)
+
+    @functools.cached_property
+    def neg(self) -> Callable[[Tensor], Tensor]:
+        return of_few(NEG, torch.neg)
+
+    @functools.cached_property
+    def abs(self) -> Callable[[Tensor], Tensor]:
+        return of_few(ABS, torch.abs)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads

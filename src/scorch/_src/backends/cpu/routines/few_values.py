@@ -10,13 +10,19 @@ from scorch._src.backends.cpu.launch import builtins
 
 RELU, NEG, ABS = range(3)
 
+Function = Callable[[torch.Tensor], torch.Tensor]
 
-def of_few(code: int) -> Callable[[torch.Tensor], torch.Tensor | None]:
-    """Return a function of values; its result is None where they are many, or no list of floats."""
 
-    def compute(values: torch.Tensor) -> torch.Tensor | None:
-        functions = builtins()
-        return None if functions is None else functions.map(code, values)
+def of_few(code: int, by_torch: Function) -> Function:
+    """Return a function of values: a builtin, and torch's where they are many, or no list of floats."""
+    functions = builtins()
+    if functions is None:
+        return by_torch
+    of_list = functions.map
+
+    def compute(values: torch.Tensor) -> torch.Tensor:
+        result = of_list(code, values)
+        return by_torch(values) if result is None else result
 
     return compute
 
