@@ -161,3 +161,15 @@ def test_modes_of_torch_see_functions_of_few_values() -> None:
     with _Seen() as seen:
         torch.relu(S)
     assert "relu" in seen.names
+
+
+def test_arrays_of_a_small_result_outlive_one_another() -> None:
+    S = scorch.from_torch(DENSE, format="csr")
+    kept = []
+    for _ in range(50):
+        total = S + S
+        pos, crd = total.crow_indices(), total.col_indices()
+        kept.append((pos, crd, total.values())[len(kept) % 3])
+        del total, pos, crd
+    for place, wanted in enumerate((S.crow_indices(), S.col_indices(), 2 * S.values())):
+        assert all(torch.equal(array, wanted) for array in kept[place::3])

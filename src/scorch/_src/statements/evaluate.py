@@ -41,7 +41,7 @@ def evaluate(
     >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
     tensor([2., 2., 2.])
     """
-    if isinstance(expression, str) and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
+    if type(expression) is str and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
     if is_dynamo_compiling():
         arguments = expression, list(tensors), list(tensors.values()), spelled(format)

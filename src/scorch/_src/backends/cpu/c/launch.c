@@ -388,10 +388,12 @@ object *scorch_slots(object *self, object *const *given, long count) {
     ours = (int)result[0], rows = result[1] + 1;
     parts = (int)result[5] + 2;
     for (long long term = 0; term < result[6]; term++) bound += lengths[result[7 + term]];
+    int is_made = ours && own_together(made, parts, result, rows, bound);
     for (part = 0; part < parts; part++) {
         int is_index = part < parts - 1;
-        made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
-                          part ? &bound : &rows, &zeroed);
+        if (!is_made)
+            made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
+                              part ? &bound : &rows, &zeroed);
         if (!made[part]) {
             given_out(made, parts, -1, 0);
             return given[3] == none ? 0 : shell();
