@@ -1,7 +1,10 @@
 """Reductions that do not go through torch's dispatcher are those of dense tensors, and import nothing."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scorch
 from fork_server import run_python
@@ -140,3 +143,33 @@ def test_methods_whose_operators_take_their_arguments_in_another_order(form):
 @pytest.mark.skipif(not hasattr(torch.Tensor, "hash_tensor"), reason="this torch has no hash_tensor")
 def test_a_method_whose_list_of_dimensions_is_left_out():
     assert scorch.from_torch(DENSE, format="csr").hash_tensor() == DENSE.hash_tensor()
+
+
+class _Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_torch_see_functions_of_few_values() -> None:
+    S = scorch.from_torch(torch.tensor([[0.0, -2.0], [3.0, 0.0]]), format="csr")
+    torch.relu(S)
+    with _Seen() as seen:
+        torch.relu(S)
+    assert "relu" in seen.names
+
+
+def test_arrays_of_a_small_result_outlive_one_another() -> None:
+    S = scorch.from_torch(DENSE, format="csr")
+    kept = []
+    for _ in range(50):
+        total = S + S
+        pos, crd = total.crow_indices(), total.col_indices()
+        kept.append((pos, crd, total.values())[len(kept) % 3])
+        del total, pos, crd
+    for place, wanted in enumerate((S.crow_indices(), S.col_indices(), 2 * S.values())):
+        assert all(torch.equal(array, wanted) for array in kept[place::3])

@@ -302,3 +302,28 @@ def test_one_number_that_is_not_finite_is_found(dtype: torch.dtype, odd: float) 
     assert routines.are_finite([whole, strided, whole[:0]])
     whole[36] = odd
     assert not routines.are_finite([strided, whole]) and not routines.are_finite([whole.view(1, 37)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32])
+def test_functions_of_few_values_are_those_of_torch(dtype: torch.dtype) -> None:
+    routines = backend_for(torch.device("cpu")).routines
+    odd = [-2.0, 3.0, 0.0] if dtype == torch.int32 else [-2.0, 3.0, -0.0, float("nan"), float("-inf")]
+    values = torch.tensor(odd * 9, dtype=dtype)
+    for listed in (values, values[1::2], values[:0]):
+        for function in (torch.relu, torch.neg, torch.abs):
+            found, wanted = getattr(routines, function.__name__)(listed), function(listed)
+            assert found.data_ptr() != listed.data_ptr() or not listed.numel()
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_a_row_is_added_in_place(dtype: torch.dtype) -> None:
+    routines = backend_for(torch.device("cpu")).routines
+    row = torch.arange(5.0).to(dtype)
+    for start in (torch.ones(3, 5), torch.ones(5, 3).T, torch.ones(2, 3, 5), torch.ones(5), torch.ones(0, 5)):
+        result = start.to(dtype, copy=True)
+        assert routines.add_row(result, row) is result
+        assert torch.equal(result, start.to(dtype) + row)
+    assert torch.equal(
+        routines.add_row(torch.zeros(3, 5, dtype=dtype), row[:1] + 1), torch.ones(3, 5).to(dtype)
+    )

@@ -150,6 +150,24 @@ class Routines:
             total = total + array.sum()
         return math.isfinite(total)
 
+    def add_row(self, result: Tensor, row: Tensor) -> Tensor:
+        """Add ``row`` to every row of a dense tensor of its dtype that nothing tracks, in place."""
+        return result.add_(row)
+
+    # stored values -----------------------------------------------------------------------------------
+
+    @property
+    def relu(self) -> Callable[[Tensor], Tensor]:
+        return torch.relu
+
+    @property
+    def neg(self) -> Callable[[Tensor], Tensor]:
+        return torch.neg
+
+    @property
+    def abs(self) -> Callable[[Tensor], Tensor]:
+        return torch.abs
+
     # index arrays ------------------------------------------------------------------------------------
 
     def has_sorted_rows(self, pos: Tensor, crd: Tensor, size: int) -> bool:

@@ -166,13 +166,22 @@ class Prepared:
             return dense.permute(self.back) if self.back else dense
         return self.wrap_new(output)
 
-    def wrap_new(self, output: tuple[Any, ...]) -> Storage:
-        """Wrap the arrays of a new pattern: those of the builtin ``slots``, or of one by rows."""
-        if self.appends_rows:
+    @functools.cached_property
+    def wrap_new(self) -> Callable[[tuple[Any, ...]], Storage]:
+        """The function that wraps the arrays of a new pattern, as builtins return them."""
+        return self._row_wrapper() if self.appends_rows else self._wrap_new
+
+    def _row_wrapper(self) -> Callable[[tuple[Any, ...]], Storage]:
+        """Return the function for arrays of compressed rows; what is known beforehand is looked up once."""
+        form, shape, above, counts = self.format, self.shape, self.above, self.row_counts
+
+        def wrap(output: tuple[Any, ...]) -> Storage:
             pos, crd, values, nnz = output
-            above = self.above
-            arrays = (*above, pos), (*above, crd)
-            return Storage.of_new(Pattern(self.format, self.shape, *arrays, (*self.row_counts, nnz)), values)
+            return Storage.of_new(Pattern(form, shape, (*above, pos), (*above, crd), (*counts, nnz)), values)
+
+        return wrap
+
+    def _wrap_new(self, output: tuple[Any, ...]) -> Storage:
         if self.slots:
             pos, *crds, values, nnz = output
         else:
@@ -185,7 +194,7 @@ class Prepared:
         all_pos, all_crd = (*above, pos, *self.below), (*above, *crds)
         if self.is_cast or self.format.is_finished:
             return self._assembled(all_pos, all_crd, counts, values)
-        return Storage(Pattern(self.format, self.shape, all_pos, all_crd, counts), values)
+        return Storage.of_new(Pattern(self.format, self.shape, all_pos, all_crd, counts), values)
 
     def _assembled(
         self,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from scorch._src.backends.base import routines_for
 from scorch._src.bounded import BoundedCache
 from scorch._src.grad_state import is_differentiable, is_grad_enabled
 from scorch._src.notation.indexing import Statement
@@ -244,14 +245,13 @@ class _OfTensors(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, added: torch.Tensor | None, *inputs: torch.Tensor) -> torch.Tensor:
-        arrays: list[torch.Tensor] = []
-        for tensor in inputs:
+        arrays, leaves = list(inputs), []
+        for place, tensor in enumerate(inputs):
             if type(tensor) is SparseTensor:
                 check_gradient(tensor)
-                arrays.append(tensor.storage.values)
-            else:
-                arrays.append(tensor)
-        ctx.leaves = [place for place, tensor in enumerate(inputs) if type(tensor) is SparseTensor]
+                arrays[place] = tensor.storage.values
+                leaves.append(place)
+        ctx.leaves = leaves
         ctx.shape = None if added is None else added.shape
         result: torch.Tensor = call.known
         if call.is_new:
@@ -259,11 +259,17 @@ class _OfTensors(torch.autograd.Function):
         else:
             result = _run(call, arrays)
         ctx.call = call
-        is_read = call.formula.read_by_gradients(ctx.needs_input_grad[2:])
-        ctx.unread = [None if read else array for array, read in zip(arrays, is_read, strict=True)]
-        ctx.save_for_backward(*[array for array, read in zip(arrays, is_read, strict=True) if read])
+        saved, unread = [], []
+        for array, read in zip(arrays, call.formula.read_by_gradients(ctx.needs_input_grad[2:]), strict=True):
+            if read:
+                saved.append(array)
+            unread.append(None if read else array)
+        ctx.unread = unread
+        ctx.save_for_backward(*saved)
         if added is None:
             return result
+        if call.is_new:
+            return routines_for(result).add_row(result, added)
         return result + added if SKIP_RESULT.get() else result.add_(added)
 
     @staticmethod

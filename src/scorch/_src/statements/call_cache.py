@@ -26,7 +26,7 @@ from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.flatten import LIVE
-from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, tensor_of
+from scorch._src.tensor.sparse_tensor import SparseTensor, tensor_of
 from scorch._src.torch_internals import (
     any_requires_grad,
     is_any_autocast_enabled,
@@ -72,7 +72,7 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
 
 
 def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) -> Result | None:
-    """Repeat the last such call of a sparse tensor and another, sparse or a plain dense one.
+    """Repeat the last such call of a sparse tensor and another, sparse or a plain dense one (``TENSORS``).
 
     None where there is none, where something tracks the call, or where a tensor is a view.
     """
@@ -98,11 +98,6 @@ def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) 
         run = None if right.is_neg() else _recent.get((*head, first.key, None))
     result: Any = None if run is None else run((first, second))
     return tensor_of(result) if type(result) is Storage else result
-
-
-def is_pair(operands: Operands) -> bool:
-    """Whether ``repeat_pair`` takes these operands."""
-    return len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS
 
 
 def may_repeat() -> bool:

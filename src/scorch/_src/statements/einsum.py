@@ -19,13 +19,13 @@ from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
-from scorch._src.statements.call_cache import is_pair, keep_call, repeat_call, repeat_pair
+from scorch._src.statements.call_cache import keep_call, repeat_call, repeat_pair
 from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contractions
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
 from scorch._src.statements.statement import run_statement
 from scorch._src.tensor.flatten import spelled
-from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
 from scorch._src.torch_internals import is_any_autocast_enabled
 
 
@@ -78,7 +78,7 @@ def einsum(
     head = (args[0], format) if args and isinstance(args[0], str) else None
     operands = args[1:] if head else args
     known: SparseTensor | torch.Tensor | None = None
-    if head is not None and is_pair(operands):
+    if head and len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS:
         known = repeat_pair(head, *operands)
         if known is not None:
             return known

@@ -14,7 +14,7 @@ from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
-from scorch._src.statements.call_cache import is_pair, repeat_call, repeat_pair
+from scorch._src.statements.call_cache import repeat_call, repeat_pair
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand
 from scorch._src.statements.statement import (
@@ -24,7 +24,7 @@ from scorch._src.statements.statement import (
     short_statements,
 )
 from scorch._src.tensor.flatten import spelled
-from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
 
 
 def evaluate(
@@ -56,20 +56,24 @@ def evaluate(
         >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
         tensor([2., 2., 2.])
     """
-    operands = list(tensors.values())
-    if isinstance(expression, str) and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
+    if type(expression) is str and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
     if is_dynamo_compiling():
-        arguments = expression, list(tensors), operands, spelled(format)
+        arguments = expression, list(tensors), list(tensors.values()), spelled(format)
         return torch.ops.scorch.evaluate(*arguments)  # type: ignore[no-any-return]
     record = active.recorder
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     head = (expression, format, *tensors)
-    known: SparseTensor | torch.Tensor | None = repeat_pair(head, *operands) if is_pair(operands) else None
-    if known is not None:
-        return known
+    known: SparseTensor | torch.Tensor | None
+    if len(tensors) == 2:
+        left, right = tensors.values()
+        if type(left) is SparseTensor and type(right) in TENSORS:
+            known = repeat_pair(head, left, right)
+            if known is not None:
+                return known
+    operands = list(tensors.values())
     if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)
     known = repeat_call(head, operands)

@@ -31,6 +31,7 @@ class Entry:
     checks_operands: bool = False  # ``run`` refuses operands without memory itself
     # with so many arguments, numbers after the first, it is the function of the stored values
     maps_values: int = 0
+    routine: str = ""  # the routine (``backends.routines``) that computes it of stored values
     # repeats the call of a sparse tensor and another that nothing tracks; None where there is more to do
     repeat: Rule = None
     record: Rule = None  # the rule of ``scorch.compile`` that makes it a statement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
@@ -13,6 +14,7 @@ from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
+from scorch._src.backends.cpu.routines.few_values import ABS, NEG, RELU, add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
@@ -49,6 +51,7 @@ class CpuRoutines(Routines):
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
+    add_row = _or_torch(add_row, Routines.add_row)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)
@@ -73,6 +76,18 @@ class CpuRoutines(Routines):
     convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)
     attention_backward = staticmethod(attention.backward)
+
+    @functools.cached_property
+    def relu(self) -> Callable[[Tensor], Tensor]:
+        return of_few(RELU, torch.relu)
+
+    @functools.cached_property
+    def neg(self) -> Callable[[Tensor], Tensor]:
+        return of_few(NEG, torch.neg)
+
+    @functools.cached_property
+    def abs(self) -> Callable[[Tensor], Tensor]:
+        return of_few(ABS, torch.abs)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads

@@ -60,6 +60,8 @@ class Builtins:
     slots: Callable[..., tuple[Any, ...]]
     pool: Callable[[int], int]
     finite: Callable[..., bool | None]
+    map: Callable[[int, torch.Tensor], torch.Tensor | None]
+    add: Callable[[torch.Tensor, torch.Tensor], bool]
 
 
 def builtins() -> Builtins | None:
@@ -86,7 +88,7 @@ def _builtins() -> Builtins | None:
         if version != 1:
             return None
         invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, max_pooled_bytes())
-        names = ("fill", "rows", "slots", "pool", "finite")
+        names = ("fill", "rows", "slots", "pool", "finite", "map", "add")
         functions = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))
     except CompilerNotFoundError:
         raise

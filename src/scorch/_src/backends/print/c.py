@@ -11,7 +11,7 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
-from scorch._src.backends.print import gathers, totals
+from scorch._src.backends.print import effort, gathers, totals
 from scorch._src.backends.print.expressions import (
     ATOM,
     ExpressionPrinter,
@@ -48,7 +48,8 @@ def print_kernel(kernel: ir.Kernel) -> str:
     """The C source of ``kernel``."""
     printer = Printer(kernel)
     bodies = [printer.function(function) for function in kernel.functions]
-    externs, static = printer.needed()
+    externs, named = printer.needed()
+    static = effort.helpers_with_effort(named) if effort.is_long(kernel) else [*named.values()]
     parts = [print_header(kernel)] if kernel.header else []
     if max(map(loop_depth, kernel.functions)) > DEEP:
         parts.append(QUICKLY)
@@ -90,8 +91,8 @@ class Printer:
         self.of_vectors: dict[tuple[str, Type, int], None] = {}
         self.gathers: dict[tuple[str, Type, Type | None, int], None] = {}
 
-    def needed(self) -> tuple[list[str], list[str]]:
-        """Declarations of what is called from outside, and the helpers, each after those that it calls."""
+    def needed(self) -> tuple[list[str], dict[str, str]]:
+        """Declarations of what is called from outside; helpers by name, each after those that it calls."""
         wanted = set(self.used)
         frontier = list(wanted)
         while frontier:
@@ -102,8 +103,8 @@ class Printer:
             )
             frontier += needs - wanted
             wanted |= needs
-        static = [text for name, text in helpers().items() if name in wanted]
-        static += [routine.text for name, routine in INTRINSICS.items() if name in wanted]
+        static = {name: text for name, text in helpers().items() if name in wanted}
+        static |= {name: routine.text for name, routine in INTRINSICS.items() if name in wanted}
         return [EXTERNS[name] for name in EXTERNS if name in wanted], static
 
     def function(self, function: ir.Function) -> str:
@@ -128,6 +129,8 @@ class Printer:
         if not lines or not _returns(function.body):
             lines.append("return 0;")
         definition = "\n".join([f"{self.signature(function)} {{", *indent(lines), "}"])
+        if function.exported and effort.is_long(self.kernel):
+            definition = effort.with_effort(effort.effort_of(function), definition)
         return "\n\n".join([*dict.fromkeys(early), *self.outlined, definition])
 
     def signature(self, function: ir.Function) -> str:

@@ -70,13 +70,13 @@ def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
     """The CUDA source of a kernel that is a grid (``loops.grid``); ``is_narrow``: sizes fit into 32 bits."""
     printer = _CudaPrinter(kernel, is_narrow)
     bodies = [printer.function(function) for function in kernel.functions]
-    _, static = printer.needed()
+    _, named = printer.needed()
     parts = [print_header(kernel)] if kernel.header else []
     parts += [print_prelude(), f"struct slots {{ i64 at[{len(kernel.slots)}]; }};"]
     for element, count in printer.runs:
         name, size = c_name(element), min(16, element.bytes * count)
         parts.append(f"struct ALIGNED({size}) {name}x{count} {{ {name} at[{count}]; }};")
-    return "\n\n".join([*parts, *static, *bodies]) + "\n"
+    return "\n\n".join([*parts, *named.values(), *bodies]) + "\n"
 
 
 class _CudaPrinter(Printer):

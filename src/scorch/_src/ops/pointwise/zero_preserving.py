@@ -32,6 +32,8 @@ FUNCTIONS = (
     "trunc xlogy "
 )
 
+ROUTINES = {"abs": "abs", "neg": "neg", "relu": "relu"}  # exact, so that backends may compute them
+
 
 def _preserves_zero(
     function: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -73,6 +75,7 @@ for _name in FUNCTIONS.split():
             implements(_function, differentiable=True)(_handler)
             entry(_function).checks_operands = True
             entry(_function).maps_values = int(_is_always_zero)
+            entry(_function).routine = ROUTINES.get(_name, "")
 
 
 # with other tensors, or several results --------------------------------------------------------------

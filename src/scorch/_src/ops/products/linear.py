@@ -105,7 +105,8 @@ def _fits(input: Any, weight: Any, bias: Any) -> bool:
     if not isinstance(weight, SparseTensor) or isinstance(input, SparseTensor):
         return False
     shape, dtype = weight.storage.pattern.shape, weight.storage.values.dtype
-    if len(shape) != 2 or input.dtype is not dtype or input.shape[-1:] != shape[1:]:
+    sizes = input.shape
+    if len(shape) != 2 or input.dtype is not dtype or not sizes or sizes[-1] != shape[1]:
         return False
     return bias is None or (bias.dtype is dtype and bias.shape == shape[:1])
 

@@ -13,6 +13,7 @@ int madvise(void *, unsigned long, int);
 #endif
 
 #define DIMS 16
+#define TOGETHER 16384ul /* bytes of small tensors that share a block of memory */
 
 /* A tensor's description; a small one has its values behind it, a large one in pages of its own. */
 typedef struct holder {
@@ -21,6 +22,7 @@ typedef struct holder {
     void *pages;
     unsigned long bytes; /* of pages */
     struct holder *next; /* in the pool, the last freed first */
+    long *users;         /* of the block that several small tensors share, which begins with their number */
 } holder_t;
 
 static holder_t *pool;
@@ -96,12 +98,29 @@ static unsigned long empty_pool(void) {
 
 static void release(managed_t *managed) {
     holder_t *holder = (holder_t *)managed;
-    if (holder->pages) keep_in_pool(holder);
+    if (holder->users) { /* torch may free tensors on any thread */
+        if (!__atomic_sub_fetch(holder->users, 1, __ATOMIC_ACQ_REL)) free(holder->users);
+    } else if (holder->pages) keep_in_pool(holder);
     else free(holder);
 }
 
 static char *inside(holder_t *holder) { /* where the values of a small tensor begin */
     return (char *)(((unsigned long)(holder + 1) + 63) & ~63ul);
+}
+
+static unsigned long room_for(unsigned long bytes) { /* of a small tensor and its description */
+    return (sizeof(holder_t) + 64 + bytes + 63) & ~63ul;
+}
+
+static managed_t *describe(holder_t *made, long long code, long long bits, int ndim, const long long *extents) {
+    made->managed.major = 1, made->managed.minor = 0, made->managed.flags = 0;
+    made->managed.context = 0, made->managed.deleter = release;
+    tensor_t *tensor = &made->managed.tensor;
+    tensor->device = 1, tensor->device_id = 0, tensor->ndim = ndim, tensor->lanes = 1, tensor->offset = 0;
+    tensor->code = (unsigned char)code, tensor->bits = (unsigned char)bits;
+    tensor->shape = made->extents, tensor->strides = 0;
+    for (int d = 0; d < ndim; d++) made->extents[d] = extents[d];
+    return &made->managed;
 }
 
 /* A tensor of our own; *zeroed says whether its memory is known to be zero. */
@@ -137,14 +156,29 @@ static managed_t *own(long long code, long long bits, int ndim, const long long 
         }
         made->managed.tensor.data = made->pages;
     }
-    made->managed.major = 1, made->managed.minor = 0, made->managed.flags = 0;
-    made->managed.context = 0, made->managed.deleter = release;
-    tensor_t *tensor = &made->managed.tensor;
-    tensor->device = 1, tensor->device_id = 0, tensor->ndim = ndim, tensor->lanes = 1, tensor->offset = 0;
-    tensor->code = (unsigned char)code, tensor->bits = (unsigned char)bits;
-    tensor->shape = made->extents, tensor->strides = 0;
-    for (int d = 0; d < ndim; d++) made->extents[d] = extents[d];
-    return &made->managed;
+    made->users = 0;
+    return describe(made, code, bits, ndim, extents);
+}
+
+/* The tensors of a small sparse result, as scorch_slots describes it, in one block, which is freed with the last of
+   them; 0: none is made. */
+static int own_together(managed_t **made, int parts, const long long *result, long long rows, long long bound) {
+    unsigned long total = 64, used = 64;
+    if (rows > (long long)TOGETHER || bound > (long long)TOGETHER) return 0;
+    for (int part = 0; part < parts; part++)
+        total += room_for((unsigned long)(part ? bound : rows) * (unsigned long)result[part < parts - 1 ? 2 : 4] / 8);
+    long *users = total <= TOGETHER ? malloc(total) : 0;
+    if (!users) return 0;
+    *users = parts;
+    for (int part = 0; part < parts; part++) {
+        long long bits = result[part < parts - 1 ? 2 : 4], length = part ? bound : rows;
+        holder_t *holder = (holder_t *)((char *)users + used);
+        holder->pages = 0, holder->users = users;
+        holder->managed.tensor.data = inside(holder);
+        made[part] = describe(holder, part < parts - 1 ? 0 : result[3], bits, 1, &length);
+        used += room_for((unsigned long)length * (unsigned long)bits / 8);
+    }
+    return 1;
 }
 
 /* The same tensor of one dimension with fewer elements; if it leaves more than it keeps, that goes back. */
@@ -159,7 +193,7 @@ static managed_t *shrunk(managed_t *managed, long long count) {
         if (used < holder->bytes / 2 && kept < holder->bytes)
             madvise((char *)holder->pages + kept, holder->bytes - kept, 4); /* MADV_DONTNEED */
 #endif
-    } else if (used < room / 2 && room > 4096) {
+    } else if (!holder->users && used < room / 2 && room > 4096) {
         char *before = (char *)holder;
         long offset = (char *)holder->managed.tensor.data - before;
         holder_t *moved = realloc(holder, (unsigned long)offset + used);

@@ -188,6 +188,64 @@ static long long address_of(const managed_t *made) {
     return (long long)((char *)made->tensor.data + made->tensor.offset);
 }
 
+#define MAP(name, type, absolute)                                                                           \
+    static void name(long long code, const type *restrict in, type *restrict out, long long length) {       \
+        if (code == 0) for (long long i = 0; i < length; i++) out[i] = in[i] <= 0 ? 0 : in[i];              \
+        if (code == 1) for (long long i = 0; i < length; i++) out[i] = -in[i];                              \
+        if (code == 2) for (long long i = 0; i < length; i++) out[i] = absolute(in[i]);                     \
+    }
+#define ADD(name, type)                                                                                     \
+    static void name(type *restrict sum, const type *restrict added, long long length) {                    \
+        for (long long i = 0; i < length; i++) sum[i] += added[i];                                          \
+    }
+ADD(add_float, float)
+ADD(add_double, double)
+MAP(map_float, float, __builtin_fabsf)
+MAP(map_double, double, __builtin_fabs)
+
+/* map(code, values): 0: relu, 1: neg, 2: abs; None where they are many, or no list of floats or doubles */
+object *scorch_map(object *self, object *const *given, long count) {
+    long long code = PyLong_AsLongLong(given[0]), length;
+    tensor_t seen;
+    void *out = 0;
+    int zeroed;
+    managed_t *made;
+    if (table->look(given[1], &seen)) {
+        PyErr_Clear();
+        return nothing();
+    }
+    if (seen.device != 1 || seen.code != 2 || (seen.bits != 32 && seen.bits != 64)) return nothing();
+    if (seen.ndim != 1 || (length = dense_length(&seen)) < 0 || length > MOST_CHECKED) return nothing();
+    if (!seen.data) return nothing();
+    if (!(made = make(1, 2, seen.bits, 1, &length, &zeroed))) return 0;
+    const char *data = (const char *)seen.data + seen.offset;
+    if (seen.bits == 32) map_float(code, (const float *)data, (float *)address_of(made), length);
+    else map_double(code, (const double *)data, (double *)address_of(made), length);
+    return table->give(made, &out) ? 0 : (object *)out;
+}
+
+/* add(result, row): adds row to every row of result, and says whether it did: both are dense floats or doubles, and
+   result is small */
+object *scorch_add(object *self, object *const *given, long count) {
+    tensor_t sum, row;
+    long long length, width;
+    if (table->look(given[0], &sum) || table->look(given[1], &row)) {
+        PyErr_Clear();
+        return PyBool_FromLong(0);
+    }
+    length = dense_length(&sum), width = dense_length(&row);
+    if (sum.device != 1 || sum.code != 2 || (sum.bits != 32 && sum.bits != 64)) return PyBool_FromLong(0);
+    if (row.device != 1 || row.code != 2 || row.bits != sum.bits || row.ndim != 1) return PyBool_FromLong(0);
+    if (length < 1 || length > MOST_CHECKED || !sum.data || !row.data) return PyBool_FromLong(0);
+    if (!sum.ndim || width != sum.shape[sum.ndim - 1]) return PyBool_FromLong(0);
+    char *at = (char *)sum.data + sum.offset;
+    const char *added = (const char *)row.data + row.offset;
+    for (long long begin = 0; begin < length; begin += width)
+        if (sum.bits == 32) add_float((float *)at + begin, (const float *)added, width);
+        else add_double((double *)at + begin, (const double *)added, width);
+    return PyBool_FromLong(1);
+}
+
 /* Out of memory is an error; a result without memory is for the long way to refuse. */
 static object *shell(void) {
     if (PyErr_ExceptionMatches(PyExc_MemoryError)) return 0;
@@ -330,10 +388,12 @@ object *scorch_slots(object *self, object *const *given, long count) {
     ours = (int)result[0], rows = result[1] + 1;
     parts = (int)result[5] + 2;
     for (long long term = 0; term < result[6]; term++) bound += lengths[result[7 + term]];
+    int is_made = ours && own_together(made, parts, result, rows, bound);
     for (part = 0; part < parts; part++) {
         int is_index = part < parts - 1;
-        made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
-                          part ? &bound : &rows, &zeroed);
+        if (!is_made)
+            made[part] = make(ours, is_index ? 0 : result[3], is_index ? result[2] : result[4], 1,
+                              part ? &bound : &rows, &zeroed);
         if (!made[part]) {
             given_out(made, parts, -1, 0);
             return given[3] == none ? 0 : shell();
