@@ -192,6 +192,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("_call_impl", "_compiled_call_impl", "_load_from_state_dict", "_save_to_state_dict"),
         *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),
     ),
+    "torch.nn.LazyLinear": ("_infer_parameters",),
+    "torch.library.Library": ("_destroy",),
     "torch.autograd.forward_ad": ("_current_level",),  # a number that changes: read it there each time
     "torch.compile": ("_torchdynamo_orig_callable",),  # of what it returns
     "torch._library.fake_impl.FakeImplCtx": ("_shape_env",),
