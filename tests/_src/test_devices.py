@@ -52,7 +52,8 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "_src/tensor/create/check.py": {"data_ptr": FREED},
     "_src/tensor/sparse_tensor.py": {"is_cpu": "the fastest question, for every result"},
     "_src/tensor/metadata.py": {"data_ptr": f"{METHOD}, and is refused"},
-    "compat/torch_sparse/forms.py": {"cuda": METHOD},
+    "compat/torch_sparse/memory.py": {"cuda": METHOD},
+    "compat/torch_sparse/script.py": {"is_cuda": METHOD},
     "compat/torch_sparse/tensor.py": {"is_cuda": METHOD},
 }
 
@@ -77,6 +78,7 @@ DEFAULT_DEVICE = {
     "_src/cli/demo_cases.py": "a user's program",
     "_src/cli/main.py": "a user's program",
     "_src/nn/graph_layers.py": "parameters begin on the default device, as those of torch's layers",
+    "_src/nn/edge_attention_layers.py": "parameters begin on the default device, as those of torch's layers",
     "_src/nn/graph_attention_layer.py": "parameters begin on the default device, as those of torch's layers",
 }
 

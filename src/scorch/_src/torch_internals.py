@@ -195,6 +195,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         *("_backward_hooks", "_backward_pre_hooks", "_get_name"),
     ),
     "torch.nn.TransformerDecoderLayer": ("_ff_block",),
+    "torch.nn.LazyLinear": ("_infer_parameters",),
+    "torch.library.Library": ("_destroy",),
     "torch.autograd.forward_ad": ("_current_level",),  # a number that changes: read it there each time
     "torch.compile": ("_torchdynamo_orig_callable",),  # of what it returns
     "torch._library.fake_impl.FakeImplCtx": ("_shape_env",),

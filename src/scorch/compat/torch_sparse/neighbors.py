@@ -59,7 +59,7 @@ def hetero_neighbor_sample(
     ``num_neighbors_dict`` says. The edges are those that were drawn, or unless ``directed`` all edges between
     the nodes.
     """
-    empty = next(iter(row_dict.values()), torch.empty(0, dtype=torch.int64)).new_empty(0)
+    empty = next(iter([*row_dict.values(), *input_node_dict.values()])).new_empty(0)
     nodes = {kind: input_node_dict.get(kind, empty) for kind in node_types}
     kinds = {"__".join(kind): kind for kind in edge_types if "__".join(kind) in colptr_dict}
     drawn: dict[str, list[tuple[Tensor, ...]]] = {key: [] for key in kinds}
@@ -96,7 +96,7 @@ def hgt_sample(
     empty = next(iter(row_dict.values())).new_empty(0)
     types = {*num_samples_dict, *input_node_dict, *(end for kind in kinds.values() for end in kind[::2])}
     nodes = {kind: input_node_dict.get(kind, empty) for kind in sorted(types)}
-    budget = {kind: (empty, torch.empty(0)) for kind in nodes}
+    budget = {kind: (empty, empty.to(torch.get_default_dtype())) for kind in nodes}
     added = dict(nodes)
     for hop in range(num_hops):
         for key, (source, _, target) in kinds.items():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scorch._src.devices import HOST
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.create.build import from_compressed
@@ -169,7 +170,7 @@ class SparseStorage:
     @classmethod
     def empty(cls) -> SparseStorage:
         """Return the entries of a matrix of 0 x 0."""
-        nothing = torch.empty(0, dtype=torch.int64)
+        nothing = torch.empty(0, dtype=torch.int64, device=HOST)
         return cls(nothing, None, nothing, None, (0, 0), is_sorted=True, trust_data=True)
 
     def sparse_resize(self, sparse_sizes: tuple[int, int]) -> SparseStorage:

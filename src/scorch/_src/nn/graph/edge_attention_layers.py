@@ -66,7 +66,7 @@ class _EdgeAttention(Module):
             return attended_edges(adj, shape, loops)[0], None
         if edge_attr is None and not is_matrix:
             return attended_edges(adj, shape, loops)[0], None
-        filled = None if isinstance(fill, str) else torch.as_tensor(fill)
+        filled = None if isinstance(fill, str) else torch.as_tensor(fill, device=adj.device)
         how = fill if isinstance(fill, str) else "mean"
         graph, features = graph_with_features(adj, shape, edge_attr, how if loops else None, filled)
         if features.shape[1] != self.edge_dim:
