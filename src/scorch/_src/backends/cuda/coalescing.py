@@ -16,7 +16,7 @@ import torch
 from scorch._src.backends.cuda.entries import FEW, CudaEntries
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.streams import Mark, check_waiting
+from scorch._src.backends.cuda.streams import Told, check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
@@ -102,16 +102,14 @@ class CudaCoalescing(CudaEntries):
         pos = torch.empty(2, dtype=index, device=device)
         is_plain = values.dtype == T and values.dim() == 1 and values.is_contiguous()
         sums = values.new_empty(entries if is_plain else 0)
-        told = torch.empty(4, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        told = Told(device, 4)
         listed = [array.data_ptr() for array in (*crd, pos)]
-        numbers = sort(entries, told=told.data_ptr())
-        mark = Mark(device)
+        numbers = sort(entries, told=told.address)
         if is_plain:
             sort.place(numbers, listed, address_of(values), sums.data_ptr())
         else:
             order, first = sort.order(numbers, listed)
-        mark.wait()
-        is_refused, is_unsorted, is_long, places = told.tolist()
+        is_refused, is_unsorted, is_long, places = told.wait()
         if is_refused or not is_unsorted:
             return None if is_refused else _as_given(columns, values, index)
         if is_plain and is_long:

@@ -317,7 +317,8 @@ static inline void sort(u64 *own, u64 *shared, u32 number) {
 
 static inline void tell(const struct slots a, i64 places) {
   for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
-  a.told[3] = places;
+  __threadfence_system();
+  a.told[3] = places;  // which the host waits for
 }
 
 KERNEL void scorch_sort(const struct slots a) {
