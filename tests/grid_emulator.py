@@ -164,7 +164,7 @@ def run_grid(
 class EmulatedKernel(CudaKernel):
     """A text for CUDA devices, run on the host."""
 
-    def is_ready(self) -> bool:
+    def is_ready(self, may_wait: bool = True) -> bool:
         return bool(self.source)
 
     def launch(self, name: str, slots: Sequence[int], threads: int, device: int) -> None:

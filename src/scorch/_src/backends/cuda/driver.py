@@ -64,6 +64,15 @@ def _arguments() -> _Block:
     return _Block()
 
 
+class Slots(tuple[int, ...]):
+    """The arguments of several launches, packed once."""
+
+    @functools.cached_property
+    def pointers(self) -> Any:
+        self.memory = ctypes.create_string_buffer(_layout(len(self)).pack(*self))
+        return (ctypes.c_void_p * 1)(ctypes.addressof(self.memory))
+
+
 def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device: int) -> None:
     """Run a kernel with as many threads on the current stream of a device whose context is current."""
     _launch(function, slots, (blocks_for(threads), THREADS, 0), device)
@@ -73,18 +82,22 @@ def _launch(function: ctypes.c_void_p, slots: Sequence[int], grid: tuple[int, in
     """Run a kernel with a number of blocks, of threads in each, and of bytes of shared memory."""
     blocks, threads, shared = grid
     block = _arguments()
-    _layout(len(slots)).pack_into(block.memory, 0, *slots)
+    pointers = block.pointers
+    if isinstance(slots, Slots):
+        pointers = slots.pointers
+    else:
+        _layout(len(slots)).pack_into(block.memory, 0, *slots)
     number = cuda_stream_of(device)
     stream = block.streams.get(number)
     if stream is None:
         stream = block.streams[number] = ctypes.c_void_p(number)
-    status = block.launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, block.pointers, None)
+    status = block.launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
     if status:
         _check(status, "launch a kernel")
 
 
 class _Shape(ctypes.Structure):
-    """How a kernel is launched, as ``cuLaunchKernelEx`` takes it: in one argument, which costs less than ten."""
+    """How a kernel is launched, as ``cuLaunchKernelEx`` takes it: one argument costs less than ten."""
 
     _fields_ = (
         ("blocks", ctypes.c_uint * 3),

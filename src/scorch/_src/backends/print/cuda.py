@@ -197,7 +197,7 @@ class _CudaScope(Scope):
         return [f"const i64 {safe_name(stmt.var.name)} = THREAD({threads});", *self.statement(stmt.body)]
 
     def turns_and_sums(self, stmt: ir.For) -> list[str]:
-        name, threads, lanes = safe_name(stmt.var.name), stmt.threads, stmt.lanes
+        threads, lanes = stmt.threads, stmt.lanes
         self.guard = f"THREAD({lanes}) == 0" if lanes > 1 else ""
         sums = accumulators(stmt.body, may_store=True)
         assert sums is not None, "threads share turns that depend on each other"
@@ -205,22 +205,9 @@ class _CudaScope(Scope):
         begin = [ir.Declare(own[var], _neutral(op, var)) for var, op in sums.items()]
         self.assigned |= {var.name for var in own.values()}
         body = renamed(stmt.body, {var.name: mine.name for var, mine in own.items()})
-        stop = self.fresh(f"{stmt.var.name}_stop")
         lines = [line for declared in begin for line in self.statement(declared)]
         thread = f"THREAD({threads}) / {lanes}" if lanes > 1 else f"THREAD({threads})"
-        step = threads // lanes
-        if stmt.start == ir.Const(0) and isinstance(stmt.stop, ir.Const) and stmt.stop.value % step == 0:
-            turn = self.fresh(f"{stmt.var.name}_turn")  # a loop with a number of turns is unrolled
-            lines += [
-                f"for (int {turn} = 0; {turn} < {stmt.stop.value // step}; {turn}++) {{",
-                f"  const i64 {name} = {turn} * {step} + {thread};",
-            ]
-        else:
-            lines += [
-                f"for (i64 {name} = {self.expr(stmt.start, 12)} + {thread}, "
-                f"{stop} = {self.converted(stmt.stop)}; {name} < {stop}; {name} += {step}) {{",
-            ]
-        lines += [*indent(self.statement(body)), "}"]
+        lines += [*self.turns_of_thread(stmt, thread, threads // lanes), *indent(self.statement(body)), "}"]
         for var, op in sums.items():
             lines += self.exchange(own[var], op, threads, lanes)
             total: ir.Expr = own[var]
@@ -228,6 +215,20 @@ class _CudaScope(Scope):
                 total = ir.Binary(op, var, own[var], var.type)
             lines += self.statement(ir.Assign(var, total))
         return lines
+
+    def turns_of_thread(self, stmt: ir.For, thread: str, step: int) -> list[str]:
+        """Print the head of a loop over each ``step``-th turn; one with a number of turns is unrolled."""
+        name = safe_name(stmt.var.name)
+        match stmt:
+            case ir.For(start=ir.Const(0), stop=ir.Const(int() as count)) if count % step == 0:
+                turn = self.fresh(f"{stmt.var.name}_turn")
+                return [
+                    f"for (int {turn} = 0; {turn} < {count // step}; {turn}++) {{",
+                    f"  const i64 {name} = {turn} * {step} + {thread};",
+                ]
+        stop = self.fresh(f"{stmt.var.name}_stop")
+        begin = f"i64 {name} = {self.expr(stmt.start, 12)} + {thread}, {stop} = {self.converted(stmt.stop)}"
+        return [f"for ({begin}; {name} < {stop}; {name} += {step}) {{"]
 
     def exchange(self, var: ir.Var, op: str, threads: int, lanes: int) -> list[str]:
         """Print how the threads of a unit put their values together: all have the result, bit for bit."""
