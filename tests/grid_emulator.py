@@ -32,6 +32,7 @@ THREADS = 128  # in a block
 _BEFORE = """\
 #include <ucontext.h>
 #define KERNEL static
+#define BLOCKS_OF(threads)
 #define ALIGNED(bytes) __attribute__((aligned(bytes)))
 struct place { unsigned x; };
 static struct place blockIdx, blockDim, threadIdx, gridDim;
@@ -41,6 +42,8 @@ static void exchange(void *value, int size, int step, int threads);
 static void wait_for_all(void);
 #define MEET(threads) meet(threads)
 static void meet(int threads);
+#define EACH_UNIT(turn, threads, count) \\
+  for (i64 turn = FIRST_UNIT(threads); turn < (count); turn += UNITS(threads))
 void abort(void);
 static unsigned shared_memory[1 << 16];
 #define SHARED(name) u32 *name = shared_memory
@@ -49,6 +52,7 @@ static unsigned shared_memory[1 << 16];
 static void wait_for_warp(void);
 #define __syncthreads wait_for_all
 #define __threadfence()
+#define __threadfence_system()
 #define __popc __builtin_popcount
 #define __ffs __builtin_ffs
 #define atomicOr(place, value) (*(place) |= (value))
@@ -160,7 +164,7 @@ def run_grid(
 class EmulatedKernel(CudaKernel):
     """A text for CUDA devices, run on the host."""
 
-    def is_ready(self) -> bool:
+    def is_ready(self, may_wait: bool = True) -> bool:
         return bool(self.source)
 
     def launch(self, name: str, slots: Sequence[int], threads: int, device: int) -> None:
@@ -211,8 +215,8 @@ class EmulatedExecutable(CudaExecutable):
     def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
         return lambda: self.allocate(shape, device, self.result_dtype)
 
-    def launcher(self, slots: int, device: int) -> Callable[..., None]:
-        return lambda blocks, *slots: run_grid(self.source, FUNCTIONS[0], slots, blocks * THREADS)
+    def launcher(self, blocks: int, slots: int, device: int) -> Callable[..., None]:
+        return lambda *slots: run_grid(self.source, FUNCTIONS[0], slots, blocks * THREADS)
 
 
 class EmulatedGroup(CudaGroup):

@@ -187,6 +187,27 @@ def test_threads_share_sums_of_entries(emulated: list[str]) -> None:
         assert ("f32x4" in emulated[-1]) == (width == 64)
 
 
+@pytest.mark.parametrize(
+    "dtype, width, said",
+    [
+        (torch.float32, 64, "k_run_turn < 4"),
+        (torch.bfloat16, 64, "u16x8"),
+        (torch.float32, 260, "k_run < k_run_stop"),
+    ],
+)
+def test_entries_wait_for_nothing_but_their_coordinates(
+    dtype: torch.dtype, width: int, said: str, emulated: list[str]
+) -> None:
+    """Neither where rows begin nor, where they are few, the number of terms is read from memory."""
+    a, X, Y = drawn(9, 7, dtype), drawn(7, width, dtype), drawn(9, width, dtype)
+    A = scorch.from_torch(a, format="csr")
+    sampled = torch.einsum("ij,ik,jk->ij", A, Y, X)
+    with scorch.settings(backend="cpu"):
+        torch.testing.assert_close(sampled.to_dense(), a * (Y @ X.T))
+    text = emulated[-1]
+    assert said in text and re.search(r"EACH_UNIT\(entry, \d+, entries\)", text) and "A2_pos[" not in text
+
+
 @pytest.mark.parametrize("form", ["csr", "coo", "dcsr", "csc"])
 @pytest.mark.parametrize("name", ["vector", "columns", "matrix", "wide", "sum"])
 def test_the_interpreter_runs_grids(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +23,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     blocks: list[int] = []
     make = grid_emulator.EmulatedExecutable.launcher
 
-    def counted(self: Any, slots: int, device: int) -> Callable[..., None]:
-        launch = make(self, slots, device)
+    def counted(self: Any, number: int, slots: int, device: int) -> Callable[..., None]:
+        launch = make(self, number, slots, device)
 
-        def run(number: int, *given: int) -> None:
+        def run(*given: int) -> None:
             assert len(given) == slots
             blocks.append(number)
-            launch(number, *given)
+            launch(*given)
 
         return run
 
@@ -83,14 +84,18 @@ def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.M
 
 
 def test_a_launcher_passes_slots_blocks_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = ctypes.create_string_buffer(8 * driver.MAX_SLOTS)
+    memory, function = ctypes.create_string_buffer(8 * driver.MAX_SLOTS), ctypes.c_void_p(5)
     calls: list[Any] = []
-    block = SimpleNamespace(memory=memory, pointers="pointers", streams={}, launch=lambda *a: calls.append(a))
-    monkeypatch.setattr(driver, "_arguments", lambda: block)
+
+    def run(shape: Any, *others: Any) -> None:
+        calls.append((bytes(shape._obj), *others))
+
+    monkeypatch.setattr(driver, "_arguments", lambda: SimpleNamespace(both=(memory, "pointers")))
+    monkeypatch.setattr(driver, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=run))
     monkeypatch.setattr(driver, "cuda_stream_of", lambda device: 70 + device)
-    launch = driver.launcher(ctypes.c_void_p(5), 3, 1)
-    launch(9, 11, -12, 13)
-    launch(2, 1, 2, 3)
-    assert [call[1] for call in calls] == [9, 2]
-    assert calls[0][4] == driver.THREADS and calls[0][8].value == 71 and calls[0][8] is calls[1][8]
-    assert list((ctypes.c_longlong * 3).from_buffer(memory)) == [1, 2, 3]
+    driver.launcher(function, 9, 3, 1)(11, -12, 13)
+    assert list((ctypes.c_longlong * 3).from_buffer(memory)) == [11, -12, 13]
+    shape, *others = calls[0]
+    assert others == [function, "pointers", None]
+    # As CUlaunchConfig is: blocks and threads in three dimensions, shared memory, stream, no attributes.
+    assert struct.unpack("=7I4xQQI4x", shape) == (9, 1, 1, driver.THREADS, 1, 1, 0, 71, 0, 0)

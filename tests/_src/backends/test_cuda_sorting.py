@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
-from scorch._src.backends.cuda import coalescing, kernel
+from scorch._src.backends.cuda import coalescing, kernel, streams
 from scorch._src.backends.cuda.kernel import Launches
 from scorch._src.backends.routines import Routines
 from scorch.errors import DtypeError, IndexRangeError
@@ -159,39 +159,57 @@ def test_coordinates_outside_are_refused() -> None:
 
 def test_the_number_of_places_is_all_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
-    read = torch.Tensor.tolist
+    wait = coalescing.Told.wait
 
-    def tolist(self: torch.Tensor) -> Any:
-        waited.append(self.numel())
-        return read(self)
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("the host waits for the device")
 
-    def refuse(*_: object) -> None:
-        raise AssertionError("the host waits once more")
+    def counted(told: coalescing.Told) -> list[int]:
+        waited.append(len(told.numbers))
+        return wait(told)
 
     places, values = torch.randint(30, (2, 200)), torch.rand(200)
-    for name in ("__bool__", "item", "nonzero"):
+    for name in ("__bool__", "item", "nonzero", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+    monkeypatch.setattr(coalescing.Told, "wait", counted)
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (30, 30)).coalesce()
     assert waited == [4]
+
+
+def test_numbers_that_come_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = coalescing.Told(torch.device("cpu"), 2)
+    settled: list[torch.device] = []
+
+    def settle(device: torch.device) -> None:
+        settled.append(device)
+        told.numbers[:] = [3, 4]
+
+    monkeypatch.setattr(streams, "settle", settle)
+    assert told.wait() == told.wait() == [3, 4] and settled == [torch.device("cpu")]
 
 
 def test_all_is_launched_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Launches()
     places, values = drawn_places("any", 1500, 90), torch.rand(1500)
     launched: list[int] = []
+    wait = coalescing.Told.wait
+
+    def counted(told: coalescing.Told) -> list[int]:
+        launched.append(len(record.launched))
+        return wait(told)
+
     monkeypatch.setattr(kernel, "LAUNCHES", [record])
-    monkeypatch.setattr(coalescing.Mark, "wait", lambda mark: launched.append(len(record.launched)))
+    monkeypatch.setattr(coalescing.Told, "wait", counted)
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (90, 90))
     names = [launch.name for _, launch, _ in record.launched]
-    assert names == [f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place")]
-    assert launched == [5]
+    assert names == [f"scorch_{name}" for name in ("rank", "spread", "sort", "place")]
+    assert launched == [4]
 
 
 def test_torch_does_it_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel: False)
+    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True: False)
     pos, crd = compressed(20, 30, 0.2, torch.int32)
     found, wanted = (routines.transpose_rows(pos, crd, 30) for routines in (EmulatedRoutines(), PLAIN))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))

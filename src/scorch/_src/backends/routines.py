@@ -22,6 +22,10 @@ Tensor = torch.Tensor
 Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
 
 
+def do_nothing() -> None:
+    """Do nothing, where callers have nothing to do while a device works."""
+
+
 def rows_of(pos: Tensor, entries: int) -> Tensor:
     """Return the row of each entry."""
     rows = torch.arange(pos.numel() - 1, device=pos.device)
@@ -194,15 +198,20 @@ class Routines:
         return ends, rows_of(pos, crd.numel()).to(pos.dtype)
 
     def coalesce(
-        self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
+        self,
+        columns: Sequence[Tensor],
+        sizes: Sequence[int],
+        values: Tensor,
+        index: torch.dtype,
+        meanwhile: Callable[[], object] = do_nothing,
     ) -> tuple[Sequence[Tensor], Tensor, Tensor | None] | None:
         """Sort entries with any coordinates and add up those that repeat, all at once.
 
         Return new arrays of coordinates of dtype ``index``, the values, and where the list begins and ends.
         None where coordinates have to be checked, then sorted by ``sort_entries`` and added up by
-        ``sum_entries``, one after the other.
+        ``sum_entries``, one after the other. ``meanwhile`` is called before the host waits, if it does.
         """
-        del columns, sizes, values, index
+        del columns, sizes, values, index, meanwhile
         return None
 
     def sort_entries(self, columns: Sequence[Tensor], sizes: Sequence[int]) -> Sorted | bool:

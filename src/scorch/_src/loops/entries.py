@@ -1,6 +1,6 @@
 """A grid over entries: rows below rows become one loop, in which an entry finds the rows that it lies in.
 
-    parallel i: for p in pos[i]..pos[i+1]: ...      ->      parallel p in pos[0]..pos[m]: i = row[p]
+    parallel i: for p in pos[i]..pos[i+1]: ...      ->      parallel p in 0..entries: i = row[p]
 
 Threads then have as much to do, however long rows are. Each entry owns a value, or adds atomically.
 """
@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scorch._src.loops import nodes as ir
-from scorch._src.loops.analysis import substitute, walk
-from scorch._src.loops.simplify import simplify
+from scorch._src.loops.analysis import walk
 from scorch._src.loops.turns import START
 from scorch._src.loops.units import Level, fresh, range_of, statements_of
 
@@ -21,16 +20,16 @@ from scorch._src.loops.units import Level, fresh, range_of, statements_of
 class Entries:
     """A parallel loop over the entries of rows: what its turns begin with, and the rest.
 
-    ``before`` is declared outside of it; ``rows`` has the row of each entry, level by level from the entries
-    up, of which the rows begin at ``pos``.
+    ``rows`` has the row of each entry, level by level from the entries up, of which the rows begin at
+    ``pos``; ``count`` is the number of entries, so that threads need not wait for ``pos`` to know it.
     """
 
-    before: tuple[ir.Stmt, ...]
     parallel: ir.Parallel
     head: tuple[ir.Stmt, ...]
     inner: ir.Stmt
     rows: tuple[ir.Array, ...]
     pos: tuple[ir.Array, ...]
+    count: ir.Var
 
 
 def over_entries(
@@ -50,23 +49,18 @@ def over_entries(
         row, inner = found[0].loop.var, found[1]
     if not levels:
         return None
-    turn, start = ir.Var(fresh("entry", taken)), ir.Var(fresh("first_entry", taken))
-    stop, rows = ir.Var(fresh("last_entry", taken)), []
-    bounds = [simplify(substitute(head[0].value, {parallel.var.name: ir.Const(0)}))]
-    bounds.append(bounds[0] + parallel.count)
-    find: list[ir.Stmt] = [ir.Declare(START, start + turn), ir.Declare(row, START)]
+    turn, count, rows = ir.Var(fresh("entry", taken)), ir.Var(fresh("entries", taken)), []
+    find: list[ir.Stmt] = [ir.Declare(START, turn), ir.Declare(row, START)]
     for level in reversed(levels):
         array = ir.Array(fresh("row_of_entry", taken), level.pos.element)
         taken.add(array.name)
         rows.append(array)
         find.append(ir.Declare(level.row, ir.wide(ir.Load(array, level.loop.var))))
     for level in levels:
-        bounds = [ir.wide(ir.Load(level.pos, bound)) for bound in bounds]
         find += level.before
-    before = (ir.Declare(start, bounds[0]), ir.Declare(stop, bounds[1]))
-    loop = replace(parallel, var=turn, count=stop - start)
+    loop = replace(parallel, var=turn, count=count)
     pos = tuple(level.pos for level in reversed(levels))
-    return Entries(before, loop, tuple(find), inner, tuple(rows), pos)
+    return Entries(loop, tuple(find), inner, tuple(rows), pos, count)
 
 
 def _level(stmt: ir.Stmt, row: ir.Var, is_free: Callable[[str], bool]) -> tuple[Level, ir.Stmt] | None:

@@ -16,7 +16,7 @@ from scorch._src.loops import units
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.entries import over_entries, over_list
 from scorch._src.loops.runs import Runs
-from scorch._src.loops.turns import coordinates_of, dense_loop, head_of_part, one_turn, split_by
+from scorch._src.loops.turns import coordinates_of, dense_loop, head_of_part, one_turn, split_by, with_number
 from scorch._src.loops.units import Row, statements_of
 
 MEMORY = (ir.Allocate, ir.Resize, ir.Free, ir.PutArray, ir.SlotArray, ir.KeepArray, ir.Fail)
@@ -28,6 +28,7 @@ MAX_COLUMNS_EACH = 4
 USUAL_LENGTH = 8  # of a row of which nothing is known
 MIN_ENTRIES_EACH = 2  # of a row, for each thread that shares it
 MIN_TERMS_EACH = 16  # of a sum over a dense index
+MAX_UNROLLED = 256  # terms of such a sum whose number is part of the kernel
 TERMS_OF_RUN = 4
 RUN_BYTES = 16  # that a thread loads at once
 MIN_THREADS_OF_ROW = 8  # a sector of memory holds as many float32
@@ -168,10 +169,8 @@ class _Spread:
             self.grid = replace(self.grid, listed=coordinates.name)
         entries = over_entries(parallel, head, inner, self._is_free, self.taken)
         if entries is not None:
-            before += entries.before
-            outside |= {stmt.var.name for stmt in entries.before if isinstance(stmt, ir.Declare)}
             parallel, head, inner = entries.parallel, list(entries.head), entries.inner
-            self.slots = entries.rows
+            self.slots = (*entries.rows, entries.count)
             self.grid = replace(self.grid, parents=tuple(pos.name for pos in entries.pos))
         loops: list[tuple[ir.Var, ir.Expr]] = [(parallel.var, parallel.count)]
         while (opened := dense_loop(inner, outside)) is not None and opened[1].var.name in self.facts.owned:
@@ -190,7 +189,7 @@ class _Spread:
             return self._columns(parallel, loops, head, inner, made)
         if (listed or entries) is not None and units.find_row(inner) is None:
             body = ir.block(*head, *self._shared_terms(statements_of(inner)))
-            return [made(replace(parallel, body=body))]
+            return [made(replace(parallel, body=body, has_unit_each=True))]
         return self._rows(parallel, head, inner, made)
 
     def _is_free(self, loop: str) -> bool:
@@ -262,10 +261,18 @@ class _Spread:
 
     def _shared_terms(self, statements: list[ir.Stmt]) -> list[ir.Stmt]:
         """Return the statements of an entry, with a sum over a dense index shared by a unit."""
-        loops = [stmt.var.name for stmt in statements if isinstance(stmt, ir.For)]
-        threads = power_of_two(self.facts.extent(loops[0]) // MIN_TERMS_EACH) if loops else 1
-        if loops and self.facts.is_multiple(loops[0], TERMS_OF_RUN):
-            found = units.share_in_runs(statements, threads, TERMS_OF_RUN)
+        loops = [stmt for stmt in statements if isinstance(stmt, ir.For)]
+        if not loops:
+            return statements
+        name, size = loops[0].var.name, loops[0].stop
+        extent = self.facts.extent(name)
+        threads = power_of_two(extent // MIN_TERMS_EACH)
+        if name in self.facts.exact and extent <= MAX_UNROLLED and isinstance(size, ir.Var):
+            statements = with_number(statements, size, extent)
+        each = max(TERMS_OF_RUN, RUN_BYTES // self.facts.bytes)
+        each = each if self.facts.is_multiple(name, each) else TERMS_OF_RUN
+        if self.facts.is_multiple(name, each):
+            found = units.share_in_runs(statements, threads, each)
             if found is not None:
                 self.grid = replace(self.grid, threads=threads)
                 self._align(found[1])

@@ -414,7 +414,8 @@ class Parallel(Stmt):
 
     Each worker runs ``prologue`` before its first turn and ``epilogue`` after its last. The three
     share a scope of their own; variables from outside are captured by value and may not be assigned.
-    With ``threads`` at most 1 all happens in the calling thread, in order.
+    With ``threads`` at most 1 all happens in the calling thread, in order. ``has_unit_each``: a grid is
+    launched with a unit for every turn, so that none takes a second one.
     """
 
     var: Var
@@ -423,6 +424,7 @@ class Parallel(Stmt):
     prologue: Stmt
     body: Stmt
     epilogue: Stmt
+    has_unit_each: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scorch._src.loops import nodes as ir
-from scorch._src.loops.analysis import walk
+from scorch._src.loops.analysis import substitute, walk, with_children
 from scorch._src.loops.units import Row, statements_of
 
 START, STOP = ir.Var("chunk_start"), ir.Var("chunk_stop")
@@ -65,6 +65,12 @@ def split_by(var: ir.Var, declared: Sequence[ir.Stmt]) -> tuple[list[ir.Stmt], l
         if depends:
             names.add(stmt.var.name)
     return fixed, varying
+
+
+def with_number(statements: Sequence[ir.Stmt], size: ir.Var, number: int) -> list[ir.Stmt]:
+    """Return statements in which a size is a number."""
+    known = {size.name: ir.Const(number, size.type)}
+    return [with_children(stmt, lambda part: substitute(part, known)) for stmt in statements]
 
 
 def one_turn(parallel: ir.Parallel) -> tuple[list[ir.Stmt], ir.Stmt]:

@@ -14,6 +14,7 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.jam import renamed, side_by_side
 from scorch._src.loops.runs import Runs
+from scorch._src.loops.simplify import simplify
 
 IDEMPOTENT = ("max", "min", "&&", "||")
 STORES = (ir.Store, ir.AtomicAdd)
@@ -209,7 +210,7 @@ def share_in_runs(
             turn = ir.Var(f"{stmt.var.name}_run")
             places = [turn * each + number for number in range(each)]
             body, _ = runs.side_by_side(places, statements_of(stmt.body), [])
-            stmt = ir.For(turn, ir.Const(0), stmt.stop // each, body, threads=threads)
+            stmt = ir.For(turn, ir.Const(0), simplify(stmt.stop // each), body, threads=threads)
         shared.append(stmt)
     return (shared, runs) if runs.arrays else None
 

@@ -6,20 +6,21 @@ arrays have room for as many places as entries, and are copied to shorter ones o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from scorch._src.backends.cuda.driver import Slots
 from scorch._src.backends.cuda.entries import FEW, CudaEntries
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.streams import Mark, check_waiting
+from scorch._src.backends.cuda.streams import Told, check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
-from scorch._src.backends.routines import Tensor
+from scorch._src.backends.routines import Tensor, do_nothing
 from scorch._src.backends.sort_entries import Sorted
 from scorch._src.loops.types import LAST_INT32
 
@@ -36,7 +37,9 @@ FILLED = (
 )  # of the room of a bucket, on average; with this sample, one bucket of 10^7 needs more than all
 APART = 8  # counts, that threads add to at once, from one to the next
 STATES = 8
-MAX_RANKED = 6144  # of a sample, of which each number is compared with all; larger ones are sorted themselves
+MAX_RANKED = (
+    8 << 10
+)  # of a sample, of which each number is compared with all; larger ones are sorted themselves
 # Entries, and the threads of a block that sorts a bucket if there are as many.
 THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
 MAX_THREADS = 1024  # of a block
@@ -73,7 +76,12 @@ class CudaCoalescing(CudaEntries):
         self._coalesces: dict[tuple[Dtypes, int], CudaKernel] = {}
 
     def coalesce(
-        self, columns: Sequence[Tensor], sizes: Sequence[int], values: Tensor, index: torch.dtype
+        self,
+        columns: Sequence[Tensor],
+        sizes: Sequence[int],
+        values: Tensor,
+        index: torch.dtype,
+        meanwhile: Callable[[], object] = do_nothing,
     ) -> Coalesced | None:
         device = values.device
         shifts = _shifts(columns, sizes, device)
@@ -86,36 +94,42 @@ class CudaCoalescing(CudaEntries):
             if kernel is None:
                 kernel = self.make_kernel(print_coalesce(*dtypes, len(columns)), "entries that repeat")
                 self._coalesces[dtypes, len(columns)] = kernel
-            if not kernel.is_ready():
+            if not kernel.is_ready(may_wait=False):  # torch's sort does it until then
                 return None
             check_waiting(device, "the number of places of entries")
             plain = [column.contiguous() for column in columns]
             coordinates = [*map(address_of, plain), *sizes, *shifts]
             sort = _Sort(kernel, self.most_threads, device, coordinates, shifts[-1])
-            return self._coalesce(sort, plain, values, index, T)
+            is_plain = values.dtype == T and values.dim() == 1 and values.is_contiguous()
+            return self._coalesce(sort, plain, values, index, is_plain, meanwhile)
 
     def _coalesce(
-        self, sort: _Sort, columns: Sequence[Tensor], values: Tensor, index: torch.dtype, T: torch.dtype
+        self,
+        sort: _Sort,
+        columns: Sequence[Tensor],
+        values: Tensor,
+        index: torch.dtype,
+        is_plain: bool,
+        meanwhile: Callable[[], object],
     ) -> Coalesced | None:
         device, entries = values.device, len(columns[0])
         crd = [torch.empty(entries, dtype=index, device=device) for _ in columns]
         pos = torch.empty(2, dtype=index, device=device)
-        is_plain = values.dtype == T and values.dim() == 1 and values.is_contiguous()
         sums = values.new_empty(entries if is_plain else 0)
-        told = torch.empty(4, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        told = Told(device, 4)
         listed = [array.data_ptr() for array in (*crd, pos)]
-        numbers = sort(entries, told=told.data_ptr())
-        mark = Mark(device)
         if is_plain:
-            sort.place(numbers, listed, address_of(values), sums.data_ptr())
+            numbers = sort(entries, told.address, [*listed, 0, 0, address_of(values), sums.data_ptr()])
         else:
-            order, first = sort.order(numbers, listed)
-        mark.wait()
-        is_refused, is_unsorted, is_long, places = told.tolist()
+            order, first = sort.order_of(entries)
+            numbers = sort(entries, told.address, [*listed, address_of(first), address_of(order), 0, 0])
+        meanwhile()
+        is_refused, is_unsorted, is_long, places = told.wait()
         if is_refused or not is_unsorted:
             return None if is_refused else _as_given(columns, values, index)
         if is_plain and is_long:
-            order, first = sort.order(numbers, listed)
+            order, first = sort.order_of(entries)
+            sort.place(numbers, [*listed, address_of(first), address_of(order), 0, 0])
         is_filled = places >= MIN_FILLED * entries
         kept = [array.resize_(places) for array in ((*crd, sums) if is_plain and not is_long else crd)]
         if not is_filled:
@@ -165,20 +179,30 @@ class _Sort:
         self.coordinates, self.bits = coordinates, bits
         self.unplaced = [0] * (len(coordinates) // 3 + 5)
 
-    def __call__(self, count: int, source: int = 0, told: int = 0) -> _Numbers:
-        """Sort the entries, or as many numbers at ``source``; ``told`` learns the number of places."""
-        numbers = self._allocate(count, source, told)
-        self.launch("scorch_sample", numbers, -(-max(numbers.samples, numbers.buckets) // numbers.threads))
-        if 0 < numbers.samples <= MAX_RANKED:
-            blocks = -(-numbers.samples // (RANKED * THREADS_OF_RANK // WARP))
-            self.launch("scorch_rank", numbers, blocks, 8 * numbers.samples, THREADS_OF_RANK)
-        elif numbers.samples:
-            sample = self(numbers.samples, numbers.sample)
-            numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
-        blocks = min(MAX_BLOCKS, -(-count // (SPREAD * numbers.threads)))
-        self.launch("scorch_spread", numbers, blocks, 16 * (numbers.half >> numbers.shift))
-        self.launch("scorch_sort", numbers, numbers.buckets, 8 * (EACH + 1) * numbers.threads)
+    def __call__(self, count: int, told: int, placed: Sequence[int]) -> _Numbers:
+        """Sort entries, and list their places at ``placed``; ``told`` learns how many there are."""
+        numbers, slots = self._sort(self._allocate(count, 0, told), placed)
+        self._place(numbers, slots)
         return numbers
+
+    def _sort(self, numbers: _Numbers, placed: Sequence[int]) -> tuple[_Numbers, Slots]:
+        """Sort numbers, whose sample, unless it is small, is sorted first."""
+        threads, samples = numbers.threads, numbers.samples
+        if 0 < samples <= MAX_RANKED:
+            slots = self._slots(numbers, placed)
+            blocks = -(-samples // (RANKED * THREADS_OF_RANK // WARP))
+            self._launch("scorch_rank", slots, blocks, THREADS_OF_RANK, 8 * samples)
+        else:
+            drawn = self._slots(numbers, placed)
+            self._launch("scorch_sample", drawn, -(-max(samples, numbers.buckets) // threads), threads)
+            if samples:
+                sample, _ = self._sort(self._allocate(samples, numbers.sample, 0), self.unplaced)
+                numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
+            slots = self._slots(numbers, placed) if samples else drawn
+        blocks = min(MAX_BLOCKS, -(-numbers.entries // (SPREAD * threads)))
+        self._launch("scorch_spread", slots, blocks, threads, 16 * (numbers.half >> numbers.shift))
+        self._launch("scorch_sort", slots, numbers.buckets, threads, 8 * (EACH + 1) * threads)
+        return numbers, slots
 
     def _allocate(self, count: int, source: int, told: int) -> _Numbers:
         threads = min(self.most_threads, next((n for least, n in THREADS if count >= least)))
@@ -212,24 +236,23 @@ class _Sort:
             told=told,
         )
 
-    def launch(self, name: str, numbers: _Numbers, blocks: int, shared: int = 0, threads: int = 0) -> None:
+    def _slots(self, numbers: _Numbers, placed: Sequence[int]) -> Slots:
+        return Slots((*self.coordinates, *numbers[2:], *placed))
+
+    def _launch(self, name: str, slots: Slots, blocks: int, threads: int, shared: int = 0) -> None:
         """Run a function with as many blocks, each with as many bytes of shared memory."""
-        slots = [*self.coordinates, *numbers[2:], *self.unplaced]
-        threads = threads or numbers.threads
         self.kernel.launch_blocks(name, slots, blocks, threads, shared, self.device.index)
 
-    def _launch_place(self, numbers: _Numbers, placed: Sequence[int]) -> None:
-        slots, threads = [*self.coordinates, *numbers[2:], *placed], min(MAX_THREADS, 4 * numbers.threads)
-        self.kernel.launch_blocks("scorch_place", slots, numbers.buckets, threads, 0, self.device.index)
+    def place(self, numbers: _Numbers, placed: Sequence[int]) -> None:
+        """List the places of sorted entries once more, at ``placed``."""
+        self._place(numbers, self._slots(numbers, placed))
 
-    def place(self, numbers: _Numbers, listed: Sequence[int], values: int, sums: int) -> None:
-        """List the places, and add up the values of each."""
-        self._launch_place(numbers, [*listed, 0, 0, values, sums])
+    def _place(self, numbers: _Numbers, slots: Slots) -> None:
+        self._launch("scorch_place", slots, numbers.buckets, min(MAX_THREADS, 4 * numbers.threads))
 
-    def order(self, numbers: _Numbers, listed: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """List the places; return the order of entries, and where each place begins in it."""
-        first, order = (torch.empty(numbers.entries, dtype=torch.int64, device=self.device) for _ in range(2))
-        self._launch_place(numbers, [*listed, first.data_ptr(), order.data_ptr(), 0, 0])
+    def order_of(self, entries: int) -> tuple[Tensor, Tensor]:
+        """Return memory for the order of entries, and for where each place begins in it."""
+        order, first = (torch.empty(entries, dtype=torch.int64, device=self.device) for _ in range(2))
         return order, first
 
 

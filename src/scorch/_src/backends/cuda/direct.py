@@ -21,7 +21,8 @@ MAX_SHAPES = 64  # of results that are remembered
 
 # Of each dense operand its number among the arrays, shape, dtype and strides, None if without gaps.
 Guard = list[tuple[int, torch.Size, torch.dtype, tuple[int, ...] | None]]
-Fill = Callable[[Sequence[torch.Tensor], tuple[int, ...]], torch.Tensor]
+Fill = Callable[[Sequence[torch.Tensor], int], torch.Tensor | None]  # takes the number of the device, too
+Call = Callable[..., torch.Tensor | None]
 
 
 class CudaCall:
@@ -54,57 +55,85 @@ class CudaCall:
         return checks
 
     def bind(self, guard: Guard | None) -> Any:
-        filled = quick_fill(self.executable)
-        if not guard:
-            return lambda output, *arrays: filled(arrays, output)
+        calls: dict[tuple[int, ...], Call] = {}
 
         def call(output: tuple[int, ...], *arrays: torch.Tensor) -> torch.Tensor | None:
-            device = arrays[0].device
-            for place, shape, dtype, strides in guard:
-                array = arrays[place]
-                if array.dtype is not dtype or array.shape != shape or array.device != device:
-                    return None
-                if array._is_zerotensor():  # it has no memory
-                    return None
-                if not (array.is_contiguous() if strides is None else array.stride() == strides):
-                    return None
-            return filled(arrays, output)
+            known = calls.get(output)
+            if known is None:
+                known = self.bind_output(guard, output)
+                if len(calls) < MAX_SHAPES:
+                    calls[output] = known
+            return known(*arrays)
 
         return call
 
-    def bind_output(self, guard: Guard | None, output: tuple[int, ...]) -> Any:
-        return functools.partial(self.bind(guard), output)
+    def bind_output(self, guard: Guard | None, output: tuple[int, ...]) -> Call:
+        fill = quick_fill(self.executable, output)
+        if not guard:
+            return lambda *arrays: fill(arrays, arrays[0].get_device())
+        if len(guard) == 1 and guard[0][3] is None:
+            return _with_one_guard(fill, *guard[0][:3])
+
+        def call(*arrays: torch.Tensor) -> torch.Tensor | None:
+            device = arrays[0].get_device()
+            for place, shape, dtype, strides in guard:
+                array = arrays[place]
+                if array.dtype is not dtype or array.shape != shape or array.get_device() != device:
+                    return None
+                if not (array.is_contiguous() if strides is None else array.stride() == strides):
+                    return None
+            return fill(arrays, device)
+
+        return call
 
 
-def quick_fill(executable: CudaExecutable) -> Fill:
-    """Return what ``executable.filled`` does, shorter for a call that is one launch."""
-    filled = executable.filled
+def _with_one_guard(fill: Fill, place: int, shape: torch.Size, dtype: torch.dtype) -> Call:
+    """Return a call that looks at one dense operand without gaps, which is the usual case."""
+
+    def call(*arrays: torch.Tensor) -> torch.Tensor | None:
+        array, device = arrays[place], arrays[0].get_device()
+        if array.dtype is not dtype or array.shape != shape or array.get_device() != device:
+            return None
+        return fill(arrays, device) if array.is_contiguous() else None
+
+    return call
+
+
+def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
+    """Return what ``executable.filled`` does for a shape, shorter for a call that is one launch.
+
+    It takes the number of the device, too, and returns None where an array has no memory.
+    """
+
+    def filled(arrays: Sequence[torch.Tensor], device: int) -> torch.Tensor | None:
+        if any([array._is_zerotensor() for array in arrays]):
+            return None
+        return executable.filled(arrays, shape)
+
     is_plain = executable.writes_everything and not executable.parents and executable.listed < 0
     if not is_plain or not executable.takes_addresses:
         return filled
     aligned, header, padding, pos = executable.aligned, executable.header, executable.padding, executable.pos
-    ready: dict[tuple[int | None, tuple[int, ...]], tuple[Callable[..., Any], ...]] = {}
+    ready: dict[int, tuple[Callable[..., Any], ...]] = {}  # by device
     uncut: weakref.ref[torch.Tensor] | None = None  # the last array of positions without long rows
 
-    def fill(arrays: Sequence[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    def fill(arrays: Sequence[torch.Tensor], device: int) -> torch.Tensor | None:
         nonlocal uncut
-        device = arrays[0].device
-        number = device.index
-        known = ready.get((number, shape))
+        known = ready.get(device)
         if known is None:
-            values = filled(arrays, shape)
-            if len(ready) < MAX_SHAPES and values.numel():
-                ready[number, shape] = _prepare(executable, values, len(arrays))
+            values = filled(arrays, device)
+            if values is not None and values.numel():
+                ready[device] = _prepare(executable, values, len(arrays))
             return values
-        if LAUNCHES or (number is not None and cuda_device() != number):
-            return filled(arrays, shape)
+        if LAUNCHES or (device >= 0 and cuda_device() != device):
+            return filled(arrays, device)
         if pos >= 0 and (uncut is None or uncut() is not arrays[pos]):
             if executable.parts(arrays) is not None:
-                return filled(arrays, shape)
+                return filled(arrays, device)
             uncut = weakref.ref(arrays[pos])
         addresses = [array.data_ptr() for array in arrays]
-        if 0 in addresses or any([addresses[place] % ALIGNMENT for place in aligned]):
-            return filled(arrays, shape)
+        if 0 in addresses or (aligned and any([addresses[place] % ALIGNMENT for place in aligned])):
+            return filled(arrays, device)
         allocate, launch = known
         result: torch.Tensor = allocate()
         launch(*header, *addresses, result.data_ptr(), *padding)
@@ -117,5 +146,5 @@ def _prepare(executable: CudaExecutable, values: torch.Tensor, arrays: int) -> t
     """Return what allocates a result like ``values``, and what launches the kernel with as many arrays."""
     blocks = driver.blocks_for(executable.threads_of(values.numel(), None))
     slots = len(executable.header) + arrays + 1 + len(executable.padding)
-    launch = functools.partial(executable.launcher(slots, values.device.index), blocks)
+    launch = executable.launcher(blocks, slots, values.device.index)
     return executable.allocator(tuple(values.shape), values.device), launch

@@ -8,16 +8,17 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from scorch._src.backends.print.cuda import THREADS as THREADS
 from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import cuda_device, cuda_stream_of
 from scorch.errors import KernelError
 
-THREADS = 128  # in a block
-MAX_BLOCKS = 1 << 20
+MAX_BLOCKS = (1 << 31) - 1
 
 MAX_FUNCTIONS = 4096  # which stay loaded
+MAX_STREAMS = 64  # of which a launcher knows how to launch on them
 USUAL_SHARED_MEMORY = 48 << 10  # bytes that a kernel has without asking
 MAX_SLOTS = 500  # of 8 bytes each: a kernel takes 4 KB of arguments
 
@@ -53,6 +54,7 @@ class _Block(threading.local):
     def __init__(self) -> None:
         self.memory = ctypes.create_string_buffer(8 * MAX_SLOTS)
         self.pointers = (ctypes.c_void_p * 1)(ctypes.addressof(self.memory))
+        self.both = self.memory, ctypes.c_void_p(ctypes.addressof(self.pointers))
         self.streams: dict[int, ctypes.c_void_p] = {}
         self.launch = driver().cuLaunchKernel
 
@@ -60,6 +62,15 @@ class _Block(threading.local):
 @functools.cache
 def _arguments() -> _Block:
     return _Block()
+
+
+class Slots(tuple[int, ...]):
+    """The arguments of several launches, packed once."""
+
+    @functools.cached_property
+    def pointers(self) -> Any:
+        self.memory = ctypes.create_string_buffer(_layout(len(self)).pack(*self))
+        return (ctypes.c_void_p * 1)(ctypes.addressof(self.memory))
 
 
 def launch(function: ctypes.c_void_p, slots: Sequence[int], threads: int, device: int) -> None:
@@ -71,27 +82,46 @@ def _launch(function: ctypes.c_void_p, slots: Sequence[int], grid: tuple[int, in
     """Run a kernel with a number of blocks, of threads in each, and of bytes of shared memory."""
     blocks, threads, shared = grid
     block = _arguments()
-    _layout(len(slots)).pack_into(block.memory, 0, *slots)
+    pointers = block.pointers
+    if isinstance(slots, Slots):
+        pointers = slots.pointers
+    else:
+        _layout(len(slots)).pack_into(block.memory, 0, *slots)
     number = cuda_stream_of(device)
     stream = block.streams.get(number)
     if stream is None:
         stream = block.streams[number] = ctypes.c_void_p(number)
-    status = block.launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, block.pointers, None)
+    status = block.launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
     if status:
         _check(status, "launch a kernel")
 
 
-def launcher(function: ctypes.c_void_p, slots: int, device: int) -> Callable[..., None]:
-    """Return what runs a kernel on a device whose context is current; it takes blocks, and as many slots."""
-    block, pack, stream_of = _arguments(), _layout(slots).pack_into, cuda_stream_of
+class _Shape(ctypes.Structure):
+    """How a kernel is launched, as ``cuLaunchKernelEx`` takes it: one argument costs less than ten."""
 
-    def launch(blocks: int, *slots: int) -> None:
-        pack(block.memory, 0, *slots)
-        number = stream_of(device)
-        stream = block.streams.get(number)
-        if stream is None:
-            stream = block.streams[number] = ctypes.c_void_p(number)
-        status = block.launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream, block.pointers, None)
+    _fields_ = (
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attributes_count", ctypes.c_uint),
+    )
+
+
+def launcher(function: ctypes.c_void_p, blocks: int, slots: int, device: int) -> Callable[..., None]:
+    """Return what runs a kernel on a device whose context is current; it takes as many slots."""
+    block, pack, stream_of = _arguments(), _layout(slots).pack_into, cuda_stream_of
+    run, shapes = driver().cuLaunchKernelEx, BoundedCache[int, Any](MAX_STREAMS)
+
+    def launch(*slots: int) -> None:
+        memory, pointers = block.both
+        pack(memory, 0, *slots)
+        stream = stream_of(device)
+        shape = shapes.get(stream)
+        if shape is None:
+            shape = shapes[stream] = ctypes.byref(_Shape((blocks, 1, 1), (THREADS, 1, 1), 0, stream))
+        status = run(shape, function, pointers, None)
         if status:
             _check(status, "launch a kernel")
 
@@ -99,9 +129,10 @@ def launcher(function: ctypes.c_void_p, slots: int, device: int) -> Callable[...
 
 
 def blocks_for(threads: int) -> int:
-    """Return the blocks of a grid with as many threads; with fewer, they take several turns."""
+    """Return the blocks of a grid with as many threads."""
     blocks = -(-threads // THREADS) or 1
-    return blocks if blocks < MAX_BLOCKS else MAX_BLOCKS
+    assert blocks <= MAX_BLOCKS, "a kernel needs more threads than a device numbers"
+    return blocks
 
 
 @functools.cache

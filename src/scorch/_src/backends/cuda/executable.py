@@ -61,7 +61,8 @@ class CudaExecutable(base.Executable):
         self.threads_of_long_row = (
             -(-self.columns // grid.combined) * grid.part_threads if grid.column else WARP
         )
-        self.padding = [0] * (grid.added_slots - len(self.parents))
+        entries = len(self.parents) + 1 if self.parents else 0  # slots: the rows of each, and their number
+        self.padding = [0] * (grid.added_slots - entries)
 
     def is_ready(self) -> bool:
         return self.kernel.is_ready()
@@ -70,9 +71,9 @@ class CudaExecutable(base.Executable):
     def direct(self) -> base.Direct | None:
         return CudaCall(self) if self.is_ready() else None
 
-    def launcher(self, slots: int, device: int) -> Callable[..., None]:
-        """Return a function that launches the kernel for whole rows; it takes blocks, and as many slots."""
-        return driver.launcher(self.kernel.function(FUNCTIONS[0], device), slots, device)
+    def launcher(self, blocks: int, slots: int, device: int) -> Callable[..., None]:
+        """Return a function that launches the kernel for whole rows; it takes as many slots."""
+        return driver.launcher(self.kernel.function(FUNCTIONS[0], device), blocks, slots, device)
 
     def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
         """Return a function that allocates a result."""
@@ -108,7 +109,8 @@ class CudaExecutable(base.Executable):
                 arrays = [array.clone() if n == place else array for n, array in enumerate(arrays)]
         slots = [*self.header, *self.slots(arrays), slot(values)]
         if self.parents:
-            slots += [slot(row_of_entry(arrays[place])) for place in self.parents]
+            rows = [row_of_entry(arrays[place]) for place in self.parents]
+            slots += [*map(slot, rows), rows[0].numel()]
         parts = self.parts(arrays)
         if parts is None:
             slots += self.padding

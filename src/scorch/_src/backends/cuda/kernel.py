@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -58,11 +62,18 @@ class CudaKernel:
         self._codes: dict[tuple[int, int], bytes] = {}  # by architecture
         self._functions: dict[tuple[str, int], Any] = {}  # by name and device
         self._is_refused = False
+        self._compiling: threading.Thread | None = None
 
-    def is_ready(self) -> bool:
-        """Check whether there is code for the current device; compile it if need be."""
+    def is_ready(self, may_wait: bool = True) -> bool:
+        """Check whether there is code for the current device; compile it if need be.
+
+        Unless the caller ``may_wait`` for NVRTC, that happens in a thread, and there is none until it ends.
+        """
         if not self.source or self._is_refused or not nvrtc.is_there():
             refuse("NVRTC has no code for it")
+            return False
+        if not may_wait and not self._codes and not self._is_compiled():
+            refuse("NVRTC compiles it meanwhile")
             return False
         if not self._codes:
             try:
@@ -72,6 +83,22 @@ class CudaKernel:
                 warn(f"{error}\nScorch falls back to PyTorch operators, which is slower.")
                 return False
         return True
+
+    def _is_compiled(self) -> bool:
+        """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise."""
+        if self._compiling is None:
+            device = torch.cuda.current_device()
+            if nvrtc.is_on_disk(self.source, _architecture(device)):
+                return True
+            # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
+            work = functools.partial(contextvars.copy_context().run, self._compile, device)
+            self._compiling = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
+            self._compiling.start()
+        return not self._compiling.is_alive()
+
+    def _compile(self, device: int) -> None:
+        with contextlib.suppress(CompilationError):  # which the next call raises again
+            self._code(device)
 
     def launch(self, name: str, slots: Sequence[Any], threads: int, device: int) -> None:
         """Run a function with as many threads."""
@@ -86,7 +113,8 @@ class CudaKernel:
         """Run a function with as many blocks, each with as many bytes of shared memory."""
         if LAUNCHES:
             self.record(Launch(name, blocks, threads, shared), device)
-        driver.launch_blocks(self.function(name, device), slots, blocks, threads, shared, device)
+        function = self._functions.get((name, device)) or self.function(name, device)
+        driver.launch_blocks(function, slots, blocks, threads, shared, device)
 
     def record(self, launch: Launch, device: int | None) -> None:
         """Tell those who record launches."""
@@ -104,6 +132,10 @@ class CudaKernel:
         capability = torch.cuda.get_device_capability(device)
         code = self._codes.get(capability)
         if code is None:
-            code = nvrtc.compile_cuda(self.source, "sm_{}{}".format(*capability), self.label)
+            code = nvrtc.compile_cuda(self.source, _architecture(device), self.label)
             self._codes[capability] = code
         return code
+
+
+def _architecture(device: int) -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))

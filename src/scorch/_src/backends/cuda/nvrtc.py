@@ -21,12 +21,21 @@ OPTIONS = ("-default-device", "--std=c++17")
 
 def compile_cuda(source: str, architecture: str, label: str = "") -> bytes:
     """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk."""
-    key = cache.make_key(source, "nvrtc", str(version()), architecture, *OPTIONS)
+    key = _key(source, architecture)
     found = _read_from_disk(key)
     if found is not None:
         return found
     with one_at_a_time(key):  # another process may have compiled it meanwhile
         return _read_from_disk(key) or _compile_and_store(source, architecture, key, label)
+
+
+def is_on_disk(source: str, architecture: str) -> bool:
+    """Check whether ``compile_cuda`` has nothing to compile."""
+    return cache.find(_key(source, architecture)) is not None
+
+
+def _key(source: str, architecture: str) -> str:
+    return cache.make_key(source, "nvrtc", str(version()), architecture, *OPTIONS)
 
 
 def _read_from_disk(key: str) -> bytes | None:

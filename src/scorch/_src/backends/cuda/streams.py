@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from scorch._src.backends.routines import Routines
 from scorch._src.torch_internals import cuda_stream_of
 from scorch.errors import DeviceError
+
+MAX_LOOKS = 20_000  # at numbers, about a millisecond; beyond, other threads of Python may run
 
 
 def check_waiting(device: torch.device, what: str) -> None:
@@ -24,17 +28,29 @@ def settle(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-class Mark:
-    """A point of the current stream that the host can wait for."""
+class Told:
+    """Numbers that a kernel writes for the host, the last one behind all others and at least 0.
 
-    def __init__(self, device: torch.device) -> None:
-        self.event = torch.cuda.Event() if device.type == "cuda" else None
-        if self.event is not None:
-            self.event.record(torch.cuda.current_stream(device))
+    The host looks at them again and again: an event of CUDA wakes it many microseconds later.
+    """
 
-    def wait(self) -> None:
-        if self.event is not None:
-            self.event.synchronize()
+    def __init__(self, device: torch.device, count: int) -> None:
+        self.device = device
+        self.memory = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        self.address = self.memory.data_ptr()
+        self.numbers = (ctypes.c_int64 * count).from_address(self.address)
+        self.numbers[count - 1] = -1
+
+    def wait(self) -> list[int]:
+        """Return the numbers once they are there; an error of the device is raised."""
+        numbers = self.numbers
+        last = len(numbers) - 1
+        for _ in range(MAX_LOOKS):
+            if numbers[last] >= 0:
+                break
+        else:
+            settle(self.device)
+        return numbers[:]
 
 
 class Recorded:

@@ -25,12 +25,14 @@ from scorch._src.loops.jam import renamed
 from scorch._src.loops.types import BFLOAT16, BOOL, FLOAT32, Type
 from scorch._src.loops.units import IDEMPOTENT, accumulators
 
+THREADS = 128  # in a block of a grid
 UNUSED = ("parallel_for", "threads")  # slots for pools of threads
 
 # What gcc has built in, in CUDA's own words.
 _BUILTINS = """\
 #ifdef __CUDACC_RTC__
 #define KERNEL extern "C" __global__
+#define BLOCKS_OF(threads) __launch_bounds__(threads)
 #define ALIGNED(bytes) __align__(bytes)
 #define SHARED(name) extern __shared__ u32 name[]
 #define STATIC_SHARED __shared__
@@ -48,6 +50,7 @@ _BUILTINS = """\
 #define UNIT_MASK(threads) (0xffffffffu >> (32 - threads) << (threadIdx.x & 31 & ~(threads - 1)))
 #define EXCHANGE(value, step, threads) __shfl_xor_sync(UNIT_MASK(threads), value, step)
 #define MEET(threads) __syncwarp(UNIT_MASK(threads))
+#define EACH_UNIT(turn, threads, count) const i64 turn = FIRST_UNIT(threads); if (turn < (count))
 #endif
 #if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 900
 #define ADD_4(place, a, b, c, d) asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" \\
@@ -88,7 +91,9 @@ class _CudaPrinter(Printer):
 
     def signature(self, function: ir.Function) -> str:
         if function.exported:
-            return f"KERNEL void {function.name}(const struct slots slots)"
+            is_bounded = any(isinstance(node, ir.Parallel) and node.has_unit_each for node in walk(function))
+            bound = f"BLOCKS_OF({THREADS}) " if is_bounded else ""
+            return f"KERNEL void {bound}{function.name}(const struct slots slots)"
         return super().signature(function)
 
     def function(self, function: ir.Function) -> str:
@@ -168,12 +173,13 @@ class _CudaScope(Scope):
         shared = [node.threads for node in walk(stmt.body) if isinstance(node, ir.For)]
         self.unit = max(shared, default=1)
         self.guard = f"THREAD({self.unit}) == 0" if self.unit > 1 else ""
-        return [
-            f"for (i64 {turn} = FIRST_UNIT({self.unit}); {turn} < {self.converted(stmt.count)}; "
-            f"{turn} += UNITS({self.unit})) {{",
-            *indent(self.statement(stmt.body)),
-            "}",
-        ]
+        count = self.converted(stmt.count)
+        loop = f"for (i64 {turn} = FIRST_UNIT({self.unit}); {turn} < {count}; {turn} += UNITS({self.unit}))"
+        if (
+            stmt.has_unit_each
+        ):  # without a loop, and in blocks of a known size, a thread needs fewer registers
+            loop = f"EACH_UNIT({turn}, {self.unit}, {count})"
+        return [f"{loop} {{", *indent(self.statement(stmt.body)), "}"]
 
     def shared_loop(self, stmt: ir.For) -> list[str]:
         """Print a loop whose turns the threads of a unit share, each with sums of its own."""
@@ -191,7 +197,7 @@ class _CudaScope(Scope):
         return [f"const i64 {safe_name(stmt.var.name)} = THREAD({threads});", *self.statement(stmt.body)]
 
     def turns_and_sums(self, stmt: ir.For) -> list[str]:
-        name, threads, lanes = safe_name(stmt.var.name), stmt.threads, stmt.lanes
+        threads, lanes = stmt.threads, stmt.lanes
         self.guard = f"THREAD({lanes}) == 0" if lanes > 1 else ""
         sums = accumulators(stmt.body, may_store=True)
         assert sums is not None, "threads share turns that depend on each other"
@@ -199,15 +205,9 @@ class _CudaScope(Scope):
         begin = [ir.Declare(own[var], _neutral(op, var)) for var, op in sums.items()]
         self.assigned |= {var.name for var in own.values()}
         body = renamed(stmt.body, {var.name: mine.name for var, mine in own.items()})
-        stop = self.fresh(f"{stmt.var.name}_stop")
         lines = [line for declared in begin for line in self.statement(declared)]
         thread = f"THREAD({threads}) / {lanes}" if lanes > 1 else f"THREAD({threads})"
-        lines += [
-            f"for (i64 {name} = {self.expr(stmt.start, 12)} + {thread}, "
-            f"{stop} = {self.converted(stmt.stop)}; {name} < {stop}; {name} += {threads // lanes}) {{",
-            *indent(self.statement(body)),
-            "}",
-        ]
+        lines += [*self.turns_of_thread(stmt, thread, threads // lanes), *indent(self.statement(body)), "}"]
         for var, op in sums.items():
             lines += self.exchange(own[var], op, threads, lanes)
             total: ir.Expr = own[var]
@@ -215,6 +215,20 @@ class _CudaScope(Scope):
                 total = ir.Binary(op, var, own[var], var.type)
             lines += self.statement(ir.Assign(var, total))
         return lines
+
+    def turns_of_thread(self, stmt: ir.For, thread: str, step: int) -> list[str]:
+        """Print the head of a loop over each ``step``-th turn; one with a number of turns is unrolled."""
+        name = safe_name(stmt.var.name)
+        match stmt:
+            case ir.For(start=ir.Const(0), stop=ir.Const(int() as count)) if count % step == 0:
+                turn = self.fresh(f"{stmt.var.name}_turn")
+                return [
+                    f"for (int {turn} = 0; {turn} < {count // step}; {turn}++) {{",
+                    f"  const i64 {name} = {turn} * {step} + {thread};",
+                ]
+        stop = self.fresh(f"{stmt.var.name}_stop")
+        begin = f"i64 {name} = {self.expr(stmt.start, 12)} + {thread}, {stop} = {self.converted(stmt.stop)}"
+        return [f"for ({begin}; {name} < {stop}; {name} += {step}) {{"]
 
     def exchange(self, var: ir.Var, op: str, threads: int, lanes: int) -> list[str]:
         """Print how the threads of a unit put their values together: all have the result, bit for bit."""

@@ -115,10 +115,19 @@ def _from_rows(
     target_format = form if format is None else as_format(format, len(sizes))
     dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)))
     routines = routines_for(crd[0])
-    coalesced = routines.coalesce(crd, sizes[: len(crd)], values, dtype)
+    early: list[SparseTensor] = []  # torch's part of the result, made while the device works
+
+    def wrap_early() -> None:
+        if target_format is form:
+            early.append(SparseTensor(Storage.__new__(Storage), sizes, values))
+
+    coalesced = routines.coalesce(crd, sizes[: len(crd)], values, dtype, wrap_early)
     if coalesced is not None:
         listed = _listed(form, sizes, *coalesced)
-        return wrap(listed if target_format is form else convert(listed, target_format))
+        if not early:
+            return wrap(convert(listed, target_format))
+        early[0].storage = listed
+        return early[0]
     check_all_coordinates(name, crd, sizes)
     arrays = [own(array, dtype) for array in crd]
     sorting = routines.sort_entries(arrays, sizes[: len(crd)])

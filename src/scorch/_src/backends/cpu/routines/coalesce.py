@@ -7,12 +7,13 @@ the number of each entry are one key of 64 bits, which threads sort by buckets.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.launch import empty, scratch
+from scorch._src.backends.routines import do_nothing
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
@@ -39,9 +40,14 @@ Coalesced = tuple[Sequence[torch.Tensor], torch.Tensor, torch.Tensor | None]
 
 
 def coalesced(
-    columns: Sequence[torch.Tensor], sizes: Sequence[int], values: torch.Tensor, index: torch.dtype
+    columns: Sequence[torch.Tensor],
+    sizes: Sequence[int],
+    values: torch.Tensor,
+    index: torch.dtype,
+    meanwhile: Callable[[], object] = do_nothing,
 ) -> Coalesced | None:
     """Sort entries, as ``Routines.coalesce``; None also where there are few, or keys would be too long."""
+    del meanwhile  # the host itself works
     entries, given = columns[0].numel(), columns[0].dtype
     bits = sum((size - 1).bit_length() for size in sizes) + entries.bit_length()
     is_plain = given in _INDEX and all(column.dtype == given for column in columns)

@@ -56,12 +56,12 @@ static inline u64 splitter(const struct slots a, i64 bucket) {
 
 // A number of each part of the source, at a place that looks random: numbers may come in any order.
 static inline u64 draw(const struct slots a, u64 number) {
-  const u64 entries = (u64)a.entries, samples = (u64)a.samples;
-  const u64 begin = number * entries / samples, end = (number + 1) * entries / samples;
+  const double each = (double)a.entries / (double)a.samples;
+  const u64 begin = (u64)((double)number * each), width = (u64)each;
   u32 hash = (u32)number * 2654435761u;
   hash = (hash ^ hash >> 15) * 2246822519u;
   int is_outside = 0;
-  return number_of(a, (i64)(begin + (hash ^ hash >> 13) % (end - begin)), &is_outside);
+  return number_of(a, (i64)(begin + ((hash ^ hash >> 13) * width >> 32)), &is_outside);
 }
 
 // sums over a block -------------------------------------------------------------------------------------------
@@ -135,17 +135,19 @@ static inline void clear(const struct slots a) {
   for (i64 at = FIRST_UNIT(1); at < STATES + a.buckets * APART; at += UNITS(1)) a.state[at] = 0;
 }
 
+// Draw a sample that is sorted itself, or none.
 KERNEL void scorch_sample(const struct slots a) {
   clear(a);
   for (i64 at = FIRST_UNIT(1); at < a.samples; at += UNITS(1)) a.sample[at] = draw(a, at);
 }
 
-// Each warp counts how many of the sample are below some of it.
+// Each block draws the sample; each warp counts how many of it are below some of it.
 KERNEL void scorch_rank(const struct slots a) {
   SHARED(memory);
   u64 *sample = (u64 *)memory;
   const u32 samples = (u32)a.samples, lane = threadIdx.x % 32, each = blockDim.x / 32 * RANKED;
-  for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = a.sample[at];
+  clear(a);
+  for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = draw(a, at);
   __syncthreads();
   for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
     const u32 first = start + threadIdx.x / 32 * RANKED;
@@ -317,7 +319,8 @@ static inline void sort(u64 *own, u64 *shared, u32 number) {
 
 static inline void tell(const struct slots a, i64 places) {
   for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
-  a.told[3] = places;
+  __threadfence_system();
+  a.told[3] = places;  // which the host waits for
 }
 
 KERNEL void scorch_sort(const struct slots a) {

@@ -1,0 +1,65 @@
+"""Texts for CUDA devices are compiled when they are needed, those that take long beside the program."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches
+from scorch.errors import CompilationError
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "is_there", lambda: True)
+    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def test_who_may_not_wait_goes_on_while_a_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, compiled = threading.Event(), []
+
+    def compile_cuda(source: str, architecture: str, label: str) -> bytes:
+        assert may_end.wait(60)
+        compiled.append((source, architecture))
+        return b"code"
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    kernel, record = CudaKernel("a text", "a label"), Launches()
+    monkeypatch.setattr("scorch._src.backends.cuda.kernel.LAUNCHES", [record])
+    assert not kernel.is_ready(may_wait=False) and not kernel.is_ready(may_wait=False)
+    assert record.why_not == "NVRTC compiles it meanwhile" and not LAUNCHES
+    may_end.set()
+    assert kernel._compiling is not None
+    kernel._compiling.join()
+    assert kernel.is_ready(may_wait=False) and kernel.is_ready()
+    assert compiled == [("a text", "sm_90")]
+
+
+def test_code_on_disk_is_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture: architecture == "sm_90")
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: b"code")
+    kernel = CudaKernel("a text", "a label")
+    assert kernel.is_ready(may_wait=False) and kernel._compiling is None
+
+
+def test_a_text_that_a_thread_could_not_compile_warns_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+
+    def refuse(*_: object) -> bytes:
+        assert may_end.wait(60)
+        raise CompilationError("a kernel was refused by NVRTC")
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", refuse)
+    kernel = CudaKernel("a text", "a label")
+    assert not kernel.is_ready(may_wait=False)
+    may_end.set()
+    assert kernel._compiling is not None
+    kernel._compiling.join()
+    with pytest.warns(UserWarning, match="refused by NVRTC"):
+        assert not kernel.is_ready(may_wait=False)
+    assert not kernel.is_ready(may_wait=False)  # without another warning
