@@ -20,7 +20,15 @@ from on_device import is_on_device
 from properties.drawing import DTYPES
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
-from scorch.errors import DeviceError, DtypeError, FormatError, OperandError, ScorchError, UnsupportedError
+from scorch.errors import (
+    DeviceError,
+    DtypeError,
+    FormatError,
+    MissingDeviceError,
+    OperandError,
+    ScorchError,
+    UnsupportedError,
+)
 from validity import check_storage
 
 DENSE = torch.tensor([[0.0, 1.5, 0.0], [2.0, 0.0, 3.0]])
@@ -150,6 +158,18 @@ def test_other_dtypes_and_devices_are_refused(S):
         S.to(torch.float8_e5m2)
     with pytest.raises(DeviceError, match="device meta, but Scorch computes on the cpu"):
         S.to("meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_told_with_what_it_needs(S):
+    words = r"A GPU needs a CUDA build of PyTorch .* an NVIDIA driver .*python -m scorch env"
+    for call in (S.cuda, lambda: S.to("cuda")):
+        with pytest.raises(MissingDeviceError, match=words) as caught:
+            call()
+        assert isinstance(caught.value, AssertionError)
+    if not torch.backends.cuda.is_built():
+        with pytest.raises(OperandError, match=words):
+            scorch.eye(3, device="cuda", format="csr")
 
 
 # pickles ---------------------------------------------------------------------------------------------

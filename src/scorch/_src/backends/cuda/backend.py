@@ -74,5 +74,11 @@ def stored_as(kernel: Kernel, element: Type) -> Kernel | None:
     return with_array(kernel, result, Array(result.name, element))
 
 
+NEEDS = base.Needs(
+    "A GPU needs a CUDA build of PyTorch (https://pytorch.org/get-started), an NVIDIA driver and a visible "
+    "device (CUDA_VISIBLE_DEVICES); `python -m scorch env` shows what is there",
+    ("not compiled with CUDA", "no NVIDIA driver", "No CUDA GPUs", "NVIDIA driver on your system is too old"),
+)
+base.register_needs("cuda", NEEDS)
 if torch.backends.cuda.is_built():  # asks nobody: touching the driver at import would break fork
     base.register_backend("cuda", CudaBackend(), "kernels in CUDA C, compiled in this process")
