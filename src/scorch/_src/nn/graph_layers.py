@@ -22,6 +22,7 @@ from torch.nn import Linear, Module, Parameter
 
 from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, to_kernel_dtype
 from scorch._src.ops.graph.neighbours import max_neighbours, sum_neighbours
+from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 
@@ -115,6 +116,7 @@ class GCNConv(Module):
                 self._first = edge_index, edge_weight
             edge_index, edge_weight = self._first or (edge_index, edge_weight)
         nodes, weight = x.shape[0], self.lin.weight
+        check_same_dtype("x", x, weight)
         loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
         how = "normalised" if self.normalize else "weights"
         if not isinstance(x, SparseTensor) and self._aggregates_first(x):
@@ -181,6 +183,7 @@ class SAGEConv(Module):
     def _neighbours(self, x: Tensor, adj: Tensor, targets: int) -> Tensor:
         weight, bias = self.lin_l.weight, self.lin_l.bias
         dtype, is_sparse = weight.dtype, isinstance(x, SparseTensor)
+        check_same_dtype("x", x, weight)
         if self.aggr == "max":
             if is_sparse:
                 raise UnsupportedError("SAGEConv with aggr='max' takes dense features: x.to_dense()")

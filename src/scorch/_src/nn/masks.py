@@ -156,14 +156,14 @@ def from_function(
     *,
     device: Device = None,
 ) -> SparseTensor:
-    """Return the mask of the pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is True, as in ``FlexAttention``.
+    """Return the mask of the pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is True, as in FlexAttention.
 
-    ``mask_mod`` is called once for each batch element, head and chunk of ``block`` queries, with int64 tensors:
-    ``b`` and ``h`` of shape ``()``, ``q_idx`` of shape ``(block, 1)`` (fewer queries in the last chunk) and
-    ``kv_idx`` of shape ``(1, m)``. It must return a bool tensor that broadcasts to ``(block, m)``, so write it
-    with elementwise operations (``&``, ``|``, ``torch.where``) and without ``if`` or ``and``. At most
-    ``block * m`` pairs are in memory at a time. The mask has shape ``(n, m)``, with ``batch`` and ``heads`` in
-    front where they are given; the argument of one that is not given is 0.
+    ``mask_mod`` is called once for each batch element, head and chunk of ``block`` queries, with int64
+    tensors: ``b`` and ``h`` of shape ``()``, ``q_idx`` of shape ``(block, 1)`` (or less in the last chunk)
+    and ``kv_idx`` of shape ``(1, m)``. It must return a bool tensor that broadcasts to ``(block, m)``, so
+    write it with elementwise operations (``&``, ``|``, ``torch.where``), without ``if`` and ``and``. At most
+    ``block * m`` pairs are in memory at a time. The mask has shape ``(n, m)``, preceded by ``batch`` and
+    ``heads`` where they are given; where they are not, ``b`` or ``h`` is 0.
 
     >>> near = from_function(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= h, 8, heads=2)
     >>> near.shape
@@ -229,7 +229,8 @@ def _call_mask_mod(mask_mod: MaskMod, *indices: torch.Tensor) -> torch.Tensor:
 def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
     """Return the result of a mask function as a matrix of bools."""
     if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
-        kind = f"a tensor of {allowed.dtype}" if isinstance(allowed, torch.Tensor) else f"a {type(allowed).__name__}"
+        dtype = getattr(allowed, "dtype", None)
+        kind = f"a {type(allowed).__name__}" + (f" of {dtype}" if dtype else "")
         raise DtypeError(
             f"mask_mod(b, h, q_idx, kv_idx) must return a bool tensor, such as q_idx >= kv_idx, not {kind}"
         )

@@ -4,8 +4,8 @@
 
 An array becomes a dense tensor that shares its memory, a matrix of SciPy a sparse one, and torch computes.
 NumPy asks ``__array_ufunc__``, whichever side the array is on. SciPy's operators convert the other operand to
-an array first, and return NotImplemented only if NumPy finds nothing in it but an object: ``__array__`` answers
-so to them, and Python goes on to the reflected method here.
+an array first, and return NotImplemented only if NumPy finds nothing in it but an object: that is what
+``__array__`` returns to them, and Python goes on to the reflected method here.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
     """Return the ``k`` largest elements along ``dim``, by magnitude with ``abs``, as a sparse tensor.
 
-    Every row stores exactly ``k`` entries, zeros included, or at most ``k`` if ``h`` is sparse: implicit zeros
-    compete like those of the dense tensor, but are never stored. The format is ``csr``, with leading
-    dimensions as a batch. The gradient flows to the elements that are kept. So ``topk_sparse(h, k) @ W`` costs
+    Every row stores exactly ``k`` entries, zeros included, or at most ``k`` if ``h`` is sparse: its implicit
+    zeros compete with the stored entries, but are never stored. The format is ``csr``, with leading
+    dimensions as a batch. The gradient flows to the elements that are kept. ``topk_sparse(h, k) @ W`` costs
     what ``k`` rows of ``W`` cost for every row of ``h``, in both directions.
 
     >>> import torch, scorch
