@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import is_grad_enabled, is_transformed
+from scorch._src.name_hints import TENSOR_HINTS, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.flatten import TracedStorage
@@ -45,11 +46,23 @@ def __repr__(self: SparseTensor, *, tensor_contents: str | None = None) -> str: 
     return describe(self.storage)
 
 
+def refuse_name(self: SparseTensor, name: str) -> Any:
+    """Raise the error for a name that is not there; a property that raises one keeps its own."""
+    if hasattr(type(self), name):
+        return torch.Tensor.__getattribute__(self, name)
+    missing = f"{type(self).__name__!r} object has no attribute {name!r}"
+    if name.startswith("_"):
+        raise AttributeError(missing)
+    raise unknown_name(missing, name, TENSOR_HINTS, lambda: dir(type(self)))
+
+
 for _method in (
     to_torch, torch_layouts.to_scipy, eliminate_zeros, setdiag, graphs.coo, graphs.csr, graphs.csc,
     graphs.sparse_sizes, graphs.sparse_size, graphs.to_edge_index, __repr__,
 ):  # fmt: skip
     _method.__qualname__ = f"SparseTensor.{_method.__name__}"
     setattr(SparseTensor, _method.__name__, _method)
-for _name, _function in (("to_networkx", graphs.to_networkx), ("_repr_html_", to_html)):
+for _name, _function in (
+    ("to_networkx", graphs.to_networkx), ("_repr_html_", to_html), ("__getattr__", refuse_name),
+):  # fmt: skip
     setattr(SparseTensor, _name, _function)
