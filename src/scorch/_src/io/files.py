@@ -55,7 +55,10 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     scorch.save(f"{folder}/S.mtx", S)
     ...     scorch.load(f"{folder}/S.mtx")
-    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
+    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%,
+                 indices=[[0],
+                          [1]],
+                 values=[2.])
     """
     source = f if path is None else path
     if not isinstance(source, (str, os.PathLike)):

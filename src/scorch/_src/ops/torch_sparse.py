@@ -321,7 +321,10 @@ def spdiags(
 
     >>> import torch, scorch
     >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr")
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%)
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=5, density=55.56%,
+                 indices=[[0, 0, 1, 1, 2],
+                          [0, 1, 1, 2, 2]],
+                 values=[1., 1., 1., 1., 1.])
     """
     dense = as_dense(diagonals)
     offsets = torch.as_tensor(offsets, device=HOST)

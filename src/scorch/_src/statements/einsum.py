@@ -40,7 +40,10 @@ def einsum(
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
     >>> scorch.einsum("ij,jk->ik", A, A)
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%,
+                 indices=[[0, 1, 2],
+                          [0, 1, 2]],
+                 values=[1., 1., 1.])
     """
     count = len(args)
     if count > MAX_OPERANDS or (count == 2 and type(args[1]) in (list, tuple)):

@@ -38,7 +38,11 @@ def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
     >>> scorch.rearrange(S, "b (h w) -> h b w", h=2).shape
     torch.Size([2, 4, 2])
     >>> scorch.rearrange(S, "bd->bnd", n=3)
-    SparseTensor(shape=(4, 3, 4), dtype=float32, format=csf, nnz=12, density=25.00%)
+    SparseTensor(shape=(4, 3, 4), dtype=float32, format=csf, nnz=12, density=25.00%,
+                 indices=[[0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3],
+                          [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2],
+                          [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]],
+                 values=[1., 1., 1., 1., 1., 1., 1., 1., 1., 1., 1., 1.])
     """
     tensor = _as_tensor(x)
     shape = tuple(tensor.shape)

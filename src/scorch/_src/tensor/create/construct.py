@@ -54,7 +54,10 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
 
     >>> import torch, scorch
     >>> scorch.from_torch(torch.eye(3), format="csr")
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%,
+                 indices=[[0, 1, 2],
+                          [0, 1, 2]],
+                 values=[1., 1., 1.])
     """
     if is_dynamo_compiling() and not isinstance(t, SparseTensor):
         return torch.ops.scorch.from_torch(t, spelled(format))  # type: ignore[no-any-return]
@@ -107,7 +110,10 @@ def tensor(
 
     >>> import scorch
     >>> scorch.tensor([[0.0, 2.0], [0.0, 0.0]], format="csr")
-    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%)
+    SparseTensor(shape=(2, 2), dtype=float32, format=csr, nnz=1, density=25.00%,
+                 indices=[[0],
+                          [1]],
+                 values=[2.])
     """
     if is_scipy(data):
         data = from_scipy(data)
@@ -186,7 +192,10 @@ def sparse_coo_tensor(
 
     >>> import scorch
     >>> scorch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
-    SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%)
+    SparseTensor(shape=(2, 3), dtype=float32, format=coo, nnz=3, density=50.00%,
+                 indices=[[0, 1, 1],
+                          [2, 0, 2]],
+                 values=[3., 4., 5.])
     """
     if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
         return _in_graph("coo", [indices], values, size, format)
@@ -266,7 +275,10 @@ def sparse_csr_tensor(
 
     >>> import scorch
     >>> scorch.sparse_csr_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (2, 3))
-    SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
+    SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%,
+                 indices=[[0, 1, 1],
+                          [2, 0, 2]],
+                 values=[3., 4., 5.])
     """
     return sparse_compressed("csr", crow_indices, col_indices, values, size, **options)
 

@@ -90,7 +90,10 @@ def from_networkx(
 
     >>> import networkx, scorch
     >>> scorch.from_networkx(networkx.path_graph(3))
-    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=4, density=44.44%)
+    SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=4, density=44.44%,
+                 indices=[[0, 1, 1, 2],
+                          [1, 0, 2, 1]],
+                 values=[1., 1., 1., 1.])
     """
     module = optional_module("networkx", "networkx")
     if not isinstance(graph, module.Graph):

@@ -117,7 +117,10 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
 
     >>> import scipy.sparse, scorch
     >>> scorch.from_scipy(scipy.sparse.eye_array(3, format="csr"))
-    SparseTensor(shape=(3, 3), dtype=float64, format=csr, nnz=3, density=33.33%)
+    SparseTensor(shape=(3, 3), dtype=float64, format=csr, nnz=3, density=33.33%,
+                 indices=[[0, 1, 2],
+                          [0, 1, 2]],
+                 values=[1., 1., 1.])
     """
     if not optional_module("scipy.sparse", "SciPy").issparse(m):
         raise OperandError(

@@ -16,6 +16,7 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.storage.coordinates import entries
 from scorch._src.tensor.interop.optional import optional_module
+from scorch._src.tensor.show.text import autograd_facts
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError
 
@@ -64,7 +65,7 @@ def to_html(S: SparseTensor) -> str:
         "stored values": f"{pattern.size:,}",
         "density": f"{pattern.size / places:.3g}" if places else "none",
         "memory": _bytes(pattern.bytes() + S.storage.values.numel() * S.storage.values.element_size()),
-    }
+    } | {name: str(fact) for name, fact in autograd_facts(S).items()}
     left = "style='text-align:left'"
     rows = "".join(
         f"<tr><th {left}>{name}</th><td {left}>{html.escape(text)}</td></tr>" for name, text in facts.items()
