@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 from scorch._src.formats import Format
 
 WIDTH = 110
+HIDDEN = MappingProxyType({"hidden": True})  # metadata of fields that are left out of JSON
 
 
 def wrap_lines(text: object, begin: str = "") -> list[str]:
@@ -23,7 +25,8 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Format):
         return str(value)
     if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        shown = [field.name for field in fields(value) if field.metadata is not HIDDEN]
+        return {name: to_plain(getattr(value, name)) for name in shown}
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     return value

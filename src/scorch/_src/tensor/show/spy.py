@@ -77,11 +77,11 @@ def to_html(S: SparseTensor) -> str:
     )
 
 
-def to_svg(S: SparseTensor) -> str:
-    """Render the picture of a tensor; darker cells have more entries."""
-    counts, (rows, columns) = grid(S)
+def to_svg(S: SparseTensor, cells: int = MAX_CELLS, side: int = MAX_SIDE_PIXELS) -> str:
+    """Render the picture of a tensor, at most ``side`` pixels long; darker cells have more entries."""
+    counts, (rows, columns) = grid(S, cells)
     height, width = counts.shape
-    scale = MAX_SIDE_PIXELS / max(rows, columns, 1)
+    scale = side / max(rows, columns, 1)
     size = [max(MIN_SIDE_PIXELS, round(scale * length)) for length in (columns, rows)]
     most = float(counts.max(initial=0))
     part = np.log1p(counts) / max(math.log1p(most), 1e-9)  # may round to a little more than 1
