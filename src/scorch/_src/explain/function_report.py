@@ -134,6 +134,10 @@ class FunctionExplanation:
     def __repr__(self) -> str:
         return f"<{_title(self)}; print it to read it>"
 
+    def to_html(self) -> str:
+        """Return the explanation as a page of its own."""
+        return page.document(f"scorch.explain: {self.name}", self._repr_html_())
+
     def _repr_html_(self) -> str:
         long_calls, _ = _split_calls(self)
         rows = [_html_row(number, call, self.watched) for number, call in enumerate(long_calls, 1)]
@@ -141,7 +145,7 @@ class FunctionExplanation:
             page.heading(_title(self)),
             page.table(["", "call", "", "time", "share"], rows, {3}),
             *(page.listing("One kernel for", [", ".join(group)]) for group in self.joined),
-            page.listing("What would spare time", self.advice) if self.advice else "",
+            page.listing("Suggestions", self.advice) if self.advice else "",
             page.source("C source of all kernels", self.source),
         )
 
@@ -193,7 +197,7 @@ def _report(explanation: FunctionExplanation) -> list[str]:
     for group in explanation.joined:
         lines += ["", *wrap_lines(f"one kernel for: {', '.join(group)}")]
     if explanation.advice:
-        lines += ["", "what would spare time"]
+        lines += ["", "suggestions"]
         lines += [line for text in explanation.advice for line in wrap_lines(text, "- ")]
     return lines
 

@@ -9,7 +9,10 @@ _WORDS = (
     "auto|break|case|const|continue|default|do|else|enum|extern|for|goto|if|inline|register|restrict|return|"
     "sizeof|static|struct|switch|typedef|union|volatile|while|__restrict__|__global__|__device__|__shared__"
 )
-_TYPES = r"void|char|short|int|long|float|double|signed|unsigned|bool|_Bool|size_t|u?int(?:8|16|32|64)_t|[iuf](?:8|16|32|64)"
+_TYPES = (
+    "void|char|short|int|long|float|double|signed|unsigned|bool|_Bool|size_t|"
+    "u?int(?:8|16|32|64)_t|[iuf](?:8|16|32|64)"
+)
 _TOKENS = re.compile(
     "|".join(
         f"(?P<{kind}>{pattern})"
