@@ -237,3 +237,75 @@ def test_unknown_arguments_of_other_commands_are_refused(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         cli.main(["env", "--loud"])
     assert "--loud" in capsys.readouterr().err
+
+
+# pages and scripts -----------------------------------------------------------------------------------
+
+
+def test_explain_writes_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    place = tmp_path / "product.html"
+    code, out, _ = call(
+        capsys, "explain", "ij,jk->ik", "csr", "csr", "--sizes", "i=40,j=40", "--html", str(place)
+    )
+    text = place.read_text(encoding="utf-8")
+    assert code == 0 and out == f"wrote {place}\n"
+    assert text.startswith("<!doctype html>") and "predicted" in text and "measured" in text
+    code, _, err = call(capsys, "explain", "ij->i", "csr", "--html", str(tmp_path / "no" / "such.html"))
+    assert code == 2 and err.startswith("FileError: cannot write")
+
+
+SCRIPT = """
+import sys
+import torch
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 16)
+
+    def forward(self, x, scale=1.0):
+        return self.linear(x) * scale
+
+model, calls = Scaled(), 0
+for _ in range(3):
+    calls += 1
+    print("call", calls, *sys.argv[1:])
+    model(torch.rand(4, 32), scale=2.0)
+"""
+
+
+def test_doctor_diagnoses_the_model_of_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    before = list(sys.argv), list(sys.path)
+    code, out, err = call(capsys, "doctor", str(script), "--sparsities", "0.5", "--", "--epochs", "1")
+    assert code == 0, err
+    assert out.startswith("call 1 --epochs 1\nlayer") and "call 2" not in out
+    assert "linear  Linear  16 x 32  4 x 32" in out and "50% out" in out
+    code, out, _ = call(capsys, "doctor", str(script), "--finish", "--html", str(tmp_path / "found.html"))
+    assert code == 0 and "call 3" in out and "<table>" in (tmp_path / "found.html").read_text()
+    assert (list(sys.argv), list(sys.path)) == before
+
+
+def test_doctor_says_what_a_script_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "empty.py"
+    script.write_text("print('nothing')")
+    code, _, err = call(capsys, "doctor", str(script))
+    assert code == 2 and "called no torch.nn.Module with parameters" in err
+    code, _, err = call(capsys, "doctor", str(tmp_path / "missing.py"))
+    assert code == 2 and err.startswith("MissingFileError: there is no script")
+    code, _, err = call(capsys, "doctor", str(script), "--sparsities", "many")
+    assert code == 2 and "write it as 0.8,0.9" in err
+
+
+def test_a_bug_report_has_what_is_needed_and_no_home(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SCORCH_CACHE_DIR", str(tmp_path / "kernels"))
+    with scorch.settings(threads=1):
+        code, out, _ = call(capsys, "env", "--json")
+    facts = json.loads(out)
+    assert code == 0 and {"platform", "cuda", "numpy", "settings", "environment"} <= set(facts)
+    assert facts["settings"] == "threads=1" and str(tmp_path) not in out
+    assert "SCORCH_CACHE_DIR=~" in facts["environment"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 
 import pytest
 import torch
@@ -130,3 +132,17 @@ def test_layers_that_cannot_be_timed_say_why() -> None:
     assert "empty" in scorch.doctor(dense, torch.rand(0, 60), quiet=True).layers[0].advice
     recurrent = scorch.doctor(torch.nn.LSTM(4, 3), torch.rand(2, 1, 4), quiet=True)
     assert "recurrent" in recurrent.layers[0].advice
+
+
+@pytest.mark.parametrize("call", [scorch.doctor, lambda model, x, **options: scorch.report(model, **options)])
+@pytest.mark.whole
+def test_in_a_notebook_it_is_shown_once(call, capsys, monkeypatch) -> None:
+    model, x = network(), torch.rand(5, 64)
+    call(model, x)
+    assert "Linear" in capsys.readouterr().out
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    found = call(model, x)
+    assert capsys.readouterr().out == "" and "<table>" in found._repr_html_()
+    call(model, x, quiet=False)
+    assert "Linear" in capsys.readouterr().out

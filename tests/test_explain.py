@@ -6,9 +6,12 @@ writes them anew, for someone to read the difference.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import types
+from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import scorch
 from golden_statements import NAMES, sparse, statements
 from scorch._src.compiler.target import Target
 from scorch._src.explain.explain_statement import explain
+from scorch._src.explain.highlight import highlight
 from scorch._src.formats import Format
 from scorch.errors import NotationError, OperandError, ShapeError
 
@@ -211,3 +215,64 @@ def test_explanation_is_the_golden_one(name: str, monkeypatch: pytest.MonkeyPatc
     if os.environ.get("SCORCH_UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8"), "SCORCH_UPDATE_GOLDEN=1 writes it anew; read the diff"
+
+
+# pages -----------------------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """The elements of a page by name; every one that is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: object) -> None:
+        self.counts[tag] += 1
+        if tag not in ("br", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_page_draws_tensors_loops_orders_and_times() -> None:
+    A, B = sparse(20, 30, "csr"), sparse(30, 25, "csc")
+    found = explain("ij,jk->ik", A, B, format="csr", measure=True, runs=1)
+    step = found.steps[0]
+    assert step.measured is not None and step.measured > 0 and step.predicted is not None
+    wanted = scorch.einsum("ij,jk->ik", A, B, format="csr")
+    assert step.result.nnz == wanted.nnz and "<svg" in step.result.picture
+    text = found.to_html()
+    elements = Elements(text)
+    assert elements.counts["svg"] == 3 and elements.counts["html"] == 1 and elements.counts["script"] == 0
+    assert text.count('class="loop"') == 3 and "over the compressed level of A" in text
+    assert text.count('class="bar') == 2 + 1 + len(step.rejected)
+    for order in step.rejected:
+        assert html.escape(order.reason) in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    assert "picture" not in json.dumps(found.to_dict()) and "predicted" in found.report()
+    assert found._repr_html_() in text
+
+
+def test_a_result_on_a_known_pattern_is_drawn_without_computing() -> None:
+    A = sparse(20, 30, "csr")
+    step = explain("D[i,j] = A[i,j] * B[i,j]", A=A, B=torch.rand(20, 30)).steps[-1]
+    assert step.measured is None and step.result.picture == step.operands[0].picture != ""
+    Elements(explain("ij,jk->ik", torch.rand(3, 4), torch.rand(4, 5)).to_html())
+
+
+def test_source_is_highlighted_and_escaped() -> None:
+    text = highlight('#define A 1\nint f(void) { return a < 0x1F ? 2.5f : g("<b>"); } // done <i>\n')
+    for part in (
+        '<span class="hl-directive">#define A 1</span>',
+        '<span class="hl-type">int</span> <span class="hl-function">f</span>',
+        '<span class="hl-keyword">return</span> a &lt; <span class="hl-number">0x1F</span>',
+        '<span class="hl-number">2.5f</span>',
+        '<span class="hl-text">&quot;&lt;b&gt;&quot;</span>',
+        '<span class="hl-comment">// done &lt;i&gt;</span>',
+    ):
+        assert part in text

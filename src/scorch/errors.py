@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -101,6 +102,19 @@ class OperandError(ScorchError, TypeError):
 
 class FreedError(ScorchError, RuntimeError):
     """The storage of a dense operand was freed or resized."""
+
+
+class UnknownNameError(ScorchError, AttributeError):
+    """A name that a tensor or module does not have; the message suggests what to use instead."""
+
+    suggest: Callable[[], str] | None = None  # asked when the message is read
+
+    def __str__(self) -> str:
+        suggestion = self.suggest() if self.suggest is not None else ""
+        return f"{super().__str__()}; {suggestion}" if suggestion else super().__str__()
+
+    def __reduce__(self) -> tuple[type[UnknownNameError], tuple[str]]:
+        return UnknownNameError, (str(self),)
 
 
 class ArgumentError(ScorchError, ValueError):

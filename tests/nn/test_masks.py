@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import scorch
 from scorch._src.nn import masks
-from scorch.errors import ArgumentError, CallError, DtypeError, ShapeError
+from scorch.errors import ArgumentError, CallError, DtypeError, OperandError, ShapeError
 
 SIZES = st.integers(0, 40)
 
@@ -155,9 +155,9 @@ def test_set_operations_of_bools(data):
         (
             lambda: masks.from_function(lambda b, h, q, k: q - k, 4),
             DtypeError,
-            "tensor of bools, not torch.int64",
+            "must return a bool tensor.* not a Tensor of torch.int64",
         ),
-        (lambda: masks.from_function(lambda b, h, q, k: True, 4), DtypeError, "tensor of bools, not bool"),
+        (lambda: masks.from_function(lambda b, h, q, k: True, 4), DtypeError, r"bool tensor.* not a bool"),
         (
             lambda: masks.from_function(lambda b, h, q, k: (q == k)[None, :2], 4),
             ShapeError,
@@ -169,3 +169,12 @@ def test_wrong_arguments(call, error, words):
     with pytest.raises(error, match=words) as caught:
         call()
     assert isinstance(caught.value, CallError | ValueError | TypeError | RuntimeError)
+
+
+def test_an_error_of_the_function_says_what_it_was_called_with():
+    with pytest.raises(RuntimeError, match="ambiguous") as caught:
+        masks.from_function(lambda b, h, q, k: q >= k and q < 2, 4)
+    told = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "mask_mod(b, h, q_idx, kv_idx) with int64 tensors of shapes (), (), (4, 1), (1, 4)" in told
+    with pytest.raises(OperandError, match=r"takes a function mask_mod.* not a Tensor"):
+        masks.from_function(torch.ones(4, 4), 4)

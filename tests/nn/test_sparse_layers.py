@@ -347,3 +347,31 @@ def test_the_report_times_layers_of_all_kinds() -> None:
     assert [layer.kind for layer in found.layers] == [*kinds, "SparseTransposedLinear", "MultiheadAttention"]
     assert all(layer.measured > 0 and layer.dense_measured > 0 for layer in found.layers)
     assert found.layers[2].bytes < found.layers[2].dense_bytes == 2 * 3 * 8 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: scorch.nn.GCNConv(8, 6),
+        lambda: scorch.nn.GCNConv(6, 8),
+        lambda: scorch.nn.SAGEConv(8, 6),
+        lambda: scorch.nn.GATConv(8, 6),
+        lambda: scorch.nn.Linear(8, 6, sparse_grad=True),
+        lambda: scorch.nn.SparseEmbeddingBag(8, 6),
+        lambda: scorch.nn.SparseLinear(8, 6, sparsity=0.5),
+    ],
+)
+@pytest.mark.whole
+def test_inputs_of_another_dtype_are_refused_as_by_torchs_linear(make) -> None:
+    layer = make()
+    width = getattr(layer, "in_channels", 8)
+    x = scorch.rand(4, width, density=0.5, format="csr")
+    graph = (scorch.eye(4, format="csr"),) if hasattr(layer, "in_channels") else ()
+    assert layer(x, *graph).dtype == torch.float32
+    with pytest.raises(RuntimeError, match="same dtype"):
+        layer(x.double(), *graph)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x.bfloat16(), *graph)
+        with pytest.raises(RuntimeError, match="same dtype"):
+            layer(x.double(), *graph)
+    assert layer.double()(x.double(), *graph).dtype == torch.float64

@@ -237,3 +237,12 @@ def test_wrong_edges():
 def test_unknown_options_are_refused_by_the_name_of_the_function() -> None:
     with pytest.raises(TypeError, match=r"sparse_csr_tensor\(\) got an unexpected keyword argument 'shape'"):
         sparse_csr_tensor([0, 1], [0], [1.0], shape=(1, 1))
+
+
+@pytest.mark.parametrize("size", [(2, 3), None])
+def test_transposed_indices_are_recognized(size) -> None:
+    words = "indices has shape (4, 2), one row for each entry; it must have one row for each dimension"
+    listed = [[1, 2], [0, 1], [1, 0], [0, 2]]
+    refused(ShapeError, words, sparse_coo_tensor, listed, [1.0] * 4, size)
+    refused(ShapeError, "shape (2, 4): pass indices.t()", sparse_coo_tensor, torch.tensor(listed), [1.0] * 4)
+    refused(ShapeError, "shape (2, 4): pass edge_index.t()", from_edge_index, listed)

@@ -100,7 +100,7 @@ def test_every_format_is_drawn(data):
     assume(not form.is_dense)
     drawn = data.draw(tensors(shape, data.draw(st.sampled_from(DTYPES)), form))
     lines = str(scorch.draw(drawn.given, most=10**6)).splitlines()
-    assert lines[0] == repr(drawn.given)
+    assert lines[0] == repr(drawn.given).partition(",\n")[0].removesuffix(")") + ")"
     if form.levels[-1].letter != "d":
         leaves = [line for line in lines[2:] if ": " in line and not line.endswith(": nothing")]
         assert len(leaves) == drawn.given.nnz

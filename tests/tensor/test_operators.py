@@ -75,30 +75,33 @@ def test_matrices_of_scipy_on_the_right(S, sign, kind):
 
 
 @pytest.mark.cpu("matrices of SciPy are there")
-@pytest.mark.parametrize("sign", [operator.add, operator.sub])
-@pytest.mark.parametrize("kind", [scipy.sparse.csr_array, scipy.sparse.csc_matrix])
-def test_matrices_of_scipy_on_the_left(S, sign, kind):
-    matrix = kind(np.diag([1.0, 2.0, 3.0]))
-    found = sign(matrix, S)
-    assert isinstance(found, scorch.SparseTensor)
-    check(found, sign(torch.from_numpy(matrix.toarray()), DENSE))
-
-
-@pytest.mark.parametrize("sign", [operator.matmul, operator.mul, operator.truediv, *COMPARISONS])
-def test_scipy_that_wants_an_array_is_told_what_works(S, sign):
-    with pytest.raises(OperandError, match=r"scorch\.from_scipy\(matrix\)"):
-        sign(scipy.sparse.csr_array(np.eye(3)), S)
+@pytest.mark.parametrize("sign", [*ARITHMETIC, operator.matmul, *COMPARISONS])
+def test_matrices_of_scipy_on_the_left(S, sign):
+    matrix = scipy.sparse.csr_array(np.diag([1.0, 2.0, 3.0]))
+    for kind in (scipy.sparse.csr_array, scipy.sparse.csc_matrix, scipy.sparse.lil_array):
+        if sign is operator.mul and kind is scipy.sparse.csc_matrix:
+            continue  # which means the matrix product
+        check(sign(kind(matrix), S), sign(torch.from_numpy(matrix.toarray()), DENSE))
+    assert isinstance(matrix @ S, scorch.SparseTensor) and isinstance(matrix * S, scorch.SparseTensor)
 
 
 def test_the_product_that_scipy_means_otherwise_is_refused(S):
     with pytest.raises(UnsupportedError, match="S @ matrix"):
         S * scipy.sparse.csr_matrix(np.eye(3))
+    with pytest.raises(UnsupportedError, match="matrix @ S"):
+        scipy.sparse.csr_matrix(np.eye(3)) * S
+
+
+def test_functions_of_scipy_get_no_array(S):
+    with pytest.raises((OperandError, ValueError), match=r"to_scipy|unrecognized csr_array"):
+        scipy.sparse.csr_array(S)
 
 
 @pytest.mark.cpu("matrices of SciPy are there")
 def test_products_with_scipy_of_another_dtype():
     S = scorch.from_torch(DENSE.float(), format="csr")
     check(S @ scipy.sparse.eye_array(3), DENSE)
+    check(scipy.sparse.eye_array(3) @ S, DENSE)
 
 
 def test_a_dense_tensor_on_the_left_answers_itself(S):

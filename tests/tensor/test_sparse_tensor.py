@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import os
 import pickle
 import sys
@@ -20,7 +21,15 @@ from on_device import is_on_device
 from properties.drawing import DTYPES
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
-from scorch.errors import DeviceError, DtypeError, FormatError, OperandError, ScorchError, UnsupportedError
+from scorch.errors import (
+    DeviceError,
+    DtypeError,
+    FormatError,
+    MissingDeviceError,
+    OperandError,
+    ScorchError,
+    UnsupportedError,
+)
 from validity import check_storage
 
 DENSE = torch.tensor([[0.0, 1.5, 0.0], [2.0, 0.0, 3.0]])
@@ -68,9 +77,43 @@ def test_arrays_of_another_format_are_refused(S):
 
 
 def test_it_shows_what_it_is(S):
-    text = "SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)"
+    text = (
+        "SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%,\n"
+        "             indices=[[0, 1, 1],\n"
+        "                      [1, 0, 2]],\n"
+        "             values=[1.5000, 2.0000, 3.0000])"
+    )
     assert repr(S) == str(S) == f"{S}" == text
     assert repr(from_torch(torch.zeros(0))) == "SparseTensor(shape=(0,), dtype=float32, format=o, nnz=0)"
+
+
+def test_it_shows_its_place_in_the_graph_of_autograd(S):
+    assert "density=50.00%, requires_grad=True," in repr(S.requires_grad_())
+    assert "grad_fn=<MulBackward0>," in repr(S * 2) and "requires_grad" not in repr(S * 2)
+    assert "grad_fn=<EvaluateBackward>," in repr(S + S)
+    assert "grad" not in repr(S.detach())
+
+
+def test_values_are_printed_as_torch_is_told_to(S):
+    with torch._tensor_str.printoptions(precision=1):
+        assert "values=[1.5, 2.0, 3.0])" in repr(S)
+    large = scorch.rand(100, 100, density=0.1, format="csr")
+    assert repr(large).count("\n") == 0 and repr(large).endswith("density=10.00%)")
+    with torch._tensor_str.printoptions(threshold=math.inf):
+        assert repr(large).count(".") > 1000
+    with torch._tensor_str.printoptions(threshold=2):
+        assert "values" not in repr(S)
+
+
+def test_inside_of_a_transform_only_facts_are_shown(S):
+    shown = []
+
+    def scaled(x):
+        shown.append(repr(S * 2))
+        return x
+
+    torch.vmap(scaled)(torch.ones(2))
+    assert shown == ["SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)"]
 
 
 # copies ----------------------------------------------------------------------------------------------
@@ -150,6 +193,18 @@ def test_other_dtypes_and_devices_are_refused(S):
         S.to(torch.float8_e5m2)
     with pytest.raises(DeviceError, match="device meta, but Scorch computes on the cpu"):
         S.to("meta")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_told_with_what_it_needs(S):
+    words = r"A GPU needs a CUDA build of PyTorch .* an NVIDIA driver .*python -m scorch env"
+    for call in (S.cuda, lambda: S.to("cuda")):
+        with pytest.raises(MissingDeviceError, match=words) as caught:
+            call()
+        assert isinstance(caught.value, AssertionError)
+    if not torch.backends.cuda.is_built():
+        with pytest.raises(OperandError, match=words):
+            scorch.eye(3, device="cuda", format="csr")
 
 
 # pickles ---------------------------------------------------------------------------------------------

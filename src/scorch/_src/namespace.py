@@ -21,6 +21,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+from scorch._src.name_hints import HINTS, unknown_name
 from scorch._src.torch_internals import all_operator_names
 from scorch.errors import warn_deprecated
 
@@ -81,12 +82,16 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
         is_counterpart = name in files and name in dir(other)
         if is_counterpart:  # torch has imported it already, so here too it is there without an import
             return importlib.import_module(f"{module.__name__}.{name}")
-        if name in files or name.startswith("__") or _is_empty_ops_namespace(other, name):
-            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        missing = f"module {module.__name__!r} has no attribute {name!r}"
+        if name in files:
+            raise AttributeError(f"{missing}; import {module.__name__}.{name} first")
+        if name.startswith("__") or _is_empty_ops_namespace(other, name):
+            raise AttributeError(missing)
         try:
             return getattr(other, name)
         except AttributeError:
-            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
+            hints = HINTS.get(module.__name__, {})
+            raise unknown_name(missing, name, hints, list_names) from None
 
     def list_names() -> list[str]:
         return sorted({*vars(module), *dir(other)})

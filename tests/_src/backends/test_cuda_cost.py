@@ -19,7 +19,7 @@ from scorch._src.backends.cuda.cost import describe_cost, recorded
 from scorch._src.backends.cuda.driver import FunctionFacts
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch
 from scorch._src.backends.routines import Options, Rows, Scores
-from scorch._src.explain.report import StepExplanation
+from scorch._src.explain.step import StepExplanation
 
 THERE = torch.device("cuda", 0)
 

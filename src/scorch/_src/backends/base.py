@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -252,9 +252,17 @@ class Backend(ABC):
         return torch.device("cpu")
 
 
+class Needs(NamedTuple):
+    """What a type of device needs, and the ``signs`` by which torch's errors about its absence are known."""
+
+    text: str
+    signs: tuple[str, ...]
+
+
 _BACKENDS: dict[str, Backend] = {}
 _ROUTINES: dict[torch.device, Routines] = {}  # of the backend of each device
 _DEVICES: dict[str, None] = {}  # types of devices that some backend computes on
+_NEEDS: dict[str, Needs] = {}  # by type of device, also of those that this machine or build of torch lacks
 _DEFAULT = "cpu"  # also plans what is to run on tensors without memory
 
 
@@ -264,6 +272,25 @@ def register_backend(name: str, backend: Backend, purpose: str = "") -> None:
     _ROUTINES.clear()
     _DEVICES[backend.device.type] = None
     add_backend(name, purpose)
+
+
+def register_needs(device_type: str, needs: Needs) -> None:
+    """Say what devices of a type need, for the error of a call that asks for one that is not there."""
+    _NEEDS[device_type] = needs
+
+
+def needs_of(device_type: str) -> str:
+    """Return what devices of a type need, as a sentence; an empty text if nothing is known of them."""
+    needs = _NEEDS.get(device_type)
+    return "" if needs is None else needs.text
+
+
+def needs_behind(message: str) -> str:
+    """Return what the device needs that an error message of torch is about, or an empty text."""
+    for needs in _NEEDS.values():
+        if any(sign in message for sign in needs.signs):
+            return needs.text
+    return ""
 
 
 def is_served(device: torch.device) -> bool:

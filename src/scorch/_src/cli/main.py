@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
-
-import torch
 
 from scorch._src import __version__
 from scorch._src.backends import cache
-from scorch._src.backends.cpu import toolchain
 from scorch._src.cli import bench, demo, plan, warm
-from scorch._src.explain.explain_statement import explain
-from scorch._src.explain.report import Explanation
-from scorch._src.formats import as_format
-from scorch._src.notation.indexing import parse
-from scorch._src.notation.trees import accesses
-from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.cli.doctor_script import diagnose_script
+from scorch._src.cli.environment import describe_environment
+from scorch._src.cli.explain_formats import explain_formats, parse_sizes
+from scorch._src.explain.doctor import SPARSITIES
 from scorch.errors import (
     ArgumentError,
-    FormatError,
-    NotationError,
+    FileError,
     ScorchError,
-    ShapeError,
-    add_note,
-    counted,
 )
-
-NOMINAL_SIZE = 1000
-NOMINAL_ELEMENTS = 10**6  # of a tensor of order 3 or more
-MAX_ENTRIES = 50_000_000
 
 EPILOG = """\
 examples:
   python -m scorch explain "ij,jk->ik" csr dense
   python -m scorch explain "ij,jk->ik" csr csr --sizes i=1e6,j=1e6,k=1e6 --density 1e-6
   python -m scorch explain "D[i,j] = A[i,k] * B[k,j] + C[i,j]" A=csr B=csr C=dcsr --source
+  python -m scorch explain "ij,jk->ik" csr csr --html product.html
+"""
+
+
+DOCTOR_EPILOG = """\
+examples:
+  python -m scorch doctor train.py
+  python -m scorch doctor train.py --sparsities 0.5,0.9 --html report.html -- --epochs 1
 """
 
 
@@ -67,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 where the input is wrong."""
     parser = make_parser()
     options, further = parser.parse_known_args(arguments)
-    if options.command is run_benchmark:
+    if options.command in (run_benchmark, show_diagnosis):
         options.further = further
     elif further:
         parser.error(f"unrecognized arguments: {' '.join(further)}")
@@ -97,7 +91,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(command=None)
     parser.add_argument("--version", action="version", version=f"scorch {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,plan,demo,bench}")
+    commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,doctor,plan,demo,bench}")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], **options: Any) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(
@@ -106,7 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(command=run, print_help=command.print_help)
         return command
 
-    add("env", show_environment, help="show the compiler, processor and versions in use")
+    add("env", show_environment, help="show versions, compiler, GPU and settings, for bug reports")
     command = add("cache", show_cache, help="show, clear or fill the compiled kernels on disk")
     command.add_argument("--clear", action="store_true", help="remove them all")
     command.add_argument("--warm", action="store_true", help="compile the usual kernels now, on all cores")
@@ -122,7 +116,19 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--sizes", default="", metavar="i=100,j=200", help="sizes of indices (default 1000)")
     command.add_argument("--density", type=float, default=0.01, help="of the sparse operands (default 0.01)")
     command.add_argument("--result", metavar="FORMAT", help="ask for the format of the result")
-    command.add_argument("--source", action="store_true", help="print the generated C too")
+    command.add_argument("--source", action="store_true", help="print the generated source too")
+    command.add_argument("--html", metavar="FILE", help="run it too, and write the explanation as a page")
+    command = add(
+        "doctor",
+        show_diagnosis,
+        help="show which layers of a script's model would gain from sparsity",
+        description="Run a script until it calls its model, and show which layers would gain from sparsity.",
+        epilog=DOCTOR_EPILOG,
+    )
+    command.add_argument("script", metavar="SCRIPT", help="calls a torch.nn.Module; its arguments follow")
+    command.add_argument("--finish", action="store_true", help="run the script to its end first")
+    command.add_argument("--sparsities", default="", metavar="0.8,0.9", help="shares of weights to prune")
+    command.add_argument("--html", metavar="FILE", help="write the diagnosis as a page")
     command = add(
         "plan",
         plan.show_plan,
@@ -162,7 +168,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def show_environment(options: argparse.Namespace) -> int:
-    _print_fields({"scorch": __version__, **toolchain.describe()}, options.json)
+    _print_fields(describe_environment(), options.json)
     return 0
 
 
@@ -180,12 +186,43 @@ def show_cache(options: argparse.Namespace) -> int:
 
 def show_explanation(options: argparse.Namespace) -> int:
     explanation = explain_formats(
-        options.expression, options.formats, _parse_sizes(options.sizes), options.density, options.result
+        options.expression,
+        options.formats,
+        parse_sizes(options.sizes),
+        options.density,
+        options.result,
+        measure=options.html is not None,
     )
+    if options.html is not None:
+        return _write_page(options.html, explanation.to_html())
     if options.json:
         print(json.dumps(explanation.to_dict(), indent=2))
     else:
         print(explanation.report(source=options.source))
+    return 0
+
+
+def show_diagnosis(options: argparse.Namespace) -> int:
+    try:
+        sparsities = [float(text) for text in filter(None, options.sparsities.split(","))]
+    except ValueError:
+        raise ArgumentError(f"--sparsities is {options.sparsities!r}; write it as 0.8,0.9") from None
+    arguments = options.further[1:] if options.further[:1] == ["--"] else options.further
+    diagnosis = diagnose_script(
+        options.script, arguments, finish=options.finish, sparsities=sparsities or SPARSITIES
+    )
+    if options.html is not None:
+        return _write_page(options.html, diagnosis.to_html())
+    print(json.dumps(diagnosis.to_dict(), indent=2) if options.json else diagnosis)
+    return 0
+
+
+def _write_page(path: str, html: str) -> int:
+    try:
+        Path(path).write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}") from None
+    print(f"wrote {path}")
     return 0
 
 
@@ -218,104 +255,3 @@ def _print_fields(fields: Mapping[str, Any], as_json: bool) -> None:
             wrapped for line in text.splitlines() for wrapped in textwrap.wrap(line, 100 - width) or [""]
         ]
         print(f"{name:{width}}" + ("\n" + " " * width).join(lines))
-
-
-# tensors to explain ----------------------------------------------------------------------------------
-
-
-def explain_formats(
-    text: str, formats: Sequence[str], sizes: Mapping[str, int], density: float, result: str | None
-) -> Explanation:
-    """Explain an expression over random tensors in these formats."""
-    if not 0 <= density <= 1:
-        raise ShapeError(f"density must be between 0 and 1; --density is {density}")
-    torch.manual_seed(0)
-    if "=" in text or "[" in text:
-        statement = parse(text)
-        indices = {access.tensor: access.indices for access in accesses(statement.assign.value)}
-        formats_by_name = _parse_formats(indices, formats)
-        size = _sizes([*indices.values(), statement.assign.target.indices], sizes)
-        tensors = {
-            name: _random_tensor(name, indices[name], form, size, density)
-            for name, form in formats_by_name.items()
-        }
-        return explain(text, format=result, **tensors)
-    terms, _, output = text.partition("->")
-    labels = [tuple(re.findall(r"[A-Za-z]", term)) for term in terms.split(",")]
-    if len(formats) != len(labels):
-        raise NotationError(
-            f"{text!r} has {counted(len(labels), 'operand')}, but {counted(len(formats), 'format')} "
-            f"{'is' if len(formats) == 1 else 'are'} given; name one for each, such as csr or dense"
-        )
-    size = _sizes([*labels, tuple(re.findall(r"[A-Za-z]", output))], sizes)
-    operands = [
-        _random_tensor(f"operand {number}", letters, form, size, density)
-        for number, (letters, form) in enumerate(zip(labels, formats, strict=True))
-    ]
-    return explain(text, *operands, format=result)
-
-
-def _parse_formats(indices: Mapping[str, tuple[str, ...]], formats: Sequence[str]) -> dict[str, str]:
-    formats_by_name: dict[str, str] = {}
-    for argument in formats:
-        name, equals, form = argument.partition("=")
-        if not equals or not form:
-            raise FormatError(
-                f"{argument!r} must say which tensor it is for, such as {next(iter(indices))}={argument}"
-            )
-        if name not in indices:
-            raise NotationError(f"{name!r} is given but not used; the operands are {', '.join(indices)}")
-        formats_by_name[name] = form
-    missing = [name for name in indices if name not in formats_by_name]
-    if missing:
-        example = " ".join(f"{name}=csr" for name in missing)
-        raise NotationError(f"no format is given for {', '.join(missing)}; add for example {example}")
-    return formats_by_name
-
-
-def _parse_sizes(text: str) -> dict[str, int]:
-    sizes = {}
-    for item in filter(None, text.split(",")):
-        name, _, value = item.partition("=")
-        try:
-            number = float(value)
-            sizes[name.strip()] = int(number)
-            if number != int(number) or number < 0:
-                raise ValueError
-        except (ValueError, OverflowError):
-            raise ShapeError(f"--sizes has {item!r}; use the form i=100,j=200") from None
-    return sizes
-
-
-def _sizes(tensors: Sequence[tuple[str, ...]], passed: Mapping[str, int]) -> dict[str, int]:
-    """Return a size for each index: as passed, else nominal, smaller where tensors have many dimensions."""
-    indices = dict.fromkeys(index for tensor in tensors for index in tensor)
-    unknown = [index for index in passed if index not in indices]
-    if unknown:
-        raise ShapeError(f"--sizes names {unknown[0]!r}, but the indices are {', '.join(indices)}")
-    order = max(map(len, tensors), default=0)
-    nominal = NOMINAL_SIZE if order < 3 else max(2, round(NOMINAL_ELEMENTS ** (1 / order)))
-    return {index: passed.get(index, nominal) for index in indices}
-
-
-def _random_tensor(
-    name: str, indices: tuple[str, ...], format: str, sizes: Mapping[str, int], density: float
-) -> torch.Tensor:
-    """Draw a random tensor in ``format``; repeated coordinates are one entry."""
-    shape = tuple(sizes[index] for index in indices)
-    try:
-        form = as_format(format, len(shape))
-    except FormatError as error:
-        add_note(error, f"in the format of {name}")
-        raise
-    elements = math.prod(shape)
-    entries = elements if form.is_dense else round(elements * density)
-    if entries > MAX_ENTRIES:
-        raise ShapeError(
-            f"{name} would have {entries:,} entries, more than {MAX_ENTRIES:,}; "
-            "give smaller --sizes or a smaller --density"
-        )
-    if form.is_dense:
-        return torch.rand(shape)
-    coordinates = [torch.randint(max(size, 1), (entries,)) for size in shape]
-    return from_coordinates(coordinates, torch.rand(entries), shape, form)

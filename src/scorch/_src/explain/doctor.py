@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from scorch._src.backends.base import host_threads
 from scorch._src.explain.doctor_report import MIN_GAIN, Diagnosis, LayerDiagnosis
+from scorch._src.explain.render import print_unless
 from scorch._src.nn import timing
 from scorch._src.nn.pruned.prunable import KINDS
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -37,15 +38,16 @@ def doctor(
     example: Any,
     *,
     sparsities: float | Sequence[float] = SPARSITIES,
-    quiet: bool = False,
+    quiet: bool | None = None,
 ) -> Diagnosis:
     """Print which layers of a model would gain from sparsity, on an example of what the model is given.
 
     ``example`` is a tensor, a tuple of arguments, or a dictionary of named ones; its batch is what is
     measured. Each Linear layer is timed on its own input as it is and with the shares ``sparsities`` of its
     smallest weights taken out, and with its input as a sparse tensor where that is mostly zeros. The model
-    runs as for inference, without gradients, and is not changed. The diagnosis is also returned; with
-    ``quiet`` it is not printed.
+    runs as for inference, without gradients, and is not changed. The diagnosis is returned, and
+    printed unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed
+    only with ``quiet=False``.
 
     >>> import torch, scorch
     >>> model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -76,8 +78,7 @@ def doctor(
     spread = statistics.median(times) / min(times) if min(times) else 1.0
     name, threads = type(model).__name__, host_threads()
     diagnosis = Diagnosis(name, statistics.median(times), threads, tuple(layers), max(spread, _load()))
-    if not quiet:
-        print(diagnosis)
+    print_unless(quiet, diagnosis)
     return diagnosis
 
 

@@ -143,6 +143,10 @@ class Diagnosis:
     def __repr__(self) -> str:
         return f"<diagnosis of {len(self.layers)} layers of {self.model}; print it to read it>"
 
+    def to_html(self) -> str:
+        """Return the diagnosis as a page of its own."""
+        return page.document(f"scorch.doctor: {self.model}", self._repr_html_())
+
     def _repr_html_(self) -> str:
         head, rows = self._rows()
         cells = [[page.text(cell) for cell in row] for row in rows]

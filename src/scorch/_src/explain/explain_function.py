@@ -25,7 +25,7 @@ from scorch._src.engine.executable import Prepared, has_no_gaps
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.fused_executable import FusedKernel
 from scorch._src.events import Event
-from scorch._src.explain.explain_kernel import describe_tensor, explain_kernel
+from scorch._src.explain.explain_kernel import describe_tensor, draw_pattern, explain_kernel
 from scorch._src.explain.explain_sharded import explain_exchange
 from scorch._src.explain.function_report import (
     BETWEEN_PROCESSES,
@@ -33,8 +33,8 @@ from scorch._src.explain.function_report import (
     FunctionExplanation,
     KernelExplanation,
 )
-from scorch._src.explain.report import TensorFacts
 from scorch._src.explain.speed import measure_speed, predict_seconds, time_calls
+from scorch._src.explain.step import TensorFacts
 from scorch._src.explain.trace_calls import Call, Trace, trace, unwrap
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.show import show
@@ -204,7 +204,7 @@ def _explain_prepared(
         advice.clear()
     result = step.result
     if isinstance(event.result, Storage):
-        result = replace(result, nnz=event.result.pattern.size)
+        result = replace(result, nnz=event.result.pattern.size, picture=draw_pattern(event.result))
     is_on_host = prepared.backend.target is None
     moved = memory.operands + result_size
     return KernelExplanation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -24,10 +25,16 @@ from scorch._src.devices import HOST
 from scorch._src.engine.executable import Prepared, arrays_of, has_no_gaps
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.footprint import footprint
-from scorch._src.explain.report import MAX_REJECTED_ORDERS, OrderCost, StepExplanation, TensorFacts
+from scorch._src.explain.report import MAX_REJECTED_ORDERS
+from scorch._src.explain.step import OrderCost, StepExplanation, TensorFacts
 from scorch._src.notation.show import show
 from scorch._src.storage.storage import Storage
+from scorch._src.tensor.show.spy import to_svg
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.settings import current
+
+MAX_DRAWN_ENTRIES = 1 << 21
+PICTURE_CELLS, PICTURE_SIDE = 60, 120
 
 Tensors = Mapping[str, Storage | torch.Tensor]
 
@@ -45,17 +52,23 @@ def explain_kernel(
     said = prepared.kernel.describe(_call(prepared, tensors, memory)) or Description(
         describe_inner(plan), describe_threads(plan, prepared.kernel.workers(), max_threads)
     )
+    is_shared = plan.pattern is not None and plan.pattern.indices == step.target.indices
+    picture = draw_pattern(tensors.get(plan.pattern.tensor)) if plan.pattern and is_shared else ""
     return StepExplanation(
         statement=show(as_statement(step)),
         kind="kernel",
         purpose=purpose,
-        operands=tuple(describe_tensor(operand_of(name, tensor)) for name, tensor in tensors.items()),
+        operands=tuple(
+            replace(describe_tensor(operand_of(name, tensor)), picture=draw_pattern(tensor))
+            for name, tensor in tensors.items()
+        ),
         result=TensorFacts(
-            step.target.tensor, form, shape_of_result(step, sizes), nnz, dtype_name(prepared.dtype)
+            step.target.tensor, form, shape_of_result(step, sizes), nnz, dtype_name(prepared.dtype), picture
         ),
         reasons=planned.inferred.reasons,
         conversions=tuple(map(describe_conversion, planned.conversions)),
         loop_order=plan.order,
+        walks=tuple(_describe_walk(plan, index, sizes[index]) for index in plan.order),
         cost=_order_cost(choice.chosen, choice.chosen, plan),
         paper=_order_cost(choice.paper, choice.chosen, plan),
         rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MAX_REJECTED_ORDERS]),
@@ -79,6 +92,25 @@ def _call(prepared: Prepared, tensors: Tensors, memory: Footprint) -> Call:
     arrays = arrays_of(sources) if is_read_as_is else None
     device = sources[0].device if sources else HOST
     return Call(device, memory.operands + memory.result, memory.values, memory.exact, arrays)
+
+
+def _describe_walk(plan: Plan, index: str, size: int) -> str:
+    """Say what the loop over ``index`` goes over, in the formats that the kernel reads."""
+    sparse = []
+    for access in plan.step.accesses:
+        form = plan.operand(access.tensor).format
+        for level, dim in zip(form.levels, form.order, strict=False):
+            if access.indices[dim] == index and not level.is_full:
+                sparse.append(f"the {level.name} level of {access.tensor}")
+                break
+    return f"over {' and '.join(dict.fromkeys(sparse))}" if sparse else f"from 0 to {size - 1:,}"
+
+
+def draw_pattern(tensor: Storage | torch.Tensor | None) -> str:
+    """Draw the sparsity pattern of a tensor, small; empty for dense tensors and those with many entries."""
+    if not isinstance(tensor, Storage) or tensor.pattern.size > MAX_DRAWN_ENTRIES:
+        return ""
+    return to_svg(SparseTensor(tensor), PICTURE_CELLS, PICTURE_SIDE)
 
 
 def describe_tensor(operand: Operand) -> TensorFacts:

@@ -6,6 +6,7 @@ whose result a later step reads are run, since that one's formats depend on it; 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +43,8 @@ from scorch._src.explain.explain_kernel import (
 )
 from scorch._src.explain.explain_sharded import explain_sharded
 from scorch._src.explain.function_report import FunctionExplanation
-from scorch._src.explain.report import Explanation, StepExplanation, TensorFacts
+from scorch._src.explain.report import Explanation
+from scorch._src.explain.step import StepExplanation, TensorFacts
 from scorch._src.formats import Format, as_format, dense_format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Access
@@ -66,7 +68,7 @@ _IMPLICIT_ZERO_PURPOSES = (
 
 @overload
 def explain(
-    text: str, /, *operands: Any, format: str | Format | None = None, **tensors: Any
+    text: str, /, *operands: Any, format: str | Format | None = None, measure: bool = False, **tensors: Any
 ) -> Explanation: ...
 
 
@@ -81,7 +83,13 @@ def explain(
 
 
 def explain(
-    text: Any, /, *operands: Any, format: str | Format | None = None, runs: int = RUNS, **tensors: Any
+    text: Any,
+    /,
+    *operands: Any,
+    format: str | Format | None = None,
+    runs: int = RUNS,
+    measure: bool = False,
+    **tensors: Any,
 ) -> Any:
     """Explain how ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` would be computed.
 
@@ -89,6 +97,9 @@ def explain(
     shows every kernel that ran, with formats, bytes, predicted and measured time, what was joined, what was
     converted, and how to avoid that. ``explain(compiled, *args)``, of a function that ``scorch.compile``
     made, shows which calls it joined.
+
+    Without ``measure`` the last kernel is not run. With it the call is, ``2 * runs + 2`` times, and each step
+    shows its predicted and measured time, and the result its sparsity pattern.
 
     >>> import torch, scorch
     >>> A = scorch.from_torch(torch.eye(3), format="csr")
@@ -110,14 +121,33 @@ def explain(
             raise NotationError(f"the tensors of {text!r} are passed by name, such as A=A")
         if any(isinstance(tensor, RowSharded) for tensor in tensors.values()):
             return explain_sharded(text, parse(text).assign, tensors, explain_local_statement)
-        return Explanation(text, tuple(_explain_expression(text, tensors, format)))
+        explanation = Explanation(text, tuple(_explain_expression(text, tensors, format)))
+        call = functools.partial(evaluate, text, format=format, **tensors)
+        return _measured(explanation, call, runs) if measure else explanation
     if tensors:
         names = ", ".join(tensors)
         raise NotationError(f"the operands of {text!r} are passed by position, not by name as {names}")
     if any(isinstance(operand, RowSharded) for operand in operands):
         assign, named = read_einsum(text, operands)
         return explain_sharded(text, assign, named, explain_local_equation)
-    return Explanation(text, tuple(_explain_equation(text, operands, format)))
+    explanation = Explanation(text, tuple(_explain_equation(text, operands, format)))
+    call = functools.partial(einsum, text, *operands, format=format)
+    return _measured(explanation, call, runs) if measure else explanation
+
+
+def _measured(explanation: Explanation, call: Callable[[], Any], runs: int) -> Explanation:
+    """Return the explanation with the times and results of its kernels, in the order in which they ran."""
+    ran = [kernel for kernel in Explainer(call, runs)().kernels if kernel.step is not None]
+    steps = []
+    for step in explanation.steps:
+        kernel = next((kernel for kernel in ran if kernel.source == step.source), None)
+        if kernel is None or kernel.result is None:
+            steps.append(step)
+            continue
+        ran.remove(kernel)
+        result = replace(step.result, nnz=kernel.result.nnz, picture=kernel.result.picture)
+        steps.append(replace(step, result=result, predicted=kernel.predicted, measured=kernel.measured))
+    return replace(explanation, steps=tuple(steps))
 
 
 def explain_local_equation(text: str, operands: Mapping[str, Any]) -> Explanation:

@@ -9,7 +9,7 @@ from typing import Any
 
 from scorch._src.explain import html as page
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
-from scorch._src.explain.report import StepExplanation, TensorFacts
+from scorch._src.explain.step import StepExplanation, TensorFacts
 from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
 
@@ -150,6 +150,10 @@ class FunctionExplanation:
     def __repr__(self) -> str:
         return f"<{_title(self)}; print it to read it>"
 
+    def to_html(self) -> str:
+        """Return the explanation as a page of its own."""
+        return page.document(f"scorch.explain: {self.name}", self._repr_html_())
+
     def _repr_html_(self) -> str:
         long_calls, _ = _split_calls(self)
         rows = [_html_row(number, call, self.watched) for number, call in enumerate(long_calls, 1)]
@@ -157,7 +161,7 @@ class FunctionExplanation:
             page.heading(_title(self)),
             page.table(["", "call", "", "time", "share"], rows, {3}),
             *(page.listing("One kernel for", [", ".join(group)]) for group in self.joined),
-            page.listing("What would spare time", self.advice) if self.advice else "",
+            page.listing("Suggestions", self.advice) if self.advice else "",
             page.source("C source of all kernels", self.source),
         )
 
@@ -212,7 +216,7 @@ def _report(explanation: FunctionExplanation) -> list[str]:
     for group in explanation.joined:
         lines += ["", *wrap_lines(f"one kernel for: {', '.join(group)}")]
     if explanation.advice:
-        lines += ["", "what would spare time"]
+        lines += ["", "suggestions"]
         lines += [line for text in explanation.advice for line in wrap_lines(text, "- ")]
     return lines
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from scorch._src.backends.base import host_threads
+from scorch._src.explain import html as page
+from scorch._src.explain.render import print_unless
 from scorch._src.nn import timing
 from scorch._src.nn.pruned.prunable import (
     dense_weights,
@@ -57,7 +59,7 @@ class ModelReport:
         """The bytes they would take if all were dense."""
         return sum(layer.dense_bytes for layer in self.layers)
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[list[str]]:
         head = ["layer", "kind", "shape", "format", "density", "bytes", "of dense"]
         rows = [[*head, "expected", "measured", "dense"]]
         for layer in self.layers:
@@ -65,13 +67,20 @@ class ModelReport:
             names = [layer.name or "(model)", layer.kind, shape, layer.format, f"{layer.density:.1%}"]
             rows.append([*names, *_format_bytes_and_times(layer, layer)])
         rows.append(["all", "", "", "", "", *_format_bytes_and_times(self, *self.layers)])
-        lines = format_table(rows)
-        lines.append(
-            f"times for a batch of {self.batch}, {self.threads} threads; dense: the layer stored densely"
-        )
-        lines += [f"{layer.name or '(model)'}: {layer.reason}" for layer in self.layers if layer.reason]
-        lines.append(str(self.sparsification))
-        return "\n".join(lines)
+        return rows
+
+    def _notes(self) -> list[str]:
+        times = f"times for a batch of {self.batch}, {self.threads} threads; dense: the layer stored densely"
+        reasons = [f"{layer.name or '(model)'}: {layer.reason}" for layer in self.layers if layer.reason]
+        return [times, *reasons, *str(self.sparsification).splitlines()]
+
+    def __str__(self) -> str:
+        return "\n".join([*format_table(self._rows()), *self._notes()])
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        cells = [[page.text(cell) for cell in row] for row in rows]
+        return page.page(page.table(head, cells, range(4, len(head))), page.listing("Notes", self._notes()))
 
     def __repr__(self) -> str:
         return f"<report of {len(self.layers)} layers, {self.bytes:,} bytes, {self.dense_bytes:,} if dense>"
@@ -86,14 +95,16 @@ def _format_bytes_and_times(sizes: LayerReport | ModelReport, *layers: LayerRepo
 
 
 def report(
-    model: torch.nn.Module, *, batch: int = 32, measure: bool = True, quiet: bool = False
+    model: torch.nn.Module, *, batch: int = 32, measure: bool = True, quiet: bool | None = None
 ) -> ModelReport:
     """Print the layers of a model that have weights: density, bytes, expected and measured time.
 
     Times are of the layer alone on ``batch`` inputs, the shortest of several calls, and beside them that of
     the same layer stored densely; without ``measure`` no layer is run. Expected is what reading the weight,
     or multiplying by it, takes at the speed of this machine. Below stand the sparsity over all weights, and
-    which layers ``scorch.sparsify`` left dense. The table is also returned; with ``quiet`` it is not printed.
+    which layers ``scorch.sparsify`` left dense. The table is returned, and printed
+    unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed only with
+    ``quiet=False``.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")
@@ -115,8 +126,7 @@ def report(
     skipped = {layer.name: layer.reason for layer in dense_layers if layer.name in names}
     current = sparsification_of(model, None if sparsification is None else sparsification.asked, skipped)
     result = ModelReport(tuple(layers), batch, host_threads(), current)
-    if not quiet:
-        print(result)
+    print_unless(quiet, result)
     return result
 
 

@@ -24,7 +24,7 @@ from scorch._src.loops.types import LAST_INT32
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, ShapeError
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, add_note
 
 __all__ = ["bigbird", "causal", "from_function", "global_tokens", "random_blocks", "window"]
 
@@ -156,11 +156,14 @@ def from_function(
     *,
     device: Device = None,
 ) -> SparseTensor:
-    """The pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is true, as ``FlexAttention`` writes masks.
+    """Return the mask of the pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is True, as in FlexAttention.
 
-    It gets index tensors that broadcast, for ``block`` queries at a time, and returns bools; so all pairs are
-    looked at once, but never more than ``block * m`` of them are in memory. The mask has shape (n, m), and
-    ``(batch, heads, n, m)`` where these are given; what is not given is 0 in the call.
+    ``mask_mod`` is called once for each batch element, head and chunk of ``block`` queries, with int64
+    tensors: ``b`` and ``h`` of shape ``()``, ``q_idx`` of shape ``(block, 1)`` (or less in the last chunk)
+    and ``kv_idx`` of shape ``(1, m)``. It must return a bool tensor that broadcasts to ``(block, m)``, so
+    write it with elementwise operations (``&``, ``|``, ``torch.where``), without ``if`` and ``and``. At most
+    ``block * m`` pairs are in memory at a time. The mask has shape ``(n, m)``, preceded by ``batch`` and
+    ``heads`` where they are given; where they are not, ``b`` or ``h`` is 0.
 
     >>> near = from_function(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= h, 8, heads=2)
     >>> near.shape
@@ -177,7 +180,7 @@ def from_function(
     for b, h, first in itertools.product(range(counts[0]), range(counts[1]), range(0, n, block)):
         queries = torch.arange(first, min(n, first + block), device=where)[:, None]
         place = torch.tensor([b, h], device=where)
-        allowed = mask_mod(place[0], place[1], queries, keys)
+        allowed = _call_mask_mod(mask_mod, place[0], place[1], queries, keys)
         is_allowed = _checked(allowed, (queries.shape[0], m))
         lengths.append(is_allowed.sum(1))
         columns.append(is_allowed.nonzero()[:, 1])
@@ -203,17 +206,40 @@ def _sizes(n: int, m: int | None = None) -> tuple[int, int]:
     return _count("n", n), _count("n", n) if m is None else _count("m", m)
 
 
+def _call_mask_mod(mask_mod: MaskMod, *indices: torch.Tensor) -> torch.Tensor:
+    """Call a mask function; an error that it raises says what it was called with."""
+    if not callable(mask_mod):
+        raise OperandError(
+            f"from_function takes a function mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor, not a "
+            f"{type(mask_mod).__name__}"
+        )
+    try:
+        return mask_mod(*indices)
+    except Exception as error:
+        shapes = [tuple(index.shape) for index in indices]
+        add_note(
+            error,
+            "from_function called mask_mod(b, h, q_idx, kv_idx) with int64 tensors of shapes "
+            f"{', '.join(map(str, shapes))}; it must take four arguments, use elementwise operations "
+            "(& and | instead of and and or), and return a bool tensor",
+        )
+        raise
+
+
 def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
     """Return the result of a mask function as a matrix of bools."""
     if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
-        kind = allowed.dtype if isinstance(allowed, torch.Tensor) else type(allowed).__name__
-        raise DtypeError(f"mask_mod(b, h, q_idx, kv_idx) returns a tensor of bools, not {kind}")
+        dtype = getattr(allowed, "dtype", None)
+        kind = f"a {type(allowed).__name__}" + (f" of {dtype}" if dtype else "")
+        raise DtypeError(
+            f"mask_mod(b, h, q_idx, kv_idx) must return a bool tensor, such as q_idx >= kv_idx, not {kind}"
+        )
     try:
         return allowed.expand(shape)
     except RuntimeError:
         raise ShapeError(
             f"mask_mod returned shape {tuple(allowed.shape)} for q_idx of shape {(shape[0], 1)} and kv_idx "
-            f"of shape {(1, shape[1])}, whose pairs have shape {shape}"
+            f"of shape {(1, shape[1])}; it must broadcast to {shape}"
         ) from None
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.nn.masks import csr_from_rows
 from scorch._src.ops.embedding_bag import split_bags
+from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.tensor.autograd import values_of
@@ -56,6 +57,7 @@ class Linear(torch.nn.Linear):
             raise ShapeError(
                 f"the input has shape {tuple(input.shape)}, but the layer takes {self.in_features} features"
             )
+        check_same_dtype("input", input, self.weight)
         if input.format.order[-1] != input.dim() - 1 or input.format.is_blocked:
             input = input.to_format("csr")  # which of its columns are stored is known by rows only
         equation = "ij,kj->ik" if input.dim() == 2 else "j,kj->k"
@@ -199,6 +201,7 @@ def _stored_samples(
             f"the input has shape {tuple(input.shape)}; it has a row for each bag and a column for "
             f"each of the {table.shape[0]} rows of the table"
         )
+    check_same_dtype("input", input, table)
     stored = input.to_format("csr" if input.format.is_blocked else input.format)
     assert isinstance(stored, SparseTensor)
     rows_and_columns = coordinates(stored.storage.pattern)

@@ -12,6 +12,7 @@ import torch
 
 from scorch._src.backends.base import is_served, served_devices
 from scorch._src.torch_internals import is_any_autocast_enabled
+from scorch.errors import CallError
 
 
 def is_autocast() -> bool:
@@ -24,6 +25,16 @@ def cast(*tensors: Any) -> tuple[Any, ...]:
     return tuple(
         tensor.to(torch.get_autocast_dtype(tensor.device.type)) if _is_cast(tensor) else tensor
         for tensor in tensors
+    )
+
+
+def check_same_dtype(name: str, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise, as ``torch.nn.Linear`` does, unless both have one dtype, or get one from autocast."""
+    if x.dtype == weight.dtype or (is_autocast() and _is_cast(x) and _is_cast(weight)):
+        return
+    raise CallError(
+        f"{name} and the weight must have the same dtype, as in torch.nn.Linear, but got {x.dtype} and "
+        f"{weight.dtype}; use {name}.to({weight.dtype}) or layer.to({x.dtype})"
     )
 
 

@@ -168,7 +168,7 @@ def _connect(
         sources.append(weakref.ref(source))
     call = Call(formula, patterns, sources, readable, known, None, is_new)
     if is_by_autograd and any_requires_grad(*inputs):
-        array: torch.Tensor = apply(_OfTensors, call, added, *inputs)
+        array: torch.Tensor = apply(_Evaluate, call, added, *inputs)
     else:
         array = compute(call, inputs) if added is None else compute(call, inputs) + added
     return array if call.pattern is None else sparse_of(call.pattern, array)
@@ -237,7 +237,7 @@ def _gradients(
         yield gradient_of(call, arrays, place, incoming, create_graph, compute) if is_float else None
 
 
-class _OfTensors(torch.autograd.Function):
+class _Evaluate(torch.autograd.Function):
     """A statement as a function of arrays and of sparse leaves, whose values need no node of their own.
 
     It is for programs that nothing but autograd tracks. ``added`` is added to the result.

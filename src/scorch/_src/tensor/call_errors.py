@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import needs_behind
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.tensor.create.check import freed_in_words, is_freed
@@ -87,6 +88,10 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
         dense, is_exact = None, False
     else:
         dense, is_exact = _error_of_dense(func, args, kwargs, tensors, is_too_large)
+    needs = needs_behind(str(error if dense is None else dense))
+    if needs:
+        text = cleaned(str(error if dense is None else dense), name).rstrip(".")
+        return _scorch_error(MissingDeviceError, name, f"{text}. {needs}", tensors)
     if isinstance(error, AssertionError) and not isinstance(dense, AssertionError):
         return error  # one of our own
     if dense is None:

@@ -145,8 +145,7 @@ _refuse(OperandError, NO_DLPACK, torch.Tensor.__dlpack__)
 _refuse(
     OperandError,
     "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
-    "To compute with it, make the other operand a tensor: torch.from_numpy(array), "
-    "scorch.from_scipy(matrix) @ S",
+    "To compute with it, make the other operand a tensor: torch.from_numpy(array), scorch.from_scipy(matrix)",
     torch.Tensor.numpy,
     torch.Tensor.__array__,
 )

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import is_grad_enabled, is_transformed
+from scorch._src.name_hints import TENSOR_HINTS, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.construct import from_torch
-from scorch._src.tensor.flatten import TracedStorage
 from scorch._src.tensor.interop import graphs, torch_layouts
-from scorch._src.tensor.show.draw import describe
 from scorch._src.tensor.show.spy import to_html
+from scorch._src.tensor.show.text import to_text
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.torch_methods import eliminate_zeros, setdiag
 from scorch._src.torch_internals import any_requires_grad
@@ -40,9 +40,17 @@ def to_torch(self: SparseTensor) -> torch.Tensor:
 
 
 def __repr__(self: SparseTensor, *, tensor_contents: str | None = None) -> str:  # noqa: N807
-    if isinstance(self.storage, TracedStorage):
-        return f"SparseTensor(shape={tuple(self.shape)}, format={self.format}, traced)"
-    return describe(self.storage)
+    return to_text(self)
+
+
+def refuse_name(self: SparseTensor, name: str) -> Any:
+    """Raise the error for a name that is not there; a property that raises one keeps its own."""
+    if hasattr(type(self), name):
+        return torch.Tensor.__getattribute__(self, name)
+    missing = f"{type(self).__name__!r} object has no attribute {name!r}"
+    if name.startswith("_"):
+        raise AttributeError(missing)
+    raise unknown_name(missing, name, TENSOR_HINTS, lambda: dir(type(self)))
 
 
 for _method in (
@@ -51,5 +59,7 @@ for _method in (
 ):  # fmt: skip
     _method.__qualname__ = f"SparseTensor.{_method.__name__}"
     setattr(SparseTensor, _method.__name__, _method)
-for _name, _function in (("to_networkx", graphs.to_networkx), ("_repr_html_", to_html)):
+for _name, _function in (
+    ("to_networkx", graphs.to_networkx), ("_repr_html_", to_html), ("__getattr__", refuse_name),
+):  # fmt: skip
     setattr(SparseTensor, _name, _function)

@@ -3,8 +3,9 @@
     S @ array        array * S        np.float32(2) * S        S + matrix        np.sin(S)
 
 An array becomes a dense tensor that shares its memory, a matrix of SciPy a sparse one, and torch computes.
-NumPy asks ``__array_ufunc__``, whichever side the array is on. SciPy asks only for ``matrix + S`` and
-``matrix - S``; in other calls with its matrix on the left it wants an array, and the error names the cure.
+NumPy asks ``__array_ufunc__``, whichever side the array is on. SciPy's operators convert the other operand to
+an array first, and return NotImplemented only if NumPy finds nothing in it but an object: that is what
+``__array__`` returns to them, and Python goes on to the reflected method here.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
                 return NotImplemented
         result = plain(self, other)
         if result is NotImplemented and is_scipy(other):
-            _refuse_product(name, other)
+            _refuse_product(name, other, "S * {}")
             operands = [self, from_scipy(other)]
             return plain(*(_of_one_dtype(operands) if name == "__matmul__" else operands))
         return result
@@ -164,30 +165,54 @@ def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
     return method
 
 
-def _refuse_product(name: str, other: Any) -> None:
-    """Refuse ``S * matrix`` with SciPy's older classes, whose ``*`` is the product of matrices."""
-    if name == "__mul__" and not isinstance(other, sys.modules["scipy.sparse"].sparray):
+def _refuse_product(name: str, other: Any, text: str) -> None:
+    """Refuse ``*`` with SciPy's older classes, whose ``*`` is the matrix product."""
+    if name in ("__mul__", "__rmul__") and not isinstance(other, sys.modules["scipy.sparse"].sparray):
         kind = type(other).__name__
         raise UnsupportedError(
-            f"S * {kind} means the elementwise product to torch and that of matrices to SciPy; "
-            "use S * scorch.from_scipy(matrix), or S @ matrix"
+            f"{text.format(kind)} means the elementwise product in PyTorch and the matrix product in SciPy; "
+            f"use {text.format('scorch.from_scipy(matrix)')}, or {text.replace('*', '@').format('matrix')}"
         )
 
 
-def _with_matrix_on_the_left(name: str, forward: Callable[..., Any]) -> Callable[[SparseTensor, Any], Any]:
+def _with_matrix_on_the_left(name: str) -> Callable[[SparseTensor, Any], Any]:
     """Return the method for ``matrix + S``; a dense tensor on the left uses its own method."""
     plain, on_the_left = getattr(torch.Tensor, name), getattr(torch.Tensor, f"__{name[3:]}")
 
     def method(self: SparseTensor, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return on_the_left(other, self)
-        return forward(from_scipy(other), self) if is_scipy(other) else plain(self, other)
+        if not is_scipy(other):
+            return plain(self, other)
+        _refuse_product(name, other, "{} * S")
+        operands = [from_scipy(other), self]
+        return on_the_left(*(_of_one_dtype(operands) if name == "__rmatmul__" else operands))
 
     method.__name__, method.__qualname__ = name, f"SparseTensor.{name}"
     return method
 
 
-for _name in ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__"):
+def _is_operator_of_scipy(frame: Any) -> bool:
+    """Whether the outermost of the frames of ``scipy.sparse`` from here on is a Python operator."""
+    name = ""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("scipy.sparse"):
+        name, frame = frame.f_code.co_name, frame.f_back
+    return name in _SCIPY_OPERATORS
+
+
+def array(self: SparseTensor, dtype: Any = None, copy: bool | None = None) -> Any:
+    """Refuse to become an array; to an operator of SciPy be an object that NumPy knows nothing about."""
+    if not _is_operator_of_scipy(sys._getframe(1)):
+        return self.numpy()  # says what to do instead
+    unknown = np.empty((), dtype=object)
+    unknown[()] = self
+    return unknown
+
+
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_SCIPY_OPERATORS = {"__mul__", "__truediv__", "__div__", "__matmul__", *_COMPARISONS}
+for _name in ("__add__", "__sub__", "__mul__", "__truediv__", "__matmul__", *_COMPARISONS):
     setattr(SparseTensor, _name, _with_matrix_on_the_right(_name))
-for _name, _forward in (("__radd__", operator.add), ("__rsub__", operator.sub)):
-    setattr(SparseTensor, _name, _with_matrix_on_the_left(_name, _forward))
+for _name in ("__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rmatmul__"):
+    setattr(SparseTensor, _name, _with_matrix_on_the_left(_name))
+setattr(SparseTensor, "__array__", array)  # noqa: B010 - as above

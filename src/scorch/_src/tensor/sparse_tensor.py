@@ -278,9 +278,6 @@ class SparseTensor(torch.Tensor):
 
     # Python ------------------------------------------------------------------------------------------
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return self.numpy()  # says what to do instead
-
     def untyped_storage(self) -> torch.UntypedStorage:
         """Refuse: the tensor has several arrays. Only torch's graph capture gets an empty storage."""
         if is_called_from("torch", 1):

@@ -74,5 +74,24 @@ def stored_as(kernel: Kernel, element: Type) -> Kernel | None:
     return with_array(kernel, result, Array(result.name, element))
 
 
+def describe() -> dict[str, str]:
+    """Describe what torch finds of CUDA, for ``python -m scorch env``."""
+    if not torch.backends.cuda.is_built():
+        return {"cuda": "none: this build of torch has no CUDA"}
+    if not torch.cuda.is_available():
+        return {"cuda": f"{torch.version.cuda}, but no GPU is visible"}
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    found = {"cuda": str(torch.version.cuda), "gpus": f"{', '.join(names)}; compute capability {capability}"}
+    missing = nvrtc.why_missing()
+    return found if missing is None else {**found, "nvrtc": f"none: {missing}"}
+
+
+NEEDS = base.Needs(
+    "A GPU needs a CUDA build of PyTorch (https://pytorch.org/get-started), an NVIDIA driver and a visible "
+    "device (CUDA_VISIBLE_DEVICES); `python -m scorch env` shows what is there",
+    ("not compiled with CUDA", "no NVIDIA driver", "No CUDA GPUs", "NVIDIA driver on your system is too old"),
+)
+base.register_needs("cuda", NEEDS)
 if torch.backends.cuda.is_built():  # asks nobody: touching the driver at import would break fork
     base.register_backend("cuda", CudaBackend(), "kernels in CUDA C, compiled in this process")

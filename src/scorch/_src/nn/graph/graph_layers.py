@@ -33,6 +33,7 @@ from scorch._src.nn.graph.graph_inputs import (
 from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, to_kernel_dtype
 from scorch._src.ops.graph.aggregations import Names, aggregate_neighbours, check_aggr
 from scorch._src.ops.graph.neighbours import sum_neighbours
+from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, UnsupportedError
 
@@ -83,6 +84,7 @@ class GCNConv(Module):
                 self._first = edge_index, edge_weight
             edge_index, edge_weight = self._first or (edge_index, edge_weight)
         nodes, weight = x.shape[0], self.lin.weight
+        check_same_dtype("x", x, weight)
         loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
         how = "normalised" if self.normalize else "weights"
         if not isinstance(x, SparseTensor) and self._aggregates_first(x):
@@ -159,9 +161,11 @@ class SAGEConv(Module):
                 raise UnsupportedError(f"SAGEConv with aggr={self.aggr!r} takes dense features: x.to_dense()")
             aggregated = aggregate_neighbours(adj, to_kernel_dtype(x), targets, self.aggr)
             settle(self.lin_l, aggregated)
+            check_same_dtype("x", x, self.lin_l.weight)
             return F.linear(aggregated.to(self.lin_l.weight.dtype), self.lin_l.weight, self.lin_l.bias)
         settle(self.lin_l, x)
         check_nodes("x", x, self.lin_l.in_features)
+        check_same_dtype("x", x, self.lin_l.weight)
         weight, bias, dtype = self.lin_l.weight, self.lin_l.bias, self.lin_l.weight.dtype
         how = "mean" if self.aggr == "mean" else "sum"
         if not is_sparse and weight.shape[1] <= weight.shape[0]:

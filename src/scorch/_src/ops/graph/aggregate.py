@@ -19,6 +19,7 @@ from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
+from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
@@ -122,6 +123,7 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         return torch.nn.functional.linear(x, weight, bias)
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight takes {weight.shape[1]} features")
+    check_same_dtype("x", x, weight)
     graph, values = graph_of(x, (x.shape[0], x.shape[1]))
     assert values is not None
     dtype = weight.dtype

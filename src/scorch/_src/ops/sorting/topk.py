@@ -26,8 +26,9 @@ MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
     """Return the ``k`` largest elements along ``dim``, by magnitude with ``abs``, as a sparse tensor.
 
-    Every row stores exactly ``k`` entries, zeros among them too; the format is ``csr``, with leading
-    dimensions as a batch. The gradient goes to the elements that are kept. So ``topk_sparse(h, k) @ W`` costs
+    Every row stores exactly ``k`` entries, zeros included, or at most ``k`` if ``h`` is sparse: its implicit
+    zeros compete with the stored entries, but are never stored. The format is ``csr``, with leading
+    dimensions as a batch. The gradient flows to the elements that are kept. ``topk_sparse(h, k) @ W`` costs
     what ``k`` rows of ``W`` cost for every row of ``h``, in both directions.
 
     >>> import torch, scorch
@@ -35,8 +36,8 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
     tensor([[0., 3., 2.],
             [5., 0., 4.]])
     """
-    if not isinstance(h, torch.Tensor) or isinstance(h, SparseTensor):
-        raise OperandError(f"topk_sparse takes a dense tensor, not a {type(h).__name__}")
+    if not isinstance(h, torch.Tensor):
+        raise OperandError(f"topk_sparse takes a tensor, not a {type(h).__name__}")
     if h.dim() == 0:
         raise ShapeError("topk_sparse takes a tensor with at least one dimension")
     if not -h.dim() <= dim < h.dim():
@@ -48,10 +49,33 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
         raise ArgumentError(f"k is a number from 0 to {size}, the size of dimension {dim}, not {k!r}")
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]
+    if isinstance(h, SparseTensor):
+        return _topk_of_entries(h, k, abs)
     if not is_dynamo_compiling() and _unwrap(h)[1]:
         return _topk_of_batch(h, k, abs)
     positions = find_largest(h, k, abs)
     return from_positions(positions, h.gather(-1, positions), tuple(h.shape))
+
+
+def _topk_of_entries(h: SparseTensor, k: int, abs: bool) -> SparseTensor:
+    """Keep those stored entries of each row that are among its ``k`` largest elements."""
+    stored = h.to_format("d" * (h.dim() - 1) + "s")
+    assert isinstance(stored, SparseTensor)
+    values, pattern = stored.values().reshape(-1), stored.storage.pattern  # batches of equal length are rows
+    pos, crd = pattern.pos[-1], pattern.crd[-1]
+    assert pos is not None and crd is not None
+    with untracked():
+        lengths = pos.diff()
+        row = torch.arange(lengths.numel(), device=pos.device).repeat_interleave(lengths)
+        score = values.detach().abs() if abs else values.detach()
+        order = score.argsort(descending=True, stable=True)
+        order = order[row[order].argsort(stable=True)]  # by row, the largest first
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(order.numel(), device=pos.device) - pos[row]
+        rank += torch.where(score < 0, h.shape[-1] - lengths[row], 0)  # below the implicit zeros
+        kept = (rank < k).nonzero().flatten()
+        pos = torch.nn.functional.pad(torch.bincount(row[kept], minlength=lengths.numel()).cumsum(0), (1, 0))
+    return rows_tensor(pos.to(crd.dtype), crd[kept], values[kept], tuple(h.shape))
 
 
 def find_largest(h: torch.Tensor, k: int, abs: bool = False) -> torch.Tensor:

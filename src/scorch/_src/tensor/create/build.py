@@ -213,9 +213,19 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
     return list(indices.unbind()), indices.shape[1]
 
 
+def transposed_error(name: str, shape: tuple[int, int]) -> ShapeError:
+    """Return the error for indices with one row for each entry."""
+    return ShapeError(
+        f"{name} has shape {shape}, one row for each entry; it must have one row for each dimension and one "
+        f"column for each entry, shape {shape[::-1]}: pass {name}.t()"
+    )
+
+
 def _check_coordinate_shapes(
     name: str, crd: Sequence[torch.Tensor], values: torch.Tensor, sizes: tuple[int, ...], count: int
 ) -> None:
+    if values.dim() and values.shape[0] == len(crd) != count:
+        raise transposed_error(name, (len(crd), count))
     if values.dim() == 0 or values.shape[0] != count:
         number = "is a scalar" if values.dim() == 0 else f"has {values.shape[0]}"
         raise ShapeError(f"{name} has {count} entries, but values {number}: give one value for each entry")

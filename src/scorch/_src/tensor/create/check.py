@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.backends.base import is_served, routines_for, served_devices, served_in_words
+from scorch._src.backends.base import is_served, needs_of, routines_for, served_devices, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_differentiable
 from scorch.errors import (
@@ -33,10 +33,9 @@ def check_device(name: str, device: Any) -> None:
     """Refuse a device that no backend computes on."""
     if device is None or is_served(device if isinstance(device, torch.device) else torch.device(device)):
         return
-    cure = f"use .{served_devices()[0]}()"
-    raise OperandError(
-        f"{name} is on device {device}, but Scorch computes on the {served_in_words()}; {cure}"
-    )
+    needs = needs_of(torch.device(device).type)
+    cure = f". {needs}" if needs else f"; use .{served_devices()[0]}()"
+    raise OperandError(f"{name} is on device {device}, but Scorch computes on the {served_in_words()}{cure}")
 
 
 def device_for(name: str, device: Any = None) -> torch.device:

@@ -21,7 +21,12 @@ from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse ten
     metadata,
 )
 from scorch._src.tensor.autograd import stored
-from scorch._src.tensor.create.build import from_checked_values, from_compressed, from_coordinates
+from scorch._src.tensor.create.build import (
+    from_checked_values,
+    from_compressed,
+    from_coordinates,
+    transposed_error,
+)
 from scorch._src.tensor.create.check import (
     as_differentiable_values,
     as_indices,
@@ -168,6 +173,8 @@ def from_edge_index(
                 [0., 0., 0.]])
     """
     edges = as_indices("edge_index", edge_index)
+    if edges.dim() == 2 and edges.shape[1] == 2 != edges.shape[0]:
+        raise transposed_error("edge_index", (edges.shape[0], 2))
     if edges.dim() != 2 or edges.shape[0] != 2:
         raise ShapeError(f"edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
     weights = (

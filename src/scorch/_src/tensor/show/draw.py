@@ -6,12 +6,12 @@ The tree is walked only as far as it is drawn, so that large tensors are drawn a
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 import torch
 
 from scorch._src.storage.storage import Storage
+from scorch._src.tensor.show.text import describe
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError
 
@@ -23,16 +23,6 @@ class Drawing(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def describe(storage: Storage) -> str:
-    """``SparseTensor(shape=(3, 4), dtype=float32, format=csr, nnz=5, density=41.7%)``."""
-    pattern = storage.pattern
-    places = math.prod(pattern.shape)
-    density = f", density={pattern.size / places:.2%}" if places else ""
-    dtype = str(storage.values.dtype).removeprefix("torch.")
-    facts = f"shape={pattern.shape}, dtype={dtype}, format={pattern.format}, nnz={pattern.size}{density}"
-    return f"SparseTensor({facts})"
 
 
 def draw(S: SparseTensor, most: int = 40) -> Drawing:
@@ -54,7 +44,7 @@ def draw(S: SparseTensor, most: int = 40) -> Drawing:
     lines = list(itertools.islice(tree.lines(0, 0, "", {}), most + 1))
     if len(lines) > most:
         lines[most:] = ["..."]
-    return Drawing("\n".join([describe(S.storage), tree.legend(), *lines]))
+    return Drawing("\n".join([describe(S), tree.legend(), *lines]))
 
 
 class _Tree:

@@ -16,6 +16,7 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.storage.coordinates import entries
 from scorch._src.tensor.interop.optional import optional_module
+from scorch._src.tensor.show.text import autograd_facts
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError
 
@@ -64,7 +65,7 @@ def to_html(S: SparseTensor) -> str:
         "stored values": f"{pattern.size:,}",
         "density": f"{pattern.size / places:.3g}" if places else "none",
         "memory": _bytes(pattern.bytes() + S.storage.values.numel() * S.storage.values.element_size()),
-    }
+    } | {name: str(fact) for name, fact in autograd_facts(S).items()}
     left = "style='text-align:left'"
     rows = "".join(
         f"<tr><th {left}>{name}</th><td {left}>{html.escape(text)}</td></tr>" for name, text in facts.items()
@@ -76,11 +77,11 @@ def to_html(S: SparseTensor) -> str:
     )
 
 
-def to_svg(S: SparseTensor) -> str:
-    """Render the picture of a tensor; darker cells have more entries."""
-    counts, (rows, columns) = grid(S)
+def to_svg(S: SparseTensor, cells: int = MAX_CELLS, side: int = MAX_SIDE_PIXELS) -> str:
+    """Render the picture of a tensor, at most ``side`` pixels long; darker cells have more entries."""
+    counts, (rows, columns) = grid(S, cells)
     height, width = counts.shape
-    scale = MAX_SIDE_PIXELS / max(rows, columns, 1)
+    scale = side / max(rows, columns, 1)
     size = [max(MIN_SIDE_PIXELS, round(scale * length)) for length in (columns, rows)]
     most = float(counts.max(initial=0))
     part = np.log1p(counts) / max(math.log1p(most), 1e-9)  # may round to a little more than 1

@@ -1,0 +1,100 @@
+"""``python -m scorch doctor SCRIPT``: diagnose the model that a script calls, on the input it calls it with.
+
+The script runs as ``__main__`` until its first call of a module with parameters has returned, or to its end
+with ``--finish``, and is not changed. Calls of modules inside of other modules do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from scorch._src.explain.doctor import SPARSITIES, doctor
+from scorch._src.explain.doctor_report import Diagnosis
+from scorch.errors import ArgumentError, MissingFileError
+
+
+class _FirstCallError(BaseException):
+    """Ends the script once its model was called; no ``except Exception`` of the script's stops it."""
+
+
+class _Recorder:
+    """The outermost call of the largest module so far, with its arguments."""
+
+    def __init__(self, finish: bool) -> None:
+        self.finish = finish
+        self.depth = 0
+        self.parameters = 0
+        self.call: tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]] | None = None
+
+    def enter(self, module: torch.nn.Module, args: Any) -> None:
+        self.depth += 1
+
+    def leave(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        self.depth -= 1
+        count = 0 if self.depth else sum(parameter.numel() for parameter in module.parameters())
+        if not count or count < self.parameters:
+            return
+        self.parameters, self.call = count, (module, args, kwargs)
+        if not self.finish:
+            raise _FirstCallError
+
+
+def diagnose_script(
+    script: str,
+    arguments: Sequence[str] = (),
+    *,
+    finish: bool = False,
+    sparsities: Sequence[float] = SPARSITIES,
+) -> Diagnosis:
+    """Run a script and diagnose the model that it calls; with ``finish`` the largest, at the script's end."""
+    if not Path(script).is_file():
+        raise MissingFileError(f"there is no script {script}")
+    recorder = _Recorder(finish)
+    with _recording(recorder), _as_program(script, arguments), contextlib.suppress(_FirstCallError):
+        runpy.run_path(script, run_name="__main__")
+    if recorder.call is None:
+        raise ArgumentError(
+            f"{script} called no torch.nn.Module with parameters; call the model in it, such as model(batch)"
+        )
+    module, args, kwargs = recorder.call
+    example: Any = args
+    if kwargs:
+        example = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    return doctor(module, example, sparsities=sparsities, quiet=True)
+
+
+@contextlib.contextmanager
+def _recording(recorder: _Recorder) -> Iterator[None]:
+    hooks = [
+        register_module_forward_pre_hook(recorder.enter),
+        register_module_forward_hook(recorder.leave, with_kwargs=True, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Let the script see its own arguments and import what lies beside it, as ``python SCRIPT`` does."""
+    before_arguments, before_path = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        yield
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    finally:
+        sys.argv, sys.path[:] = before_arguments, before_path

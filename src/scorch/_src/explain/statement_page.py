@@ -1,0 +1,124 @@
+"""The explanation of a statement as HTML: its tensors drawn, its loops nested, rejected orders as bars."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from scorch._src.explain import html as page
+from scorch._src.explain.step import OrderCost, StepExplanation, TensorFacts, format_cost, format_memory
+from scorch._src.units import format_seconds
+
+if TYPE_CHECKING:
+    from scorch._src.explain.report import Explanation
+
+_FULL = """\
+<svg width="{0}" height="{1}" viewBox="0 0 1 1" preserveAspectRatio="none" style="border:1px solid gray">\
+<rect width="1" height="1" fill="currentColor" opacity="0.7"/></svg>"""
+_SIDE, _LEAST_SIDE = 120, 12
+
+
+def explanation_html(explanation: Explanation) -> str:
+    """Return the explanation as a part of a page."""
+    count = len(explanation.steps)
+    steps = [_step_html(step, number, count) for number, step in enumerate(explanation.steps, 1)]
+    return page.page(f"<p>{page.code(explanation.text)}</p>", *steps)
+
+
+def _step_html(step: StepExplanation, number: int, count: int) -> str:
+    kind = "a generated kernel" if step.kind == "kernel" else "a PyTorch operator on dense tensors"
+    purpose = f", {step.purpose}" if step.purpose else ""
+    parts = [
+        f"<h3>Step {number} of {count} {page.faint(f'{kind}{purpose}')}</h3>",
+        _figures(step),
+        _nest(step),
+        _times(step),
+        _orders(step),
+        f"<h3>Details</h3>{page.definitions(_facts(step))}",
+        page.source("source", step.source),
+    ]
+    return f'<div class="step">{"".join(parts)}</div>'
+
+
+def _figures(step: StepExplanation) -> str:
+    operands = [page.figure(_picture(operand), page.text(operand)) for operand in step.operands]
+    result = page.figure(_picture(step.result), page.text(step.result), "result")
+    return f'<div class="figures">{"".join([*operands, result])}</div>'
+
+
+def _picture(tensor: TensorFacts) -> str:
+    """Return the sparsity pattern of a tensor, a full box for a dense one."""
+    if tensor.picture:
+        return tensor.picture
+    if not tensor.format.is_dense:
+        return page.faint(
+            "pattern known after computing" if tensor.nnz is None else "too many entries to draw"
+        )
+    rows, columns = (1, 1, *tensor.shape)[-2:]
+    scale = _SIDE / max(rows, columns, 1)
+    width, height = (max(_LEAST_SIDE, round(scale * size)) for size in (columns, rows))
+    return _FULL.format(width, height)
+
+
+def _nest(step: StepExplanation) -> str:
+    """Draw the loops inside of one another, with what each of them walks over."""
+    if not step.loop_order:
+        return f"<h3>Computes</h3><p>{page.code(step.statement)}</p>"
+    body = page.code(step.statement)
+    for depth, index in reversed(list(enumerate(step.loop_order))):
+        notes = []
+        if depth == len(step.loop_order) - 1:
+            notes.append(step.inner)
+        if depth == 0 and step.parallel:
+            notes.append(step.threads)
+        note = "".join(f"<br>{page.faint(text)}" for text in notes)
+        walk = page.faint(step.walks[depth] if step.walks else "")
+        inside = body if depth < len(step.loop_order) - 1 else f"<br>{body}"
+        body = f'<div class="loop"><b>for</b> {page.code(index)} {walk}{note}{inside}</div>'
+    return f"<h3>Loop nest</h3>{body}"
+
+
+def _times(step: StepExplanation) -> str:
+    times = {"predicted": step.predicted, "measured": step.measured}
+    known = {name: seconds for name, seconds in times.items() if seconds is not None}
+    if not known:
+        return ""
+    most = max(known.values()) or 1.0
+    rows = [
+        [
+            page.text(name),
+            page.bar(seconds / most, "calm" if name == "predicted" else ""),
+            format_seconds(seconds),
+        ]
+        for name, seconds in known.items()
+    ]
+    return f"<h3>Time</h3>{page.table(['', '', ''], rows, {2})}"
+
+
+def _orders(step: StepExplanation) -> str:
+    """Draw the cost of the loop order that was taken, and of those that were not, on a logarithmic scale."""
+    if step.cost is None or not step.rejected:
+        return ""
+    least = max(step.cost.total, 1.0)
+    most = max(order.total / least for order in step.rejected)
+
+    def row(order: OrderCost, is_taken: bool) -> list[str]:
+        ratio = max(order.total / least, 1.0)
+        share = 0.12 + 0.88 * math.log(ratio) / math.log(max(most, 1.0 + 1e-9))
+        reason = "taken" if is_taken else order.reason
+        bar = page.bar(share, "" if is_taken else "calm")
+        return [page.code(", ".join(order.order)), bar, f"{ratio:,.1f} x", page.text(reason)]
+
+    rows = [row(step.cost, True), *(row(order, False) for order in step.rejected)]
+    head = ["order", "cost (log scale)", "", "why"]
+    return f"<h3>Loop orders</h3>{page.table(head, rows, {2})}"
+
+
+def _facts(step: StepExplanation) -> list[tuple[str, str]]:
+    facts = [("result format", "; ".join(step.reasons))]
+    facts += [("converts", text) for text in step.conversions]
+    if step.cost is not None:
+        facts += [("threads", step.threads), ("assembly", step.assembly), ("cost", format_cost(step.cost))]
+    if step.memory is not None:
+        facts.append(("memory", format_memory(step.memory)))
+    return [(label, page.text(text)) for label, text in facts if text]

@@ -1,0 +1,139 @@
+"""Hints for names that a tensor or module does not have: those of other libraries, and misspellings.
+
+The tables say what to use instead of the names that users of SciPy, torch_sparse, scikit-learn and NumPy try.
+Other names are compared with what is there, but only if somebody reads the message: ``hasattr`` does not.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+
+from scorch.errors import UnknownNameError
+
+
+def _to_format(name: str) -> str:
+    return f"S.to_format({name!r})"
+
+
+_AS_DENSE = "S.to_dense(), or S.to_dense().numpy() for an array"
+_ESTIMATOR = "a sparse tensor is data, not an estimator: scikit-learn takes S.to_scipy()"
+_TORCH_SPARSE = "scorch.compat.torch_sparse.SparseTensor.from_scorch(S), which has torch_sparse's methods"
+_VALUES = "S.values() to read them, or scorch.sparse_csr_tensor(*S.csr()[:2], new_values, S.shape)"
+
+TENSOR_HINTS: dict[str, str] = {
+    # SciPy and NumPy
+    **{f"to{name}": f"use {_to_format(name)}" for name in ("csr", "csc", "coo")},
+    "tobsr": f"use {_to_format('bsr(4,4)')}",
+    **{f"to{name}": f"use S.to_scipy().to{name}()" for name in ("lil", "dok", "dia")},
+    **dict.fromkeys(("toarray", "todense", "A", "as_dense"), f"use {_AS_DENSE}"),
+    "asformat": f"use {_to_format('csr')}",
+    "astype": "use S.to(torch.float64)",
+    "copy": "use S.clone()",
+    "getrow": "use S[i]",
+    "getcol": "use S[:, j]",
+    "getnnz": "use S.nnz",
+    "count_nnz": "use S.nnz",
+    "indptr": "use S.crow_indices()",
+    "row": "use S.to_format('coo').indices()[0]",
+    "col": "use S.to_format('coo').indices()[1]",
+    "coords": "use S.to_format('coo').indices()",
+    "sum_duplicates": "repeated entries are summed when a tensor is made",
+    "sort_indices": "entries are always sorted",
+    "power": "use S ** n",
+    # constructors that are called on a tensor
+    "from_dense": "use scorch.from_torch(dense, format='csr')",
+    "from_scipy": "use scorch.from_scipy(matrix)",
+    "from_torch": "use scorch.from_torch(tensor)",
+    "to_csr": f"use {_to_format('csr')}",
+    "to_csc": f"use {_to_format('csc')}",
+    "to_coo": f"use {_to_format('coo')}",
+    # torch_sparse
+    **dict.fromkeys(("set_value", "set_value_", "fill_value", "fill_value_", "has_value"), f"use {_VALUES}"),
+    "set_diag": "use S.setdiag(values)",
+    "fill_diag": "use S.setdiag(value)",
+    "get_diag": "use S.diagonal()",
+    "remove_diag": "use S.setdiag(0).eliminate_zeros()",
+    "sizes": "use S.shape",
+    "sparsity": "use 1 - S.density",
+    "to_torch_sparse_coo_tensor": "use S.to_format('coo').to_torch()",
+    "to_torch_sparse_csr_tensor": "use S.to_format('csr').to_torch()",
+    "to_torch_sparse_csc_tensor": "use S.to_format('csc').to_torch()",
+    "spmm": "use S @ dense",
+    "spspmm": "use S @ other",
+    **dict.fromkeys(
+        (
+            "add_nnz", "mul_nnz", "bandwidth", "is_symmetric", "masked_select_nnz", "index_select_nnz",
+            "random_walk", "sample", "sample_adj", "saint_subgraph", "partition", "sparse_reshape",
+            "to_symmetric",
+        ),
+        f"use {_TORCH_SPARSE}",
+    ),
+    # scikit-learn
+    **dict.fromkeys(("fit", "transform", "fit_transform", "predict", "score"), _ESTIMATOR),
+    # what is elsewhere in Scorch
+    "explain": "use scorch.explain('ij,jk->ik', S, B)",
+    "plot": "use scorch.spy(S)",
+    "save": "use scorch.save('S.safetensors', S)",
+    "spy": "use scorch.spy(S)",
+}  # fmt: skip
+
+
+def _from_arrays(kind: str) -> str:
+    form = "bsr(2,2)" if kind == "bsr" else kind
+    return (
+        f"use scorch.tensor(data, format={form!r}), scorch.from_scipy(matrix) or scorch.sparse_{kind}_tensor"
+    )
+
+
+MODULE_HINTS: dict[str, str] = {
+    **{
+        f"{kind}_{suffix}": _from_arrays(kind)
+        for kind in ("csr", "csc", "coo", "bsr")
+        for suffix in ("matrix", "array", "tensor")
+    },
+    **dict.fromkeys(
+        ("from_dense", "to_sparse", "from_tensor", "sparsify_tensor"),
+        "use scorch.from_torch(dense, format='csr')",
+    ),
+    **dict.fromkeys(("to_dense", "toarray", "todense"), "it is a method: S.to_dense()"),
+    **dict.fromkeys(("to_scipy", "to_torch", "to_format"), "it is a method of sparse tensors"),
+    **dict.fromkeys(("from_coo", "from_coords"), "use scorch.sparse_coo_tensor(indices, values, size)"),
+    "from_csr": "use scorch.sparse_csr_tensor(crow_indices, col_indices, values, size)",
+    "from_numpy_array": "use scorch.tensor(array, format='csr')",
+    "sparse_tensor": "use scorch.sparse_coo_tensor(indices, values), or scorch.tensor(data, format='csr')",
+    **dict.fromkeys(("load_npz", "mmread", "read_mtx"), "use scorch.load(path), which goes by the suffix"),
+    **dict.fromkeys(("save_npz", "mmwrite"), "use scorch.save(path, S), which goes by the suffix"),
+    **dict.fromkeys(("diags", "spdiags"), "use scorch.diag(values, format='csr')"),
+    **dict.fromkeys(("identity", "speye", "eye_array"), "use scorch.eye(n, format='csr')"),
+    **dict.fromkeys(("issparse", "is_sparse"), "use isinstance(x, scorch.SparseTensor)"),
+    **dict.fromkeys(("spsolve", "splu"), "use torch.linalg.solve(S, b), or scorch.linalg.cg(S, b)"),
+    "sprand": "use scorch.rand(m, n, density=0.01, format='csr')",
+    "prune": "use scorch.sparsify(model, sparsity=0.9)",
+    **{
+        name: f"it is scorch.nn.{name}"
+        for name in ("GATConv", "GCNConv", "GINConv", "MoE", "SAGEConv", "SparseLinear")
+    },
+}  # fmt: skip
+
+HINTS: dict[str, Mapping[str, str]] = {"scorch": MODULE_HINTS}  # by module
+
+
+def unknown_name(
+    message: str, name: str, hints: Mapping[str, str], known: Callable[[], Iterable[str]]
+) -> UnknownNameError:
+    """Return the error for a name that is not there: with its hint, or the nearest of the ``known`` names."""
+    hint = hints.get(name)
+    if hint is not None:
+        return UnknownNameError(f"{message}; {hint}")
+    error = UnknownNameError(message)
+    error.suggest = lambda: nearest(name, known())
+    return error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the question whether the nearest of the ``known`` names is meant; empty if none is near."""
+    public = [other for other in known if not other.startswith("_")]
+    by_folded = {other.lower(): other for other in reversed(public)}
+    found = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.7)
+    return f"did you mean {by_folded[found[0]]!r}?" if found else ""
