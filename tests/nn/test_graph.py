@@ -295,7 +295,7 @@ def test_weights_of_a_matrix_are_learned(format: str) -> None:
     (its,) = torch.autograd.grad(wanted, A, direction)
     torch.testing.assert_close(mine.to_dense(), its * (A != 0))
     blocks = scorch.from_torch(A.detach(), format="bsr(2,2)").requires_grad_()
-    with pytest.raises(scorch.errors.UnsupportedError, match=r"has no blocks"):
+    with pytest.raises(scorch.errors.UnsupportedError, match=r"cannot be stored in blocks"):
         layer(x, blocks)
 
 
@@ -448,10 +448,10 @@ def test_features_must_be_as_many_as_the_layer_takes(name: str) -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     x = torch.randn(NODES, 4)
-    for make in (lambda: nn.GCNConv(-1, 3), lambda: nn.SAGEConv((4, -1), 3), lambda: nn.GATConv(4, 0)):
+    for make in (lambda: nn.GCNConv(-2, 3), lambda: nn.SAGEConv((4, 0), 3), lambda: nn.GATConv(4, 0)):
         with pytest.raises(scorch.errors.ArgumentError, match=r"positive integer"):
             make()
-    with pytest.raises(scorch.errors.ArgumentError, match=r"'mean', 'max' or 'sum'"):
+    with pytest.raises(scorch.errors.ArgumentError, match=r"it may be one of sum, add, mean"):
         nn.SAGEConv(4, 3, aggr="lstm")
     with pytest.raises(scorch.errors.ArgumentError, match=r"part of normalize"):
         nn.GCNConv(4, 3, normalize=False, add_self_loops=True)
