@@ -200,3 +200,14 @@ def test_a_layer_is_made_and_used_in_inference_mode() -> None:
     with torch.inference_mode():
         layer = scorch.nn.SparseLinear(8, 4, sparsity=0.5)
         assert layer(torch.ones(2, 8)).shape == (2, 4)
+
+
+def test_a_sign_that_torch_keeps_in_a_flag_is_read() -> None:
+    layer, x = scorch.nn.SparseLinear(6, 6, sparsity=0.5), torch.randn(4, 6)
+    bias = torch.arange(6.0)
+    wanted = F.linear(-x, layer.weight.detach().to_dense(), -bias) - x
+    lazy = torch._neg_view
+    with torch.no_grad():
+        torch.testing.assert_close(layer.multiply(lazy(x), lazy(bias), None, lazy(x)), wanted)
+    for _ in range(2):  # the second repeats a known call
+        torch.testing.assert_close(layer.multiply(-x, lazy(bias)) - x, wanted)
