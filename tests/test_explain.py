@@ -195,7 +195,7 @@ def test_errors_are_those_of_the_call() -> None:
         explain("ij->i", A=A)
     with pytest.raises(NotationError, match="no tensor is given for 'B'"):
         explain("y[i] = A[i,j] * B[i,j]", A=A)
-    with pytest.raises(NotationError, match="as a text"):
+    with pytest.raises(NotationError, match="as a string"):
         explain(A)
     with pytest.raises(OperandError, match="operand 0 is a str"):
         explain("ij->i", "csr")
