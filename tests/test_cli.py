@@ -287,6 +287,24 @@ def test_doctor_diagnoses_the_model_of_a_script(capsys: pytest.CaptureFixture[st
     assert (list(sys.argv), list(sys.path)) == before
 
 
+def test_doctor_takes_a_model_with_any_named_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "named.py"
+    script.write_text(
+        "import sys, torch\n"
+        "class Model(torch.nn.Linear):\n"
+        "    def forward(self, *args, **kwargs):\n"
+        "        return super().forward(*args, **{'input': kwargs['input']} if not args else {})\n"
+        "arguments = sys.argv[1:] and [torch.rand(4, 32)]\n"
+        "Model(32, 16)(*arguments, input=torch.rand(4, 32))\n"
+    )
+    code, out, err = call(capsys, "doctor", str(script), "--sparsities", "0.5")
+    assert code == 0 and "16 x 32" in out, err
+    code, _, err = call(capsys, "doctor", str(script), "--", "unnamed")
+    assert code == 2 and "takes arguments without names besides named ones" in err
+
+
 def test_doctor_says_what_a_script_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "empty.py"
     script.write_text("print('nothing')")

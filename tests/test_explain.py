@@ -191,11 +191,11 @@ def test_errors_are_those_of_the_call() -> None:
         explain("ij,jk->ik", A, A)
     with pytest.raises(NotationError, match="passed by name"):
         explain("y[i] = A[i,j]", A)
-    with pytest.raises(NotationError, match="in order and without names"):
+    with pytest.raises(NotationError, match="passed by position, not by name"):
         explain("ij->i", A=A)
     with pytest.raises(NotationError, match="no tensor is given for 'B'"):
         explain("y[i] = A[i,j] * B[i,j]", A=A)
-    with pytest.raises(NotationError, match="as a text"):
+    with pytest.raises(NotationError, match="as a string"):
         explain(A)
     with pytest.raises(OperandError, match="operand 0 is a str"):
         explain("ij->i", "csr")
@@ -276,3 +276,11 @@ def test_source_is_highlighted_and_escaped() -> None:
         '<span class="hl-comment">// done &lt;i&gt;</span>',
     ):
         assert part in text
+
+
+def test_loops_over_blocks_are_explained() -> None:
+    form = "bsr(2,4)"
+    [step] = explain("ij,jk->ik", sparse(10, 12, form), torch.ones(12, 3)).steps
+    walks = dict(zip(step.loop_order, step.walks, strict=True))
+    assert walks["i_out"] == "from 0 to 4" and walks["i_in"] == "from 0 to 1"
+    assert walks["j_out"] == "over the compressed level of A" and walks["j_in"] == "from 0 to 3"

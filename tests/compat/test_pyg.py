@@ -74,3 +74,14 @@ print(batch.n_id[:2].tolist(), torch.equal(batch.x, x[batch.n_id]))
 """
     lines = run_python(["-c", program]).stdout.splitlines()
     assert lines == ["[True, True]", "[True, True]", "[0, 1] True"]
+
+
+def test_calls_of_layers_can_be_traced_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, seen = pyg.GCNConv(5, 3), []
+    compat.install()
+    with monkeypatch.context() as patch:  # as torch.fx does while it traces
+        patch.setattr(torch.nn.Module, "__call__", lambda module, *args: seen.append(module))
+        layer(torch.randn(40, 5), graph_without_loops())
+    compat.uninstall()
+    assert seen == [layer]
+    assert "__call__" not in vars(pyg.MessagePassing)

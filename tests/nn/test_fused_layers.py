@@ -145,3 +145,69 @@ def test_attention_stores_values_in_fewer_bits() -> None:
 def test_a_weight_dtype_that_is_not_stored_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"weight_dtype is one of torch.bfloat16, torch.int8"):
         scorch.sparsify(torch.nn.Linear(4, 4), weight_dtype=torch.float16)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_layers_with_values_in_fewer_bits_are_timed_on_the_model_s_inputs(dtype: torch.dtype) -> None:
+    dense = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.Linear(8, 4, bias=False))
+    model = scorch.sparsify(dense, 0.5, batch=2, weight_dtype=dtype)
+    assert model.eval()(torch.ones(3, 12)).dtype == torch.float32
+    stored = scorch.sparsify(dense, 0.9, prefer="size", weight_dtype=dtype)
+    assert "SparseLinear" in str(scorch.report(stored, batch=2))
+
+
+def transformer_layer(kind: type[torch.nn.Module]) -> Any:
+    torch.manual_seed(0)
+    return scorch.sparsify(kind(16, 2, 32, batch_first=True), 0.5, prefer="size").eval()
+
+
+def test_dropout_alone_in_training_drops_in_fused_layers() -> None:
+    encoder, decoder = map(
+        transformer_layer, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)
+    )
+    x = torch.randn(2, 5, 16)
+    for layer, dropout in ((encoder, "dropout"), (encoder, "dropout1"), (encoder, "dropout2"),
+                           (decoder, "dropout"), (decoder, "dropout3")):  # fmt: skip
+        inputs = (x, x) if layer is decoder else (x,)
+        getattr(layer, dropout).train()
+        with torch.no_grad():
+            assert not torch.equal(layer(*inputs), layer(*inputs)), dropout
+        layer.eval()
+        with torch.no_grad():
+            assert torch.equal(layer(*inputs), layer(*inputs)), dropout
+
+
+def test_a_forward_that_was_replaced_is_called_in_fused_modules() -> None:
+    for number in (0, 1):
+        model = perceptron(torch.nn.ReLU())
+        model[number].forward = lambda input: input * 0 + 1  # type: ignore[index, union-attr]
+        with torch.no_grad():
+            torch.testing.assert_close(model[:2](torch.zeros(2, 40)), torch.ones(2, 64 if number else 40))  # type: ignore[index, operator]
+
+
+def test_an_encoder_whose_first_layer_is_dense_takes_padding() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = scorch.sparsify(torch.nn.TransformerEncoder(layer, 2), 0.5, prefer="size", skip=["layers.0"])
+    x, padding = torch.randn(2, 6, 16), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    with torch.no_grad():
+        found = model.eval()(x, src_key_padding_mask=padding)
+        wanted = densify(model)(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(found[~padding], wanted[~padding], rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_is_made_and_used_in_inference_mode() -> None:
+    with torch.inference_mode():
+        layer = scorch.nn.SparseLinear(8, 4, sparsity=0.5)
+        assert layer(torch.ones(2, 8)).shape == (2, 4)
+
+
+def test_a_sign_that_torch_keeps_in_a_flag_is_read() -> None:
+    layer, x = scorch.nn.SparseLinear(6, 6, sparsity=0.5), torch.randn(4, 6)
+    bias = torch.arange(6.0)
+    wanted = F.linear(-x, layer.weight.detach().to_dense(), -bias) - x
+    lazy = torch._neg_view
+    with torch.no_grad():
+        torch.testing.assert_close(layer.multiply(lazy(x), lazy(bias), None, lazy(x)), wanted)
+    for _ in range(2):  # the second repeats a known call
+        torch.testing.assert_close(layer.multiply(-x, lazy(bias)) - x, wanted)

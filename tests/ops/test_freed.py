@@ -89,3 +89,10 @@ def test_operands_without_memory_are_refused() -> None:
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert done.returncode == 0, f"{done.stdout.splitlines()[-1:]}\n{done.stderr[-3000:]}"
     assert {name: said.get(name) for name in CALLS} == dict.fromkeys(CALLS, "refused")
+
+
+def test_a_tensor_without_memory_is_shown_without_its_values() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    script = SCRIPT.partition("for name, call")[0] + "print(make()['T'])"
+    done = run_python(["-c", script], env=environment)
+    assert done.stdout.startswith("SparseTensor(shape=(4, 4)") and "values=" not in done.stdout, done.stderr

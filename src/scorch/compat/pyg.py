@@ -19,7 +19,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.compat import torch_sparse
 
 _entries: WeakKeyDictionary[Pattern, torch_sparse.SparseStorage] = WeakKeyDictionary()
-_originals: dict[type, Callable[..., Any]] = {}
+_originals: dict[type, Callable[..., Any] | None] = {}  # None: inherited
 
 
 def install() -> None:
@@ -35,14 +35,16 @@ def install() -> None:
 
     if MessagePassing in _originals:
         return
-    call = _originals[MessagePassing] = MessagePassing.__call__
+    own = _originals[MessagePassing] = vars(MessagePassing).get("__call__")
 
-    @wraps(call)
+    @wraps(MessagePassing.__call__)
     def with_sparse_tensors(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, SparseTensor) for value in (*args, *kwargs.values())):
             args = tuple(map(_as_adjacency, args))
             kwargs = {name: _as_adjacency(value) for name, value in kwargs.items()}
-        return call(layer, *args, **kwargs)
+        if own is not None:
+            return own(layer, *args, **kwargs)
+        return super(MessagePassing, layer).__call__(*args, **kwargs)  # looked up now: tracers replace it
 
     MessagePassing.__call__ = with_sparse_tensors
 
@@ -50,8 +52,11 @@ def install() -> None:
 def uninstall() -> None:
     """Take back what ``install`` did."""
     while _originals:
-        layer, call = _originals.popitem()
-        setattr(layer, "__call__", call)  # noqa: B010  (mypy takes methods for constant)
+        layer, own = _originals.popitem()
+        if own is None:
+            del layer.__call__
+        else:
+            setattr(layer, "__call__", own)  # noqa: B010  (mypy takes methods for constant)
 
 
 def _as_adjacency(value: Any) -> Any:

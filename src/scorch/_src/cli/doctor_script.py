@@ -66,10 +66,26 @@ def diagnose_script(
             f"{script} called no torch.nn.Module with parameters; call the model in it, such as model(batch)"
         )
     module, args, kwargs = recorder.call
-    example: Any = args
-    if kwargs:
-        example = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    example = _name_arguments(module, args, kwargs) if kwargs else args
     return doctor(module, example, sparsities=sparsities, quiet=True)
+
+
+def _name_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names that ``forward`` has for them."""
+    signature = inspect.signature(module.forward)
+    named = dict(signature.bind(*args, **kwargs).arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named.update(named.pop(parameter.name, {}))
+        elif (
+            parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)
+            and parameter.name in named
+        ):
+            raise ArgumentError(
+                f"{type(module).__name__}.forward takes arguments without names besides named ones; "
+                "call scorch.doctor(model, example) on a module that takes all of them by name"
+            )
+    return named
 
 
 @contextlib.contextmanager

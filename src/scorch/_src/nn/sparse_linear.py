@@ -108,7 +108,7 @@ class SparseLinear(torch.nn.Module):
         self.pattern = pattern
         self._sealed = compute_fingerprint(pattern)  # pickles have this name and the one after the next
         self.seal = torch.tensor(self._sealed, device=pattern.device)
-        self._seen = self.seal._version
+        self._seen = _version(self.seal)
 
     # constructors ------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class SparseLinear(torch.nn.Module):
         """Raise if another process has sent a different fingerprint."""
         seal = self._buffers["seal"]
         assert seal is not None
-        if seal._version == self._seen:
+        if _version(seal) == self._seen:
             return
         if int(seal) != self._sealed:
             raise CallError(
@@ -269,7 +269,7 @@ class SparseLinear(torch.nn.Module):
                 "layer is made "
                 "or rewired, or load one state_dict in all of them"
             )
-        self._seen = seal._version
+        self._seen = _version(seal)
 
     def reset_parameters(self) -> None:
         """Draw new values on the same pattern, as in a new layer."""
@@ -420,6 +420,11 @@ class SparseLinear(torch.nn.Module):
             self._load_pattern(weight.storage.pattern)
             return weight.storage.values
         return values_at(weight.detach(), self.pattern)
+
+
+def _version(seal: torch.Tensor) -> int:
+    """Return how often a tensor was written to; -1 if it is one of inference, which do not count."""
+    return -1 if seal.is_inference() else seal._version
 
 
 def _is_of_pattern(name: str) -> bool:

@@ -15,7 +15,7 @@ from scorch._src.backends.base import is_served
 from scorch._src.formats import Format
 from scorch._src.nn import timing
 from scorch._src.nn.pattern import pattern_of_mask, weight_format
-from scorch._src.nn.pruned.prunable import Part, example_call, kind_of_layer, tables_of
+from scorch._src.nn.pruned.prunable import Part, example_call, input_dtype, kind_of_layer, tables_of
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.stored_values import store_values
@@ -59,8 +59,9 @@ class Preference:
         """Return a call of each candidate by the size of the batch."""
         known = self.examples.get(layer)
         if known is None:
+            dtype = input_dtype(layer)
             return {
-                size: {name: example_call(candidate, size) for name, candidate in candidates.items()}
+                size: {name: example_call(candidate, size, dtype) for name, candidate in candidates.items()}
                 for size in self.batches
             }
         arguments, options = known

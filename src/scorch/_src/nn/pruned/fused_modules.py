@@ -1,8 +1,8 @@
 """Modules of torch that have a sparse layer and what follows it: both are computed in one pass.
 
 ``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``; their parts, names
-and ``state_dict`` stay as they are. Where a part has hooks, or is compiled, or Transformer layers are in
-training, the parts are called one after the other.
+and ``state_dict`` stay as they are. Where a part has hooks, another ``forward`` or is compiled, or dropout
+drops, the parts are called one after the other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FusedSequential(torch.nn.Sequential):
 
 
 def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute the perceptron of a Transformer's layer in evaluation, where nothing is dropped."""
+    """Compute the perceptron of a Transformer's layer, where nothing is dropped."""
     name = None if _has_hooks(layer.activation) else name_of_activation(layer.activation)
     if name is not None and _is_plain(layer.linear1):
         hidden = layer.linear1.fused(x, name)
@@ -62,7 +62,7 @@ class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
         is_causal: bool = False,
     ) -> torch.Tensor:
         """Do as torch's layer."""
-        if self.training or torch.compiler.is_compiling() or src.is_nested:
+        if self.training or src.is_nested or not _drop_nothing(self.dropout, self.dropout1, self.dropout2):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
 
         def attend(x: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class FusedDecoderLayer(torch.nn.TransformerDecoderLayer):
     """A ``TransformerDecoderLayer`` whose perceptron is computed with its activation."""
 
     def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training or torch.compiler.is_compiling():
+        if self.training or not _drop_nothing(self.dropout, self.dropout3):
             return super()._ff_block(x)
         return _feed_forward(self, x)
 
@@ -108,7 +108,13 @@ def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
                 type(child) in (SparseLinear, SparseTransposedLinear) for child in module.children()
             )
             module.__class__ = _FUSED[kind] if has_sparse else kind
+        elif isinstance(module, torch.nn.TransformerEncoder) and _has_sparse_layers(module):
+            module.use_nested_tensor = False  # torch asks the first layer alone, which may be dense
     return model
+
+
+def _has_sparse_layers(module: torch.nn.Module) -> bool:
+    return any(isinstance(part, SparseLinear) for part in module.modules())
 
 
 def _is_plain(layer: Any) -> bool:
@@ -116,11 +122,22 @@ def _is_plain(layer: Any) -> bool:
     return type(layer) in (SparseLinear, SparseTransposedLinear) and not _has_hooks(layer)
 
 
+def _drop_nothing(*modules: Any) -> bool:
+    """Whether modules of dropout return what they are given, and calling them does nothing else."""
+    return all(
+        type(module) in (torch.nn.Dropout, torch.nn.Identity)
+        and not module.training
+        and not _has_hooks(module)
+        for module in modules
+    )
+
+
 def _has_hooks(module: Any) -> bool:
-    """Whether calling a module does more than its ``forward``; functions have no hooks."""
+    """Whether calling a module does more than the ``forward`` of its class; functions have no hooks."""
     if not isinstance(module, torch.nn.Module):
         return False
     own = (
+        "forward" in vars(module),
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,

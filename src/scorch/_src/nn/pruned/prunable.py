@@ -6,6 +6,7 @@ A new kind of layer is an entry of ``KINDS``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -205,14 +206,23 @@ def tables_of(layer: torch.nn.Module) -> dict[str, SparseLinear]:
     return {name: child for name, child in layer.named_children() if isinstance(child, SparseLinear)}
 
 
-def example_call(layer: torch.nn.Module, batch: int) -> Callable[[], object]:
-    """Return a call of a dense or sparse layer on a batch of inputs of its kind."""
+def example_call(
+    layer: torch.nn.Module, batch: int, dtype: torch.dtype | None = None
+) -> Callable[[], object]:
+    """Return a call of a dense or sparse layer on a batch of inputs of its kind and dtype."""
     kind = kind_of_layer(layer)
     if kind is None:
         kind = next(own for sparse, own in _KINDS_OF_SPARSE.items() if isinstance(layer, sparse))
-    parameter = next(layer.parameters())
-    arguments = kind.example(layer, batch, {"dtype": parameter.dtype, "device": parameter.device})
+    options = {"dtype": dtype or input_dtype(layer), "device": next(layer.parameters()).device}
+    arguments = kind.example(layer, batch, options)
     return lambda: layer(*arguments)
+
+
+def input_dtype(layer: torch.nn.Module) -> torch.dtype:
+    """Return the dtype that a layer computes in, the widest of its own: weights may have fewer bits."""
+    tensors = (*layer.parameters(), *layer.buffers())
+    own = {tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()}
+    return functools.reduce(torch.promote_types, own)
 
 
 def dense_weights(layer: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -133,14 +133,19 @@ def multiply_batch(
     if dtype not in routines.batch_dtypes or not input.numel() or not values.is_contiguous():
         return None
     matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
-    own = None if bias is None else bias.detach().contiguous()
+    own, read = None if bias is None else _as_read(bias), _as_read(input)
     if values.dtype is dtype and activation is None and residual is None:
-        return routines.multiply_batch(matrix, own, input.contiguous(), block=block)
+        return routines.multiply_batch(matrix, own, read, block=block)
     is_stored = values.dtype is dtype or values.dtype in routines.stored_batch_dtypes.get(dtype, ())
     if not is_stored or not _agrees(input, pattern, bias, scales, residual):
         return None
-    rest = None if residual is None else residual.detach().contiguous()
-    return routines.multiply_batch(matrix, own, input.contiguous(), scales, activation, rest, block)
+    rest = None if residual is None else _as_read(residual)
+    return routines.multiply_batch(matrix, own, read, scales, activation, rest, block)
+
+
+def _as_read(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of real numbers as a routine reads it: without gaps, its sign not left to a flag."""
+    return tensor.detach().resolve_neg().contiguous()
 
 
 @functools.lru_cache(maxsize=64)

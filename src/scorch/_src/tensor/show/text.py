@@ -11,6 +11,7 @@ from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.storage.coordinates import entries
 from scorch._src.storage.storage import Storage
+from scorch._src.tensor.create.check import is_freed
 from scorch._src.tensor.flatten import TracedStorage
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
@@ -81,11 +82,11 @@ def _name_of_function(function: Any) -> str:
 
 
 def _are_shown(storage: Storage) -> bool:
-    """Whether the entries are few enough, and can be read here: in graphs and transforms they cannot."""
+    """Whether the entries are few enough and can be read: in graphs and transforms, or freed, they cannot."""
     threshold = get_printoptions()["threshold"]
     is_small = storage.pattern.size <= min(MAX_SHOWN_ENTRIES, threshold) or threshold == math.inf
     is_hidden = type(storage.values) is not torch.Tensor or is_transformed() or len_torch_dispatch_stack()
-    return is_small and storage.pattern.size > 0 and not is_hidden
+    return is_small and storage.pattern.size > 0 and not is_hidden and not is_freed(storage.values)
 
 
 def _format_array(name: str, array: torch.Tensor) -> str:

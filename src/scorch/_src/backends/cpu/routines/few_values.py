@@ -30,4 +30,5 @@ def of_few(code: int, by_torch: Function) -> Function:
 def add_row(result: torch.Tensor, row: torch.Tensor) -> torch.Tensor | None:
     """Add ``row`` to every row of a small ``result``, in place; None where torch must."""
     functions = builtins()
-    return result if functions is not None and functions.add(result, row) else None
+    is_added = functions is not None and not row.is_neg() and functions.add(result, row)
+    return result if is_added else None
