@@ -84,7 +84,7 @@ def test_other_layers_are_named() -> None:
     advice = {layer.name: layer.advice for layer in found.layers}
     assert set(advice) == {"words", "attention", "conv", "sparse"}  # the other was never called
     assert "sparse mask" in advice["attention"] and "as a sparse convolution" in advice["conv"]
-    assert "already sparse" in advice["sparse"] and "rows" in advice["words"]
+    assert "already sparse" in advice["sparse"] and "lookup" in advice["words"]
 
 
 def made_up(dense: float, sparse: dict[float, float]) -> LayerDiagnosis:

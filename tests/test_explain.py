@@ -84,7 +84,7 @@ def test_maximum_is_shown_as_its_three_steps() -> None:
     found = explain("y[i] = max(j, A[i,j])", A=sparse(20, 30, "csr"))
     assert [step.kind for step in found.steps] == ["kernel", "kernel", "torch"]
     assert "over the stored elements" in found.steps[0].purpose
-    assert "how many" in found.steps[1].purpose
+    assert "number of stored elements" in found.steps[1].purpose
     assert found.steps[2].result.name == "y"
     assert found.source.count("scorch_compute(") == 2
 

@@ -77,7 +77,7 @@ def test_warm_from_a_shell(
     monkeypatch.setattr(warm, "usual_sources", lambda: few)
     assert main(["cache", "--warm"]) == 0
     shown = capsys.readouterr().out
-    assert "common kernels" in shown
+    assert "usual kernels" in shown
     assert len(list((tmp_path / "kernels").glob("*.so"))) == 3
     again = warm.warm()
     assert (again.kernels, again.compiled) == (3, 0)
