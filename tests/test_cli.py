@@ -115,7 +115,7 @@ def test_explain_takes_sizes_density_result_and_source(capsys: pytest.CaptureFix
     code, out, _ = call(capsys, "explain", "ij,jk->ik", "csr", "csr", *options)
     assert code == 0
     assert "1000000 x 1000000, 1,000 stored" in out
-    assert "R: coo" in out and "asked for" in out
+    assert "R: coo" in out and "requested" in out
     assert "scorch_compute" in out
 
 
@@ -151,7 +151,7 @@ def test_explain_takes_any_formats(words: list[str], capsys: pytest.CaptureFixtu
         (["ij->i", "csr", "--sizes", "q=3"], "ShapeError: --sizes names 'q', but the indices are i, j"),
         (["ij->i", "csr", "--sizes", "i=x"], "ShapeError: --sizes has 'i=x'"),
         (["ij->i", "csr", "--sizes", "i=-2"], "ShapeError: --sizes has 'i=-2'"),
-        (["ij->i", "csr", "--density", "2"], "ShapeError: a density lies between 0 and 1"),
+        (["ij->i", "csr", "--density", "2"], "ShapeError: density must be between 0 and 1"),
         (["ij->i", "dense", "--sizes", "i=1e6,j=1e6"], "ShapeError: operand 0 would have"),
         (["ij->i", "csr", "--result", "csr(3)"], "FormatError: unknown format 'csr(3)'"),
         (["ijk->i", "dcsr", "--result", "ds"], "FormatError: format 'csr' stores tensors of 2 dimensions"),
@@ -281,7 +281,7 @@ def test_doctor_diagnoses_the_model_of_a_script(capsys: pytest.CaptureFixture[st
     code, out, err = call(capsys, "doctor", str(script), "--sparsities", "0.5", "--", "--epochs", "1")
     assert code == 0, err
     assert out.startswith("call 1 --epochs 1\nlayer") and "call 2" not in out
-    assert "linear  Linear  16 x 32  4 x 32" in out and "50% out" in out
+    assert "linear  Linear  16 x 32  4 x 32" in out and "50% pruned" in out
     code, out, _ = call(capsys, "doctor", str(script), "--finish", "--html", str(tmp_path / "found.html"))
     assert code == 0 and "call 3" in out and "<table>" in (tmp_path / "found.html").read_text()
     assert (list(sys.argv), list(sys.path)) == before

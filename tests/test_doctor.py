@@ -83,8 +83,8 @@ def test_other_layers_are_named() -> None:
     found = scorch.doctor(Model(), {"tokens": torch.arange(6)[None], "scale": 2.0}, quiet=True)
     advice = {layer.name: layer.advice for layer in found.layers}
     assert set(advice) == {"words", "attention", "conv", "sparse"}  # the other was never called
-    assert "pairs that attend" in advice["attention"] and "as a sparse convolution" in advice["conv"]
-    assert "sparse already" in advice["sparse"] and "rows" in advice["words"]
+    assert "sparse mask" in advice["attention"] and "as a sparse convolution" in advice["conv"]
+    assert "already sparse" in advice["sparse"] and "lookup" in advice["words"]
 
 
 def made_up(dense: float, sparse: dict[float, float]) -> LayerDiagnosis:
@@ -104,7 +104,7 @@ def test_gains_are_those_that_last() -> None:
 def test_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     found = scorch.doctor(network(), (torch.rand(5, 64),), sparsities=(0.9,))
     assert capsys.readouterr().out.strip() == str(found)
-    assert "90% out" in str(found) and "48 x 64" in str(found)
+    assert "90% pruned" in str(found) and "48 x 64" in str(found)
     assert json.loads(json.dumps(found.to_dict()))["layers"][0]["kind"] == "Linear"
     assert "<table>" in found._repr_html_()
     empty = scorch.doctor(torch.nn.ReLU(), torch.rand(3), quiet=True)
@@ -121,14 +121,14 @@ def test_wrong_arguments() -> None:
 
 
 def test_unrest_is_said() -> None:
-    assert "other work" in str(Diagnosis("Model", 2.0, 2, (), 1.8))
-    assert "other work" not in str(Diagnosis("Model", 2.0, 2, (), 1.0))
+    assert "machine is busy" in str(Diagnosis("Model", 2.0, 2, (), 1.8))
+    assert "machine is busy" not in str(Diagnosis("Model", 2.0, 2, (), 1.0))
 
 
 def test_layers_that_cannot_be_timed_say_why() -> None:
     dense = torch.nn.Linear(60, 3)
     given = scorch.rand(4, 60, density=0.1, format="csr")
-    assert scorch.doctor(dense, given, quiet=True).layers[0].advice == "its input is sparse already"
+    assert scorch.doctor(dense, given, quiet=True).layers[0].advice == "its input is already sparse"
     assert "empty" in scorch.doctor(dense, torch.rand(0, 60), quiet=True).layers[0].advice
     recurrent = scorch.doctor(torch.nn.LSTM(4, 3), torch.rand(2, 1, 4), quiet=True)
     assert "recurrent" in recurrent.layers[0].advice

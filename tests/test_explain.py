@@ -67,9 +67,9 @@ def test_costs_have_parts() -> None:
 def test_sddmm_shares_the_pattern() -> None:
     found = explain("ij,ik,jk->ij", sparse(100, 80, "csr"), torch.ones(100, 8), torch.ones(80, 8))
     [step] = found.steps
-    assert step.assembly == "values on the pattern of A"
+    assert step.assembly == "values on the sparsity pattern of A"
     assert step.result.nnz == step.operands[0].nnz
-    assert "shares its pattern" in step.reasons[0]
+    assert "same sparsity pattern" in step.reasons[0]
 
 
 def test_conflicting_orders_say_what_is_transposed() -> None:
@@ -83,8 +83,8 @@ def test_conflicting_orders_say_what_is_transposed() -> None:
 def test_maximum_is_shown_as_its_three_steps() -> None:
     found = explain("y[i] = max(j, A[i,j])", A=sparse(20, 30, "csr"))
     assert [step.kind for step in found.steps] == ["kernel", "kernel", "torch"]
-    assert "stored entries only" in found.steps[0].purpose
-    assert "how many" in found.steps[1].purpose
+    assert "over the stored elements" in found.steps[0].purpose
+    assert "number of stored elements" in found.steps[1].purpose
     assert found.steps[2].result.name == "y"
     assert found.source.count("scorch_compute(") == 2
 
@@ -111,7 +111,7 @@ def test_requested_format_is_named_as_the_reason() -> None:
     A = sparse(20, 30, "csr")
     found = explain("ij,kj->ik", A, A, format="coo")
     assert str(found.result_format) == "coo"
-    assert found.steps[-1].reasons == ("asked for",)
+    assert found.steps[-1].reasons == ("requested",)
 
 
 def test_adding_keeps_the_format_of_the_target() -> None:
@@ -191,7 +191,7 @@ def test_errors_are_those_of_the_call() -> None:
         explain("ij,jk->ik", A, A)
     with pytest.raises(NotationError, match="passed by name"):
         explain("y[i] = A[i,j]", A)
-    with pytest.raises(NotationError, match="passed by position, not by name"):
+    with pytest.raises(NotationError, match="by position, not by name"):
         explain("ij->i", A=A)
     with pytest.raises(NotationError, match="no tensor is given for 'B'"):
         explain("y[i] = A[i,j] * B[i,j]", A=A)

@@ -45,3 +45,9 @@ def test_links_lead_somewhere() -> None:
     root = Path(__file__).resolve().parent.parent
     links = re.findall(r"\]\(([^)#]+)", README)
     assert [link for link in links if "://" not in link and not (root / link).exists()] == []
+
+
+def test_site_begins_with_the_example_of_the_readme() -> None:
+    index = (Path(__file__).resolve().parent.parent / "docs" / "index.md").read_text(encoding="utf-8")
+    [(code, printed)] = EXAMPLE.findall(FIRST_SCREEN)
+    assert f"```python\n{code}```\n\n```text\n{printed}```" in index

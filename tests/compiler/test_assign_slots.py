@@ -48,9 +48,9 @@ needs_buckets = pytest.mark.skipif(not enabled("buckets"), reason="buckets are s
 @needs_slots
 def test_sums_and_products_say_what_bounds_them() -> None:
     A, B = (scorch.from_torch(random(8, 9, seed=seed), format="csr") for seed in (0, 1))
-    assert "no more entries than in A and B" in built("C[i,j] = A[i,j] + B[i,j]", A=A, B=B)
+    assert "at most the nonzeros of A and B" in built("C[i,j] = A[i,j] + B[i,j]", A=A, B=B)
     one = built("C[i,j] = A[i,j] * B[i,j]", A=A, B=B)
-    assert "no more entries than in" in one and " and " not in one
+    assert "at most the nonzeros of" in one and " and " not in one
     assert "no more" not in built("C[i,k] = A[i,j] * B[k,j]", A=A, B=B)
     assert "no more" not in built("C[i,j] = A[i,j] + B[i,j]", A=A.to_format("dcsr"), B=B)
 
@@ -58,7 +58,7 @@ def test_sums_and_products_say_what_bounds_them() -> None:
 @needs_buckets
 def test_transposes_are_counted() -> None:
     A = scorch.from_torch(random(8, 9), format="csr")
-    assert built("C[i,j] = A[i,j]", "csc", A=A) == "counted row by row, then put in place"
+    assert built("C[i,j] = A[i,j]", "csc", A=A) == "counted row by row, then written in place"
     assert "counted" not in built("C[i,j] = A[i,j]", "csr", A=A)
     assert "counted" not in built("C[j] = A[i,j]", "s", A=A)
 

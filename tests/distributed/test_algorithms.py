@@ -199,7 +199,7 @@ def check_choices(rank: int) -> None:
     words = str(tight.plan)
     assert "(chosen)" in words and "(runner-up)" in words and "of 4" in words
     explained = scorch.explain("ij,jk->ik", sd.with_algorithm(A, "halo"), A.columns_of(X))
-    assert "brings" in explained.exchanges[0] and explained.plan.features == X.shape[1]
+    assert "halo exchange" in explained.exchanges[0] and explained.plan.features == X.shape[1]
     assert "(runner-up)" in str(explained) and "in this process" in str(explained)
     check_explained_function(sd.with_algorithm(A, "halo"), A.columns_of(X))
     back = sd.with_algorithm(sd.with_algorithm(A, "1.5d", replicas=4), "halo")

@@ -610,7 +610,7 @@ def test_explanation_names_what_was_not_joined() -> None:
 
     text = str(scorch.explain(scorch.compile(function), sparse(6, 6)))
     assert "one kernel: relu, mul" in text
-    assert "as outside, there is no rule to record them: sin" in text
+    assert "not fused, since no rule records them: sin" in text
     assert "one by one: mul\n  a single call" in text
 
 

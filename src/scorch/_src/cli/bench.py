@@ -32,19 +32,15 @@ class Suite:
 
 
 SUITES = {
-    "kernels": Suite(
-        "kernels", "generated kernels beside torch.sparse, SciPy and numba", ("--quick",), "file"
-    ),
-    "overhead": Suite("overhead", "what a call costs: warm, first, and on busy cores", ("--warm",)),
+    "kernels": Suite("kernels", "generated kernels vs. torch.sparse, SciPy and numba", ("--quick",), "file"),
+    "overhead": Suite("overhead", "call overhead: warm, first, and on busy cores", ("--warm",)),
     "threads": Suite("threads", "kernels with 1, 2, 4 ... threads", ("--rows", "5000", "--entries", "50000")),
-    "fusion": Suite("fusion", "scorch.compile beside call by call", ("--seconds", "0.02"), "file"),
-    "attention": Suite(
-        "attention", "sparse attention beside dense", ("--lengths", "256", "--seconds", "0.2")
-    ),
-    "pruned": Suite("pruned", "pruned layers beside dense ones", ("--width", "256", "--seconds", "0.02")),
+    "fusion": Suite("fusion", "scorch.compile vs. separate calls", ("--seconds", "0.02"), "file"),
+    "attention": Suite("attention", "sparse vs. dense attention", ("--lengths", "256", "--seconds", "0.2")),
+    "pruned": Suite("pruned", "pruned vs. dense layers", ("--width", "256", "--seconds", "0.02")),
     "graphs": Suite(
         "graphs",
-        "graph layers beside PyG's",
+        "graph layers vs. PyG's",
         ("--graphs", "cora", "--networks", "GCN", "--seconds", "0.2", "--rounds", "2"),
     ),
     "figure5": Suite("paper.figure5_gcn", "the paper's graph networks", ("--quick",), "file"),

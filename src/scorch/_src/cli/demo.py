@@ -90,7 +90,7 @@ def main(small: bool = False, as_json: bool = False) -> int:
                 _warm_cache()
     wrong = [row.text for rows in tables for row in rows if not row.agrees]
     for text in wrong:
-        print(f"{text} disagrees with the truth: please report this", file=sys.stderr)
+        print(f"{text} disagrees with the reference: please report this", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -176,10 +176,10 @@ def _format(tensor: Any) -> Format | str:
 
 
 def _print_heading(problem: Problem) -> None:
-    fits = "a smaller copy, beside dense tensors too" if problem.fits_dense else "without dense tensors"
+    fits = "a smaller problem, with dense tensors too" if problem.fits_dense else "without dense tensors"
     print(
         f"\nMatrices {problem.n:,} x {problem.n:,}, a tensor {problem.m:,} x {problem.m:,} x {problem.m:,}, "
-        f"about {problem.entries:,} entries each:\n{fits}\n"
+        f"about {problem.entries:,} nonzeros each:\n{fits}\n"
     )
     last = "dense" if problem.fits_dense else "first call"
     print(_LINE("expression", "formats", "scorch", "torch.sparse", last, "ratio", "agree"), flush=True)
@@ -199,24 +199,24 @@ def _print_ending(problem: Problem) -> None:
     stored, threads = cache.statistics(), host_threads()
     print(
         f"""
-Times are medians of runs in turns, with {threads} threads. first call: with the compilation of the kernel,
-unless an earlier run left it on disk. torch.sparse: its fastest layout. ratio: the best other time
-over Scorch's, so that above 1 Scorch is faster. agree: with dense torch in float64; where that is
-too large with torch.sparse, and where that cannot (-) only on the smaller copy.
+Times are medians of interleaved runs with {threads} threads. first call: with compilation, unless the kernel
+is in the disk cache. torch.sparse: its fastest layout. ratio: the best other time divided by Scorch's;
+above 1, Scorch is faster. agree: with dense PyTorch in float64, or with torch.sparse where dense is
+too large; where neither works (-), only the smaller problem is checked.
 
-{stored.entries} kernels ({stored.bytes:,} bytes) are kept in {stored.directory}
+{stored.entries} kernels ({stored.bytes:,} bytes) are cached in {stored.directory}
 """
     )
     A, B = (from_torch(power_law((problem.n,) * 2, problem.entries, seed), format="csr") for seed in (0, 1))
-    print('What scorch.explain("ij,jk->ik", A, B) says without its source:\n')
+    print('scorch.explain("ij,jk->ik", A, B), without the source:\n')
     print(explain("ij,jk->ik", A, B).report(source=False))
 
 
 def _warm_cache() -> None:
     """Compile the usual kernels, which come next after the demonstration."""
-    print("\nCompiling the usual kernels ahead (python -m scorch cache --warm) ...", flush=True)
+    print("\nCompiling common kernels ahead of time (python -m scorch cache --warm) ...", flush=True)
     warmed = warm.warm(warm.print_progress)
-    print(f"{warmed.kernels} are on disk; {warmed.compiled} were compiled now, in {warmed.seconds:.1f} s")
+    print(f"{warmed.kernels} are cached; {warmed.compiled} were compiled now, in {warmed.seconds:.1f} s")
 
 
 def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:

@@ -18,7 +18,7 @@ PACKAGES = ("numpy", "scipy", "torch_geometric", "safetensors")
 
 
 def describe_environment() -> dict[str, str]:
-    """Return versions, processor, compiler, GPU, cache and settings, by label."""
+    """Return versions, CPU, compiler, GPU, cache and settings, by label."""
     facts = {"scorch": __version__, **toolchain.describe(), "platform": platform.platform()}
     facts |= {name: version for name in PACKAGES if (version := _version(name))}
     facts |= cuda_backend.describe()
@@ -47,6 +47,6 @@ def _changed_settings() -> str:
 
 
 def hide_home(text: str) -> str:
-    """Write the user's folder as ``~``, so that a report does not tell names."""
+    """Write the user's folder as ``~``, so that a report names nobody."""
     home = str(Path.home())
     return text.replace(home, "~") if home not in ("", "/") else text

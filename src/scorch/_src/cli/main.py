@@ -101,9 +101,9 @@ def make_parser() -> argparse.ArgumentParser:
         return command
 
     add("env", show_environment, help="show versions, compiler, GPU and settings, for bug reports")
-    command = add("cache", show_cache, help="show, clear or fill the compiled kernels on disk")
+    command = add("cache", show_cache, help="show, clear or fill the disk cache of compiled kernels")
     command.add_argument("--clear", action="store_true", help="remove them all")
-    command.add_argument("--warm", action="store_true", help="compile the usual kernels now, on all cores")
+    command.add_argument("--warm", action="store_true", help="compile common kernels now, on all cores")
     command = add(
         "explain",
         show_explanation,
@@ -115,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("formats", nargs="*", metavar="FORMAT", help="one for each operand, or NAME=FORMAT")
     command.add_argument("--sizes", default="", metavar="i=100,j=200", help="sizes of indices (default 1000)")
     command.add_argument("--density", type=float, default=0.01, help="of the sparse operands (default 0.01)")
-    command.add_argument("--result", metavar="FORMAT", help="ask for the format of the result")
+    command.add_argument("--result", metavar="FORMAT", help="request a format for the result")
     command.add_argument("--source", action="store_true", help="print the generated source too")
     command.add_argument("--html", metavar="FILE", help="run it too, and write the explanation as a page")
     command = add(
@@ -127,37 +127,37 @@ def make_parser() -> argparse.ArgumentParser:
     )
     command.add_argument("script", metavar="SCRIPT", help="calls a torch.nn.Module; its arguments follow")
     command.add_argument("--finish", action="store_true", help="run the script to its end first")
-    command.add_argument("--sparsities", default="", metavar="0.8,0.9", help="shares of weights to prune")
+    command.add_argument("--sparsities", default="", metavar="0.8,0.9", help="fractions of weights to prune")
     command.add_argument("--html", metavar="FILE", help="write the diagnosis as a page")
     command = add(
         "plan",
         plan.show_plan,
-        help="predict a training step on a graph over many processes",
-        description="Predict bytes, memory and time of a training step over many processes.",
+        help="predict a distributed training step on a graph",
+        description="Predict bytes, memory and time of a distributed training step.",
         epilog=PLAN_EPILOG,
     )
     command.add_argument("graph", metavar="GRAPH", help="a file with a matrix, or with a vector of degrees")
-    command.add_argument("--workers", type=int, required=True, help="how many processes, one a machine")
+    command.add_argument("--workers", type=int, required=True, help="number of ranks, one per machine")
     command.add_argument("--network", default="10GbE", help="such as 10GbE, 100Gb or 50us,1.1GB/s")
     command.add_argument("--features", default="128", metavar="128,64", help="columns of the products")
     command.add_argument(
-        "--cuts", default="work", help="rows cut by work, even, random, or by a file of cuts"
+        "--cuts", default="work", help="how to cut rows: work, even, random, or a file of cuts"
     )
-    command.add_argument("--partition", metavar="FILE", help="the worker of each row, as partitioners write")
-    command.add_argument("--wire", choices=sorted(plan.WIRES), help="the dtype of rows on their way")
-    command.add_argument("--memory", type=float, metavar="GB", help="of one worker: what is larger is marked")
-    command = add("demo", show_demo, help="run a short demonstration beside torch.sparse and dense")
-    command.add_argument("--small", action="store_true", help="on small tensors, where times say little")
+    command.add_argument("--partition", metavar="FILE", help="the rank of each row, as partitioners write it")
+    command.add_argument("--wire", choices=sorted(plan.WIRES), help="the dtype in which rows are sent")
+    command.add_argument("--memory", type=float, metavar="GB", help="of one rank; what needs more is marked")
+    command = add("demo", show_demo, help="run a short demonstration, compared with torch.sparse and dense")
+    command.add_argument("--small", action="store_true", help="use small tensors, whose times mean little")
     command = add(
         "bench",
         run_benchmark,
-        help="run a suite of benchmarks, or list them",
-        description="Run a suite of benchmarks, with arguments of its own; without a name, list them.",
+        help="run a benchmark suite, or list them",
+        description="Run a benchmark suite with its own arguments; without a name, list the suites.",
         epilog=BENCH_EPILOG,
         add_help=False,
     )
     command.add_argument("suite", nargs="?", metavar="SUITE", help=f"one of {', '.join(bench.SUITES)}")
-    command.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
+    command.add_argument("--quick", action="store_true", help="run for a few seconds, to see that it works")
     command.add_argument("-h", "--help", action="store_true", help="of this command, or of the suite named")
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON")

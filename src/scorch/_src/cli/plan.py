@@ -79,9 +79,9 @@ class GraphPlan:
     def __str__(self) -> str:
         widths = ", ".join(map(str, self.features))
         head = [
-            f"{self.graph}: {self.rows:,} rows, {self.entries:,} entries; {self.workers:,} workers over "
+            f"{self.graph}: {self.rows:,} rows, {self.entries:,} nonzeros; {self.workers:,} ranks over "
             f"{self.network.name}, rows cut by {self.cuts}",
-            f"busiest worker: {self.busiest_rows:,} rows, {self.busiest_entries:,} entries",
+            f"busiest rank: {self.busiest_rows:,} rows, {self.busiest_entries:,} nonzeros",
             f"a step: products with {widths} columns, forward and backward",
             "",
         ]
@@ -92,7 +92,7 @@ class GraphPlan:
     def _row(self, step: StepCost) -> tuple[str, ...]:
         note = "fastest" if step is self.best else "" if step.fits else "too large"
         if not step.runs:
-            note = "to compare"
+            note = "for comparison"
         numbers = format_bytes(step.bytes), format_bytes(step.total), f"{step.messages:,}"
         times = map(format_seconds, (step.exchange, step.compute, step.seconds))
         return step.name, note, *numbers, format_bytes(step.memory), *times
@@ -113,14 +113,14 @@ def plan_graph(
     wire: str | None = None,
     memory: float | None = None,
 ) -> GraphPlan:
-    """Predict the bytes, memory and time of a training step from a graph's pattern, or from its degrees.
+    """Predict the bytes, memory and time of a training step from a sparsity pattern, or from degrees.
 
-    ``path``: a matrix, or a vector of degrees. ``cuts``: "work" or "even" shares of rows in the order given,
-    "random" for what degrees let expect of a random order, or a file of cuts; ``partition``: a file that has
+    ``path``: a matrix, or a vector of degrees. ``cuts``: "work" or "even" shards of rows in the given order,
+    "random" for the expectation over random orders, or a file of cuts; ``partition``: a file that has
     the worker of each row.
     """
     if workers < 1:
-        raise ArgumentError(f"--workers is {workers}; there is at least one")
+        raise ArgumentError(f"--workers is {workers}, but must be a positive integer")
     tensor = _read(path)
     loads = dict(_loads(tensor, workers, features, cuts, partition))
     one, link = loads[1], as_network(network)
@@ -199,7 +199,7 @@ def _row_owners(
             len(owners) and not 0 <= int(owners.min()) <= owners.max() < workers
         ):
             raise ShapeError(
-                f"{partition} must have a worker from 0 to {workers - 1} for each of {len(degrees):,} rows"
+                f"{partition} must have a rank from 0 to {workers - 1} for each of {len(degrees):,} rows"
             )
         return owners
     if cuts == "even":
@@ -217,12 +217,12 @@ def _read(path: str) -> Tensor:
     if isinstance(found, torch.Tensor) and found.dim() == 1 and not isinstance(found, SparseTensor):
         return found
     if not isinstance(found, SparseTensor) or found.dim() != 2:
-        raise ShapeError(f"{path} has no sparse matrix, and no vector of degrees")
+        raise ShapeError(f"{path} holds neither a sparse matrix nor a vector of degrees")
     return found
 
 
 def _read_numbers(path: str) -> Tensor:
-    """Read whole numbers: of an array (.npy), or of a text with one in each line, as partitioners write."""
+    """Read integers: from an array (.npy), or of a text with one in each line, as partitioners write."""
     try:
         array = np.load(path) if path.endswith(".npy") else np.loadtxt(path, dtype=np.int64, ndmin=1)
     except OSError as error:

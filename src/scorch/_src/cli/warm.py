@@ -81,7 +81,7 @@ def print_progress(done: int, total: int) -> None:
     """Print a line that counts, on terminals only."""
     if sys.stderr.isatty():
         ending = "\n" if done == total else ""
-        print(f"\r{done} of {total} usual kernels are compiled", end=ending, file=sys.stderr, flush=True)
+        print(f"\r{done} of {total} common kernels compiled", end=ending, file=sys.stderr, flush=True)
 
 
 def usual_sources() -> Iterable[str]:

@@ -19,7 +19,7 @@ def describe_inner(plan: Plan) -> str:
         parts.append(f"{access.tensor} is multiplied once, after {loops}")
     if plan.prefetched:
         names = " and ".join(dict.fromkeys(access.tensor for access, _ in plan.prefetched))
-        parts.append(f"rows of {names} are fetched ahead")
+        parts.append(f"rows of {names} are prefetched")
     return "; ".join(parts)
 
 
@@ -29,27 +29,27 @@ def _innermost(plan: Plan) -> int:
 
 
 def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
-    jam = f"; {vectors.jam} turns of {plan.order[vectors.depth - 1]} side by side" if vectors.jam > 1 else ""
+    jam = f"; {plan.order[vectors.depth - 1]} unrolled by {vectors.jam}" if vectors.jam > 1 else ""
     x, lanes = vectors.loop, f"vectors of {vectors.lanes}" if vectors.lanes > 1 else "scalars"
-    size = "all of it" if vectors.whole else f"{vectors.width} at a time"
+    size = "all at once" if vectors.whole else f"{vectors.width} elements at a time"
     if vectors.kind == "sums":
         sums = f"{vectors.sums} partial sums" if vectors.sums > 1 else "one partial sum"
-        rest = f", {vectors.rest} left over" if vectors.rest else ""
+        rest = f", remainder of {vectors.rest}" if vectors.rest else ""
         return f"{x} in {lanes}, {size}, in {sums}{rest}{jam}"
     over = ", ".join(plan.order[vectors.depth : -1])
     words = f"{x} in {lanes}, {size}, which stay in registers over {over}{jam}"
     if vectors.opens < vectors.depth:
-        words += f"; these stretches of {x} are outermost, so that a dense operand's stays in the cache"
+        words += f"; {x} is tiled outermost, so that a tile of the dense operand stays in the cache"
     return words
 
 
 def _scalar_in_words(plan: Plan) -> str:
     x = plan.order[-1]
     if plan.gathered:
-        return f"{x} in lanes of {plan.gathered}, gathered"
+        return f"{x} in vectors of {plan.gathered}, gathered"
     if 1 < plan.sums <= MAX_SUM_TURNS:
-        return f"{x} one by one, sums in {plan.sums} parts"
-    return f"{x} one by one, or as the C compiler sees fit"
+        return f"scalar {x}, in {plan.sums} partial sums"
+    return f"scalar {x}, vectorization left to the C compiler"
 
 
 def describe_assembly(plan: Plan) -> str:
@@ -58,9 +58,9 @@ def describe_assembly(plan: Plan) -> str:
     words = {
         "dense": "dense values",
         "shared": _shared_in_words(plan),
-        "rows": "appended row by row" + (f", in place: no more entries than in {bounds}" if bounds else ""),
-        "buckets": "counted row by row, then put in place",
-        "list": "a list of entries, " + ("packed" if plan.comes_sorted else "sorted and packed"),
+        "rows": "appended row by row" + (f", in place: at most the nonzeros of {bounds}" if bounds else ""),
+        "buckets": "counted row by row, then written in place",
+        "list": "a list of coordinates, " + ("packed" if plan.comes_sorted else "sorted and packed"),
     }[plan.assembly]
     if plan.workspace is not None:
         words += f", through a {plan.workspace} workspace over {workspace_loops(plan)}"
@@ -74,7 +74,7 @@ def _shared_in_words(plan: Plan) -> str:
     levels = plan.pattern_levels
     is_whole = levels == len(plan.operand(plan.pattern.tensor).format)
     first = "" if is_whole else f"the first {levels} levels of " if levels > 1 else "the first level of "
-    return f"values on {first}the pattern of {plan.pattern.tensor}"
+    return f"values on {first}the sparsity pattern of {plan.pattern.tensor}"
 
 
 def workspace_loops(plan: Plan) -> str:
@@ -84,7 +84,7 @@ def workspace_loops(plan: Plan) -> str:
 
 
 def describe_format(form: Format) -> str:
-    """The name of a format; a dense one with the order in which it lies."""
+    """The name of a format; for a dense one with its order of dimensions in memory."""
     if form.is_dense and form.order != tuple(range(form.dims)):
         return f"dense with dimensions in order {', '.join(map(str, form.order))}"
     return str(form)
@@ -98,11 +98,11 @@ def describe_conversion(conversion: Conversion) -> str:
         why, done = f"{conversion.tensor}: {conversion.reason}", "converted"
     if conversion.format.is_dense:
         return f"{why}: copied to {describe_format(conversion.format)} as {conversion.name} at each call"
-    return f"{why}: {done} to {conversion.format} as {conversion.name}; its pattern is kept"
+    return f"{why}: {done} to {conversion.format} as {conversion.name}; the {done} sparsity pattern is cached"
 
 
 def describe_dearer(cost: Cost, chosen: Cost, plan: Plan) -> str:
-    """What speaks against an order, beside the one taken."""
+    """Why an order is worse than the chosen one."""
     reasons = []
     names = dict.fromkeys(access.tensor for access in cost.transposed)
     if names:
@@ -113,10 +113,10 @@ def describe_dearer(cost: Cost, chosen: Cost, plan: Plan) -> str:
     if cost.assembly > 1.5 * chosen.assembly:
         reasons.append(_assembly_in_words(cost, plan))
     if cost.order[0] not in plan.result_loops and chosen.order[0] in plan.result_loops:
-        reasons.append("first loop serial")
+        reasons.append("outermost loop not parallel")
     elif is_short:
-        reasons.append("first loop too short for threads")
-    return "; ".join(reasons) or "slightly more of everything"
+        reasons.append("outermost loop too short for threads")
+    return "; ".join(reasons) or "slightly higher cost"
 
 
 def _assembly_in_words(cost: Cost, plan: Plan) -> str:
@@ -124,7 +124,7 @@ def _assembly_in_words(cost: Cost, plan: Plan) -> str:
         return "adds to memory instead of a register"
     prefix, levels = prefix_of(cost.order, plan.result_uses)
     if levels == len(plan.result):
-        return "appends more entries"
+        return "appends more elements"
     return "needs a workspace" if prefix else "needs a sort"
 
 
@@ -135,11 +135,11 @@ def describe_threads(plan: Plan, used: int, available: int) -> str:
     first = plan.order[0]
     if not plan.parallel:
         if plan.assembly == "list":
-            return "one thread: entries are collected in one list"
+            return "one thread: coordinates are appended to one list"
         if first not in plan.result_loops:
-            return f"one thread: turns of {first} add to the same places"
-        return f"one thread: turns of {first} cannot be shared out"
-    balance = f", by the number of entries of {plan.balance[0]}" if plan.balance else ""
+            return f"one thread: iterations of {first} add to the same elements"
+        return f"one thread: iterations of {first} depend on each other"
+    balance = f", balanced by the nonzeros of {plan.balance[0]}" if plan.balance else ""
     if used == 1 and available > 1:
-        return f"one thread: too little work to share {first}"
+        return "one thread: too little work for more"
     return f"{used} thread{'s' if used > 1 else ''} share {first}{balance}"

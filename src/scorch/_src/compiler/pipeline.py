@@ -75,7 +75,7 @@ def plan_step(
     step = replace(step, body=_marked(step.body, operands))
     inferred = infer_format(step, operands, sizes)
     if requested is not None:
-        inferred = Inferred(requested, ("asked for",))
+        inferred = Inferred(requested, ("requested",))
     conversions: list[convert.Conversion] = []
     step, operands = convert.unblock(step, operands, conversions)
     is_filled = inferred.format.is_dense and (step.reduced or len(operands) > 1)

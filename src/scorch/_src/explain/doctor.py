@@ -40,12 +40,12 @@ def doctor(
     sparsities: float | Sequence[float] = SPARSITIES,
     quiet: bool | None = None,
 ) -> Diagnosis:
-    """Print which layers of a model would gain from sparsity, on an example of what the model is given.
+    """Print which layers of a model would gain from sparsity, measured on an example input.
 
     ``example`` is a tensor, a tuple of arguments, or a dictionary of named ones; its batch is what is
-    measured. Each Linear layer is timed on its own input as it is and with the shares ``sparsities`` of its
-    smallest weights taken out, and with its input as a sparse tensor where that is mostly zeros. The model
-    runs as for inference, without gradients, and is not changed. The diagnosis is returned, and
+    measured. Each Linear layer is timed on its own input as it is, after magnitude pruning to each of
+    ``sparsities``, and with its input as a sparse tensor if that is mostly zeros. The model runs in
+    evaluation mode, without gradients, and is not changed. The diagnosis is returned, and
     printed unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed
     only with ``quiet=False``.
 
@@ -83,7 +83,7 @@ def doctor(
 
 
 def _load() -> float:
-    """Return the number of other processes for each core; 0 where the system does not say."""
+    """Return the number of other processes per core; 0 if the system does not report it."""
     try:
         return max(os.getloadavg()[0] - 1, 0.0) / (os.cpu_count() or 1)
     except (OSError, AttributeError):
@@ -203,37 +203,37 @@ def _advice(layer: LayerDiagnosis) -> str:
     sentences = []
     if layer.stored is not None and layer.dense / layer.stored >= MIN_GAIN:
         sentences.append(
-            f"{1 - layer.weight_density:.0%} of its weights are zero already: stored sparse it is "
+            f"{1 - layer.weight_density:.0%} of its weights are already zero: stored sparse, it is "
             f"{layer.dense / layer.stored:.1f} x as fast (scorch.nn.SparseLinear.from_dense(layer))"
         )
     if layer.sparse_input is not None and layer.dense / layer.sparse_input >= MIN_GAIN:
         sentences.append(
-            f"{1 - layer.input_density:.0%} of its input are zero: given as csr it is "
+            f"{1 - layer.input_density:.0%} of its input is zero: passed as csr, it is "
             f"{layer.dense / layer.sparse_input:.1f} x as fast, conversion included"
         )
     smallest, largest = layer.gains_from, max(layer.sparse, default=None)
     if smallest is not None and largest is not None:
         gains = ", ".join(f"{layer.gain(s):.1f} x at {s:.0%}" for s in layer.sparse if s >= smallest)
         norm_text = f"{layer.norm_kept[smallest]:.0%} of the norm stays at {smallest:.0%}"
-        sentences.append(f"gains from {smallest:.0%} of its weights taken out: {gains}; {norm_text}")
+        sentences.append(f"faster if at least {smallest:.0%} pruned: {gains}; {norm_text}")
     elif largest is not None and not sentences:
-        sentences.append(f"no gain up to {largest:.0%}: {_explain_no_gain(layer)}")
+        sentences.append(f"not faster up to {largest:.0%} pruned: {_explain_no_gain(layer)}")
     return "; ".join(sentences)
 
 
 def _explain_no_gain(layer: LayerDiagnosis) -> str:
     assert layer.dense is not None
     if layer.dense < 2e-5:
-        return "it is so short that calling it takes most of the time"
-    return "torch's dense product is faster on this input; more at once favours dense, fewer sparse"
+        return "it is so small that call overhead dominates"
+    return "PyTorch's dense product is faster on this input; smaller batches favor sparse"
 
 
 _ADVICE_BY_LAYER = {
-    torch.nn.Embedding: "looking up dense rows is hard to beat; sparse rows save memory only",
-    torch.nn.MultiheadAttention: "where tokens see few others, scorch.nn.MultiheadAttention takes the pairs "
-    "that attend (pairs=, scorch.nn.masks)",
+    torch.nn.Embedding: "dense lookup is hard to beat; a sparse table only saves memory",
+    torch.nn.MultiheadAttention: "if tokens attend to few others, use scorch.nn.MultiheadAttention with a "
+    "sparse mask (pairs=, scorch.nn.masks)",
     ConvNd: "scorch.sparsify(model, example=...) times it as a sparse convolution",
-    SparseLinear: "sparse already; scorch.report compares it with the dense one",
+    SparseLinear: "already sparse; scorch.report compares it with the dense layer",
     torch.nn.RNNBase: "scorch.sparsify(model, example=...) times it as a sparse recurrent layer",
 }
 
@@ -244,7 +244,7 @@ def _advise_other(module: torch.nn.Module, x: Any) -> str:
         if isinstance(module, kind):
             return advice
     if isinstance(x, SparseTensor):
-        return "its input is sparse already"
+        return "its input is already sparse"
     return "its input is empty: nothing was timed" if isinstance(x, torch.Tensor) and not x.numel() else ""
 
 

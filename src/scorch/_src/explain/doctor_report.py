@@ -17,21 +17,21 @@ class LayerDiagnosis:
     """One layer on its input in the example; times in seconds.
 
     ``seconds``
-        inside of the model, all of its calls together
+        inside the model, all of its calls together
     ``weight_density``, ``input_density``
-        the shares of nonzeros
+        the fractions of nonzeros
     ``dense``
-        of the layer alone
+        of the layer on its own
     ``stored``
         stored sparse, with those weights that are not zero
     ``sparse_input``
         with its input made sparse first
     ``sparse``
-        with so many of its smallest weights taken out, by share
+        after magnitude pruning, by sparsity
     ``norm_kept``
-        the share of the weight's norm that stays then
+        the fraction of the weight's norm that remains then
     ``advice``
-        what follows from that, in a sentence
+        a suggestion, in a sentence
     """
 
     name: str
@@ -50,13 +50,13 @@ class LayerDiagnosis:
     advice: str = ""
 
     def gain(self, sparsity: float) -> float | None:
-        """Return the speedup of the layer with that share of its weights pruned."""
+        """Return the speedup of the layer with that fraction of its weights pruned."""
         seconds = self.sparse.get(sparsity)
         return None if seconds is None or self.dense is None else self.dense / seconds
 
     @property
     def gains_from(self) -> float | None:
-        """The smallest sparsity that was tried from which on the layer is faster sparse."""
+        """The smallest tested sparsity above which the layer is always faster sparse."""
         smallest = None
         for sparsity in sorted(self.sparse, reverse=True):
             if (self.gain(sparsity) or 0.0) < MIN_GAIN:
@@ -67,7 +67,7 @@ class LayerDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All layers with weights, in the order in which they ran; as a string it is a table with advice."""
+    """All layers with weights, in the order in which they ran; as a string, a table with suggestions."""
 
     model: str
     seconds: float
@@ -76,7 +76,7 @@ class Diagnosis:
     unrest: float = 1.0  # how much times vary, or how many other processes each core has
 
     def seconds_at(self, sparsity: float) -> float:
-        """Estimate the time of the model with that share pruned of those layers that gain from it."""
+        """Estimate the time of the model if the layers that gain are pruned to that sparsity."""
         saved = remaining = 0.0
         for layer in self.layers:
             gain = layer.gain(sparsity)
@@ -87,7 +87,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """A sentence for each layer that there is advice for."""
+        """Suggestions, one for each layer that has any."""
         return tuple(f"{layer.name or '(model)'}: {layer.advice}" for layer in self.layers if layer.advice)
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,8 +100,8 @@ class Diagnosis:
 
     def _rows(self) -> tuple[list[str], list[list[str]]]:
         tried = self._tried
-        head = ["layer", "kind", "weight", "input", "nonzero", "time", "share", "alone"]
-        head += [f"{sparsity:.0%} out" for sparsity in tried]
+        head = ["layer", "kind", "weight", "input", "nonzero", "time", "share", "layer only"]
+        head += [f"{sparsity:.0%} pruned" for sparsity in tried]
         rows = []
         for layer in self.layers:
             sizes = [" x ".join(map(str, shape)) for shape in (layer.shape, layer.input_shape)]
@@ -121,21 +121,21 @@ class Diagnosis:
                 gain = f"{self.seconds / max(model_seconds, 1e-12):.2f} x"
                 lines.append(
                     f"about {format_seconds(model_seconds)} ({gain}) "
-                    f"with {sparsity:.0%} of the weights taken out"
+                    f"with {sparsity:.0%} of the weights pruned"
                 )
         if self.unrest > MAX_STEADY_VARIATION:
-            lines.append("times vary or other work is running: gains on a quiet machine are others")
+            lines.append("timings are noisy or the machine is busy: repeat on an idle machine")
         if len(lines) > 1 and self._tried:
             lines.append(
-                "scorch.sparsify(model, sparsity=...) does that; accuracy must be tried, or trained back"
+                "scorch.sparsify(model, sparsity=...) does that; check the accuracy and fine-tune if needed"
             )
         return lines
 
     def __str__(self) -> str:
         head, rows = self._rows()
         legend = (
-            "nonzero: of the weight / of the input; alone: the layer by itself; "
-            "out: times as fast with so many weights taken out"
+            "nonzero: of the weight / of the input; layer only: dense, outside the model; "
+            "pruned: speedup with that fraction of the weights pruned"
         )
         lines = [*format_table([head, *rows]), legend] if rows else ["no layer with weights was called"]
         return "\n".join([*lines, "", *self._summary(), "", *self.advice]).rstrip()
@@ -152,6 +152,6 @@ class Diagnosis:
         cells = [[page.text(cell) for cell in row] for row in rows]
         return page.page(
             page.table(head, cells, range(4, len(head))),
-            page.listing("In all", self._summary()),
-            page.listing("Layer by layer", self.advice) if self.advice else "",
+            page.listing("Summary", self._summary()),
+            page.listing("Suggestions", self.advice) if self.advice else "",
         )

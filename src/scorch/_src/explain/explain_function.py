@@ -171,8 +171,8 @@ def _explain_event(event: Event, same: list[Event], call: Call) -> KernelExplana
     advice: tuple[str, ...] = ()
     if event.kind == "dense copy":
         advice = (
-            f"{call.name} has no form for sparse tensors and works on dense copies ({size:,} bytes): "
-            "call it once, or see the guide's page on torch's functions for what is sparse",
+            f"{call.name} has no sparse implementation and falls back to dense ({size:,} bytes): "
+            "call it once, or see the guide's page on PyTorch operators for alternatives",
         )
     with_shape = tuple(operand for operand in operands if operand.shape)
     return KernelExplanation(
@@ -197,9 +197,11 @@ def _explain_prepared(
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not has_no_gaps(tensor):
             origin = user_names.get(name, f"an operand of {call.name}")
-            converted.append(f"{origin} has gaps in memory, as slices have: copied at each call")
+            converted.append(f"{origin} is not contiguous: copied at each call")
             if name in user_names:
-                advice.append(f"{origin} has gaps and is copied at each call: keep {origin}.contiguous()")
+                advice.append(
+                    f"{origin} is not contiguous and copied at each call: keep {origin}.contiguous()"
+                )
     if call.name in _BACKWARD:  # gradients read internal tensors
         advice.clear()
     result = step.result
@@ -230,14 +232,12 @@ def _advise_conversion(name: str | None, form: Any, tensor: Any, call: Call) -> 
     origin = name or f"an operand of {call.name}"
     if isinstance(tensor, Storage):
         copy = f"{name}.to_format({str(form)!r})" if name else f"it as {form}"
-        return (
-            f"{origin} is stored otherwise first: keep {copy} from before the calls, and it is read as it is"
-        )
+        return f"{origin} is converted first: convert it once, before the calls, and keep {copy}"
     advice = f"{origin} is copied at each call: if it stays the same, keep"
     if name is None:
-        return f"{advice} a copy that lies in memory as it is read"
+        return f"{advice} a copy in the memory order in which it is read"
     if form.dims == 2 and form.order == (1, 0):
-        return f"{advice} {name}.T.contiguous().T, which lies by columns"
+        return f"{advice} {name}.T.contiguous().T, which is column-major"
     if form.order == tuple(range(form.dims)):
         return f"{advice} {name}.contiguous()"
     return f"{advice} it with its dimensions in the order {form.order} in memory"
@@ -249,9 +249,7 @@ def _advise_copy(step: Step, call: Call, user_names: dict[str, str]) -> tuple[st
     if not isinstance(body, Access) or step.reduced or sorted(body.indices) != sorted(step.target.indices):
         return ()
     name = user_names.get(body.tensor, "a tensor")
-    return (
-        f"{call.name} stores {name} otherwise: if {name} stays the same, do it once, outside of the function",
-    )
+    return (f"{call.name} converts {name}: if {name} stays the same, convert it once, outside the function",)
 
 
 def _with_user_name(operand: TensorFacts, user_names: dict[str, str]) -> TensorFacts:

@@ -24,11 +24,11 @@ from scorch._src.units import format_bytes
 from scorch.errors import counted
 
 OUTCOMES = {
-    LOCAL: "this process has all entries of its rows of the result: nothing is exchanged for them",
-    FOLD_ROWS: "rows of the result that others own are sent to them, who add them up in the order of ranks",
-    FOLD_COLUMNS: "what is found for columns of others is sent to them, who add it up in the order of ranks",
-    SUM: "the result is summed over all processes, in the order of ranks",
-    SHARDED: "the result is sharded as its operands are: entries stay where they are",
+    LOCAL: "every rank computes its own rows of the result: no communication",
+    FOLD_ROWS: "partial rows are sent to the ranks that own them, which add them up in the order of ranks",
+    FOLD_COLUMNS: "partial sums of columns are sent to the ranks that own them, which add them up in order",
+    SUM: "the result is summed over all ranks, in the order of ranks",
+    SHARDED: "the result is sharded like its operands: no communication",
 }
 
 
@@ -50,10 +50,10 @@ class ShardedExplanation:
     local: Explanation
 
     def __str__(self) -> str:
-        lines = [f"{self.text}, over {counted(self.plan.load.processes, 'process', 'processes')}", ""]
+        lines = [f"{self.text}, over {counted(self.plan.load.processes, 'rank')}", ""]
         for sentence in self.exchanges:
             lines += wrap_lines(sentence, "exchange  ")
-        lines += ["", str(self.plan), "", "in this process:", self.local.report(source=False)]
+        lines += ["", str(self.plan), "", "on this rank:", self.local.report(source=False)]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -96,12 +96,13 @@ def _extended(tensor: Any, dim: int, plan: HaloPlan) -> torch.Tensor:
 
 
 def _exchange_of(name: str, index: str, plan: HaloPlan, row_bytes: int) -> str:
-    rows, peers = plan.route.incoming, counted(plan.route.peers, "process", "processes")
+    rows, peers = plan.route.incoming, counted(plan.route.peers, "rank")
     if not plan.route.total:
-        return f"{name}: no process needs rows of others along {index}"
+        return f"{name}: no halo exchange along {index}"
     return (
-        f"{name} brings {counted(rows, 'row')} along {index} from {peers}, {format_bytes(rows * row_bytes)}; "
-        f"{plan.own:,} are its own"
+        f"{name}: halo exchange of {counted(rows, 'row')} along {index} from {peers}, "
+        f"{format_bytes(rows * row_bytes)}; "
+        f"{plan.own:,} rows are local"
     )
 
 
@@ -124,7 +125,7 @@ def explain_exchange(subject: Exchange | Plan, measured: float) -> KernelExplana
             measured,
             runner_up=describe_in_words(subject.runner_up),
         )
-    network, peers = DEFAULT_NETWORK, counted(subject.peers, "process", "processes")
+    network, peers = DEFAULT_NETWORK, counted(subject.peers, "rank")
     predicted = subject.peers * network.latency + max(subject.sent, subject.received) / network.bandwidth
     return KernelExplanation(
         "exchange",

@@ -60,9 +60,9 @@ from scorch.errors import NotationError
 from scorch.settings import enabled
 
 _IMPLICIT_ZERO_PURPOSES = (
-    "over the stored entries only",
-    "how many entries took part",
-    "zeros that are not stored are counted in",
+    "over the stored elements",
+    "number of stored elements",
+    "with implicit zeros",
 )
 
 
@@ -217,7 +217,7 @@ def _explain_parts(
     for short in shorts:
         operands = {name: available[name] for name in short.reads}
         for step in _explain_expression(show(short.statement), operands, None):
-            yield replace(step, purpose=step.purpose or "a part of a long expression")
+            yield replace(step, purpose=step.purpose or "part of a long expression")
         available[short.statement.assign.target.tensor] = evaluate(short.text, **short.named(available))
     operands = {name: available[name] for name in last.reads}
     yield from _explain_expression(show(last.statement), operands, format)
@@ -246,8 +246,8 @@ def _explain_steps(
                 purpose = f"{step.reduction}, {_IMPLICIT_ZERO_PURPOSES[number]}"
             wanted = requested if is_last else None
             for explained in _explain_step(substep, available, sizes, wanted, purpose):
-                if is_inferred and explained.reasons == ("asked for",):
-                    explained = replace(explained, reasons=("as for the statement in one step",))
+                if is_inferred and explained.reasons == ("requested",):
+                    explained = replace(explained, reasons=("as if computed in one step",))
                 yield explained
             if not is_last:
                 available[substep.target.tensor] = run_stored(Task(substep, available, sizes))
@@ -262,7 +262,7 @@ def _explain_contraction(task: Task, step_count: int, number: int) -> str:
     if candidates is None or math.isinf(candidates[1].total):
         return ""
     once, pairwise = _format_number(candidates[0]), _format_number(candidates[1].total)
-    costs = f"about {once} multiply-adds at once, {pairwise} two at a time"
+    costs = f"about {once} multiply-adds in one kernel, {pairwise} pairwise"
     if step_count == 1:
         return costs
     return f"the rest of the product: {costs}" if number == step_count - 1 else f"a partial product: {costs}"
@@ -290,7 +290,7 @@ def _explain_step(
         purpose=purpose,
         operands=tuple(map(describe_tensor, operands.values())),
         result=TensorFacts(target.tensor, form, shape, None, dtype_name(dtype)),
-        reasons=("all operands are dense: torch computes it",)
+        reasons=("all operands are dense: computed by PyTorch",)
         if densified is None
         else _explain_fullness(step, operands[densified], sizes),
     )
@@ -307,9 +307,9 @@ def _explain_fullness(step: Step, operand: Operand, sizes: Mapping[str, int]) ->
     access = next(access for access in step.accesses if access.tensor == operand.name)
     columns = math.prod(sizes[index] for index in step.indices if index not in access.indices)
     stored, dense = prices(operand, columns)
-    how = "its values are those of a dense one" if operand.is_full else "it is made dense"
+    how = "its values are used directly" if operand.is_full else "it is converted to dense"
     costs = f"about {dense:,.0f} multiply-adds, {stored:,.0f} with a generated kernel"
-    return (f"{operand.name} is {share:.0f}% full: {how}, and torch's dense product is faster ({costs})",)
+    return (f"{operand.name} is {share:.0f}% full: {how}, since PyTorch's dense product is faster ({costs})",)
 
 
 def _explain_copy(
@@ -320,7 +320,7 @@ def _explain_copy(
     sizes = dict(zip(copy.target.indices, dense.shape, strict=True))
     prepared = prepare(Task(copy, {"A": dense}, sizes, requested, skip_zeros=True))
     explanation = explain_kernel(
-        prepared, copy, {"A": dense}, sizes, "its nonzeros are taken; A and B in the source"
+        prepared, copy, {"A": dense}, sizes, "its nonzeros are extracted; A and B in the source"
     )
     return replace(
         explanation,

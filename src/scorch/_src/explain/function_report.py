@@ -17,23 +17,24 @@ MIN_SHOWN_SHARE = 0.01  # of the total time: shorter dense calls are summed up
 
 KINDS = {
     "kernel": "a generated kernel",
-    "fused": "one generated kernel for several calls",
-    "routine": "a routine of Scorch",
-    "torch": "torch's dense product",
-    "dense copy": "torch, on dense copies",
-    "exchange": "an exchange between processes",
-    "product": "a product of sharded rows, its exchanges and kernels included",
+    "fused": "a fused kernel",
+    "routine": "a handwritten routine",
+    "torch": "PyTorch's dense product",
+    "dense copy": "a dense fallback to PyTorch",
+    "exchange": "communication between ranks",
+    "product": "a product of sharded tensors, with its communication and kernels",
 }
+LABELS = {"fused": "kernel", "dense copy": "fallback", "torch": "PyTorch"}  # others are called by their kind
 BETWEEN_PROCESSES = ("exchange", "product")
 
 
 @dataclass(frozen=True)
 class KernelExplanation:
-    """One kernel, routine or dense product that ran, or what processes exchanged.
+    """One kernel, routine or dense product that ran, or one exchange between ranks.
 
     ``kind``
         ``kernel``, ``fused``, ``routine``, ``torch`` or ``dense copy``; ``exchange``, or ``product`` of a
-        sharded tensor as its plan tells it
+        sharded tensor, as its plan describes it
     ``statement``
         what was computed, in index notation, or the name of the routine; or what moved
     ``operands``
@@ -41,17 +42,17 @@ class KernelExplanation:
     ``loop_order``
         outermost first, and on how many ``threads``
     ``bytes``
-        of operands, result and workspace; of an exchange, what this process received
+        of operands, result and workspace; of an exchange, those that this rank received
     ``predicted``
         seconds, by the cost model and the speed of this machine; None if there is no model for it
     ``measured``
         seconds, the median, without ``converting``: the time of converting operands
     ``converted``
-        what was converted first, or transposed, and why; ``advice``: how to avoid it
+        what was converted or transposed first, and why; ``advice``: how to avoid it
     ``runner_up``
         the fastest other algorithm for a sharded product
     ``step``
-        all that ``explain`` of the statement alone would show
+        everything that ``explain`` of the statement would show
     """
 
     kind: str
@@ -88,11 +89,11 @@ class FunctionExplanation:
     """Report what a function did when it was called; print it to read it.
 
     ``calls``
-        in order, those without sparse tensors too
+        in order, including those without sparse tensors
     ``seconds``
-        of the whole call: the median of ``runs``; ``watched``: while being looked at
+        of the whole call, the median of ``runs``; ``watched``: while traced
     ``joined``
-        calls that were fused, because ``scorch.compile`` made the function
+        calls that ``scorch.compile`` fused
     ``joinable``
         calls that it would fuse
     ``result``
@@ -115,7 +116,7 @@ class FunctionExplanation:
 
     @property
     def exchanges(self) -> tuple[KernelExplanation, ...]:
-        """All exchanges between processes, and sharded products with their plans, in order."""
+        """All exchanges between ranks, and sharded products with their plans, in order."""
         return tuple(event for event in self._events if event.kind in BETWEEN_PROCESSES)
 
     @property
@@ -124,11 +125,11 @@ class FunctionExplanation:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What would save time, each sentence once."""
+        """Suggestions to save time, each once."""
         sentences = [text for kernel in self.kernels for text in kernel.advice]
         if self.joinable:
             calls = "; ".join(", ".join(group) for group in self.joinable)
-            sentences.append(f"scorch.compile makes one kernel of: {calls}")
+            sentences.append(f"scorch.compile fuses into one kernel: {calls}")
         return tuple(dict.fromkeys(sentences))
 
     @property
@@ -160,7 +161,7 @@ class FunctionExplanation:
         return page.page(
             page.heading(_title(self)),
             page.table(["", "call", "", "time", "share"], rows, {3}),
-            *(page.listing("One kernel for", [", ".join(group)]) for group in self.joined),
+            *(page.listing("Fused into one kernel", [", ".join(group)]) for group in self.joined),
             page.listing("Suggestions", self.advice) if self.advice else "",
             page.source("C source of all kernels", self.source),
         )
@@ -184,7 +185,7 @@ def _html_kernel(kernel: KernelExplanation) -> str:
 def _title(report: FunctionExplanation) -> str:
     median = f"median of {counted(report.runs, 'call')}"
     if report.watched > 1.1 * report.seconds:
-        median += f"; {format_seconds(report.watched)} while watched"
+        median += f"; {format_seconds(report.watched)} while traced"
     kernels = counted(len(report.kernels), "kernel")
     moves = [event for event in report.exchanges if event.kind == "exchange"]
     if moves:
@@ -209,14 +210,14 @@ def _report(explanation: FunctionExplanation) -> list[str]:
     if short_calls:
         seconds = format_seconds(sum(call.seconds for call in short_calls))
         names = ", ".join(dict.fromkeys(call.name for call in short_calls))
-        summary = f"{counted(len(short_calls), 'short dense call')} of torch"
+        summary = f"{counted(len(short_calls), 'short dense PyTorch call')}"
         lines += ["", *wrap_lines(f"and {summary}, {seconds}: {names}")]
     if not any(explanation._events) and not long_calls:
-        lines += ["", "no kernel of Scorch ran in this thread (a generator must be consumed)"]
+        lines += ["", "no Scorch kernel ran in this thread (a generator must be consumed)"]
     for group in explanation.joined:
-        lines += ["", *wrap_lines(f"one kernel for: {', '.join(group)}")]
+        lines += ["", *wrap_lines(f"fused into one kernel: {', '.join(group)}")]
     if explanation.advice:
-        lines += ["", "suggestions"]
+        lines += ["", "Suggestions"]
         lines += [line for text in explanation.advice for line in wrap_lines(text, "- ")]
     return lines
 
@@ -230,10 +231,10 @@ def _call_lines(call: CallExplanation, number: int, total: float) -> list[str]:
         lines.append(f"     {textwrap.shorten(call.line, WIDTH - 5, placeholder=' ...')}")
     facts = []
     for kernel in call.kernels:
-        label = "kernel" if kernel.kind in ("kernel", "fused") else kernel.kind
+        label = LABELS.get(kernel.kind, kernel.kind)
         facts += [(label, kernel.statement), *_kernel_facts(kernel)]
     if call.is_sparse and not call.kernels:
-        facts.append(("values", "on the stored values, by torch, or on the pattern alone: no kernel"))
+        facts.append(("values", "computed on the values or the sparsity pattern only: no kernel"))
     return lines + [line for label, text in facts for line in wrap_lines(text, f"     {label:12}")]
 
 
@@ -254,4 +255,4 @@ def _kernel_facts(kernel: KernelExplanation) -> Iterator[tuple[str, str]]:
     for text in kernel.converted:
         yield "converts", text
     if kernel.converting > 0.05 * kernel.measured and kernel.converted:
-        yield "", f"which took {format_seconds(kernel.converting)}"
+        yield "", f"conversion took {format_seconds(kernel.converting)}"

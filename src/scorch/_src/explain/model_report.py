@@ -1,4 +1,4 @@
-"""``scorch.report``: the layers of a model, how they are stored, and how long they take."""
+"""``scorch.report``: the layers of a model, their storage, and their time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """All layers with weights, in order; as a string it is a table."""
+    """All layers with weights, in order; as a string, a table."""
 
     layers: tuple[LayerReport, ...]
     batch: int
@@ -56,7 +56,7 @@ class ModelReport:
 
     @property
     def dense_bytes(self) -> int:
-        """The bytes they would take if all were dense."""
+        """The bytes that all of them would take if they were dense."""
         return sum(layer.dense_bytes for layer in self.layers)
 
     def _rows(self) -> list[list[str]]:
@@ -70,7 +70,7 @@ class ModelReport:
         return rows
 
     def _notes(self) -> list[str]:
-        times = f"times for a batch of {self.batch}, {self.threads} threads; dense: the layer stored densely"
+        times = f"times for a batch of {self.batch}, {self.threads} threads; dense: with a dense weight"
         reasons = [f"{layer.name or '(model)'}: {layer.reason}" for layer in self.layers if layer.reason]
         return [times, *reasons, *str(self.sparsification).splitlines()]
 
@@ -99,17 +99,17 @@ def report(
 ) -> ModelReport:
     """Print the layers of a model that have weights: density, bytes, expected and measured time.
 
-    Times are of the layer alone on ``batch`` inputs, the shortest of several calls, and beside them that of
-    the same layer stored densely; without ``measure`` no layer is run. Expected is what reading the weight,
-    or multiplying by it, takes at the speed of this machine. Below stand the sparsity over all weights, and
-    which layers ``scorch.sparsify`` left dense. The table is returned, and printed
+    Times are those of each layer on its own with ``batch`` inputs, the minimum of several calls, next to
+    those of the same layer with a dense weight; without ``measure`` no layer is run. The expected time is
+    that of reading the weight, or multiplying by it, at the speed of this machine. The sparsity over all
+    weights and the layers that ``scorch.sparsify`` left dense follow. The table is returned, and printed
     unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed only with
     ``quiet=False``.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ArgumentError(f"batch is a number of inputs, not {batch!r}")
+        raise ArgumentError(f"batch must be a positive integer, not {batch!r}")
     layers: list[LayerReport] = []
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():

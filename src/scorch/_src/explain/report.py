@@ -27,7 +27,7 @@ class Explanation:
     ``text``
         the equation or expression as it was written
     ``steps``
-        a ``StepExplanation`` for each kernel or call of torch, in order
+        a ``StepExplanation`` for each kernel or PyTorch operator, in order
     ``formats``
         the format of every tensor by name, temporaries and the result included
     ``result_format``
@@ -83,7 +83,7 @@ class Explanation:
         return explanation_html(self)
 
     def to_html(self) -> str:
-        """Return a page of its own: patterns and loops drawn, rejected loop orders as bars, sources."""
+        """Return an HTML page: sparsity patterns, the loop nest, rejected loop orders, sources."""
         return page.document(f"scorch.explain: {self.text}", self._repr_html_())
 
 
@@ -102,7 +102,7 @@ def _report(explanation: Explanation) -> list[str]:
 
 def _step_lines(step: StepExplanation, title: str, rejected_shown: int | None) -> list[str]:
     purpose = f" ({step.purpose})" if step.purpose else ""
-    kind = "a generated kernel" if step.kind == "kernel" else "a call of torch"
+    kind = "a generated kernel" if step.kind == "kernel" else "a PyTorch operator"
     if rejected_shown is None:
         return [textwrap.shorten(f"{title}, {kind}: {step.statement}", WIDTH, placeholder=" ...")]
     lines = ["", f"{title}, {kind}{purpose}", *_label_lines("computes", step.statement)]
@@ -114,7 +114,7 @@ def _step_lines(step: StepExplanation, title: str, rejected_shown: int | None) -
     lines += _label_lines("loops", ", ".join(step.loop_order) or "none")
     lines += _label_lines("innermost", step.inner)
     lines += _label_lines("threads", step.threads)
-    lines += _label_lines("builds", step.assembly)
+    lines += _label_lines("assembly", step.assembly)
     lines += _label_lines("memory", format_memory(step.memory)) if step.memory else []
     lines += _label_lines("cost", format_cost(step.cost))
     if step.measured is not None:
@@ -132,14 +132,14 @@ def _step_lines(step: StepExplanation, title: str, rejected_shown: int | None) -
 
 def _format_paper_order(cost: OrderCost, paper: OrderCost, loops: int) -> str:
     if loops > MAX_PERMUTED_LOOPS:
-        return f"Algorithm 1 decided; with more than {MAX_PERMUTED_LOOPS} loops not all orders are tried"
+        return f"Algorithm 1 chose it; with more than {MAX_PERMUTED_LOOPS} loops not all orders are tried"
     if paper.order == cost.order:
-        return "Algorithm 1 takes the same order"
-    return f"Algorithm 1 takes {', '.join(paper.order)}, {format_number(paper.total)}: {paper.reason}"
+        return "Algorithm 1 chooses the same order"
+    return f"Algorithm 1 chooses {', '.join(paper.order)}, {format_number(paper.total)}: {paper.reason}"
 
 
 def _label_lines(label: str, *texts: object) -> list[str]:
-    """Put texts beside their label."""
+    """Put texts next to their label."""
     return [
         line for n, text in enumerate(texts) for line in wrap_lines(text, f"  {'' if n else label:{_LABEL}}")
     ]

@@ -52,7 +52,7 @@ def _picture(tensor: TensorFacts) -> str:
         return tensor.picture
     if not tensor.format.is_dense:
         return page.faint(
-            "pattern known after computing" if tensor.nnz is None else "too many entries to draw"
+            "sparsity pattern known after computing" if tensor.nnz is None else "too many nonzeros to draw"
         )
     rows, columns = (1, 1, *tensor.shape)[-2:]
     scale = _SIDE / max(rows, columns, 1)
@@ -105,7 +105,7 @@ def _orders(step: StepExplanation) -> str:
     def row(order: OrderCost, is_taken: bool) -> list[str]:
         ratio = max(order.total / least, 1.0)
         share = 0.12 + 0.88 * math.log(ratio) / math.log(max(most, 1.0 + 1e-9))
-        reason = "taken" if is_taken else order.reason
+        reason = "chosen" if is_taken else order.reason
         bar = page.bar(share, "" if is_taken else "calm")
         return [page.code(", ".join(order.order)), bar, f"{ratio:,.1f} x", page.text(reason)]
 

@@ -59,7 +59,7 @@ class StepExplanation:
     ``statement``
         what is computed, in index notation
     ``purpose``
-        why the step is there, where it is not all of what was asked for
+        why the step is there, where it is not all of what was requested
     ``operands``
         name, format, shape, nnz and dtype of what it reads, as passed
     ``result``
@@ -98,11 +98,11 @@ class StepExplanation:
     paper: OrderCost | None = None
     rejected: tuple[OrderCost, ...] = ()
     walks: tuple[str, ...] = field(default=(), metadata=HIDDEN)
-    assembly: str = "by torch"
+    assembly: str = "by PyTorch"
     workspace: str | None = None
-    inner: str = "as torch decides"
+    inner: str = "as PyTorch decides"
     parallel: bool = False
-    threads: str = "as torch decides"
+    threads: str = "as PyTorch decides"
     memory: Footprint | None = None
     predicted: float | None = None
     measured: float | None = None
@@ -111,9 +111,9 @@ class StepExplanation:
 
 def format_cost(cost: OrderCost) -> str:
     """Return the cost of an order of loops with its terms."""
-    costs = {"loops": cost.work, "building": cost.assembly, "transposing": cost.transposition}
+    costs = {"loops": cost.work, "assembly": cost.assembly, "transposing": cost.transposition}
     terms = " + ".join(f"{name} {format_number(value)}" for name, value in costs.items() if value)
-    return f"{format_number(cost.total)} multiply-adds or so" + (f" = {terms}" if terms else "")
+    return f"{format_number(cost.total)} multiply-adds (estimate)" + (f" = {terms}" if terms else "")
 
 
 def format_memory(memory: Footprint) -> str:
@@ -123,12 +123,12 @@ def format_memory(memory: Footprint) -> str:
         per_thread = f" for each of {memory.threads} threads" if memory.threads > 1 else ""
         workspaces.append(format_bytes(memory.each_thread) + per_thread)
     if memory.once:
-        workspaces.append(format_bytes(memory.once) + (" for all" if workspaces else ""))
+        workspaces.append(format_bytes(memory.once) + (" shared" if workspaces else ""))
     if memory.copies:
-        workspaces.append(f"{format_bytes(memory.copies)} for copies of operands")
+        workspaces.append(f"{format_bytes(memory.copies)} for converted operands")
     bound = "" if memory.exact else "up to "
     sizes = f"operands {format_bytes(memory.operands)}, result {bound}{format_bytes(memory.result)}"
-    reuse = "; once it is freed, large arrays serve the next results" if memory.result >= HUGE_PAGE else ""
+    reuse = "; its memory is reused once it is freed" if memory.result >= HUGE_PAGE else ""
     return f"{sizes}, workspace {' and '.join(workspaces) or 'none'}{reuse}"
 
 

@@ -123,7 +123,7 @@ class _CallTracer(TorchFunctionMode):
             if last is not None and last.entry is not None and last.entry is location.entry:
                 call = last
             else:
-                name = "joined calls" if event.kind == "fused" else location.name
+                name = "fused calls" if event.kind == "fused" else location.name
                 call = _make_call(name, True, location.user)
                 call.start, call.entry = event.start, location.entry
                 self.calls.append(call)

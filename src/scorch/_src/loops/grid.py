@@ -108,7 +108,7 @@ def describe_grid(plan_order: Sequence[str], grid: Grid) -> str:
     else:
         shared = "one by one"
     runs = ", loaded in runs" if grid.aligned else ""
-    cut = "; rows much longer than others are cut" if grid.pos else ""
+    cut = "; rows much longer than others are split" if grid.pos else ""
     adds = "; adds by atomics, in no fixed order" if grid.adds else ""
     return f"{', '.join(plan_order[-1:])}: {shared}{runs}{cut}{adds}"
 

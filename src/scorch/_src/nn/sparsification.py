@@ -54,12 +54,12 @@ class Sparsification:
 
     @property
     def skipped_share(self) -> float:
-        """The share of all weights in layers that were left dense."""
+        """The fraction of all weights in layers that were left dense."""
         return sum(layer.share for layer in self.skipped)
 
     def __str__(self) -> str:
         head = f"sparsity {self.reached:.1%} over {self.weights:,} weights"
-        head += "" if self.asked is None else f", asked for {self.asked:.1%}"
+        head += "" if self.asked is None else f", requested {self.asked:.1%}"
         if self.weight_dtype is not None:
             head += f"; stored as {str(self.weight_dtype).removeprefix('torch.')}: {self.bytes:,} bytes "
             head += f"(dense {self.dense_bytes:,}), weights change by up to {self.error:.2%}"
@@ -79,9 +79,9 @@ class Sparsification:
         others = len(unasked) - MAX_LAYERS_IN_WARNING
         more = f" and {others} more" if others > 0 else ""
         return (
-            f"asked for a sparsity of {self.asked:.1%}, reached {self.reached:.1%} over all weights of the "
+            f"requested a sparsity of {self.asked:.1%}, reached {self.reached:.1%} over all weights of the "
             f"model: {share:.1%} of them are in layers that stay dense: {names}{more}. "
-            "Print .sparsification of the model that was returned to see why; name them in skip= if they "
+            "Print .sparsification of the returned model to see why; name them in skip= if they "
             "should stay dense"
         )
 

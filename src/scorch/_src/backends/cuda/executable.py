@@ -167,9 +167,10 @@ class CudaExecutable(base.Executable):
         if self.source:
             return f"a grid of CUDA threads, {self.grid.threads} to a unit"
         if self.plan.assembly in ("dense", "shared"):
-            return f"none: {why_no_grid(self.schedule.planned.kernel())}; joins by torch's sort and search"
+            why = why_no_grid(self.schedule.planned.kernel())
+            return f"none: {why}; falls back to joins (PyTorch's sort and search)"
         return (
-            "places by torch's sort and search (joins), once for the patterns of elementwise operands; "
+            "sparsity pattern by joins (PyTorch's sort and search), cached for elementwise operands; "
             "then a grid of CUDA threads computes values"
         )
 

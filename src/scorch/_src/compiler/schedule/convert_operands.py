@@ -115,7 +115,7 @@ def gather_rows(
         operand = converted[access]
         if operand.format.is_list and len(operand.format) > 1 and not operand.format.is_blocked:
             form = rows_format(operand, operand.format.order, root)
-            reason = "threads of a grid begin at rows"
+            reason = "threads of a grid start at rows"
             step, converted = _convert(step, converted, access, form, "_rows", reason, conversions)
     return step, converted
 
@@ -165,7 +165,7 @@ def lay_out(
         x, _ = split_blocks(operands).origin(along or order[-1])
         last = access.indices.index(x)
         dims = (*(dim for dim in converted[access].format.order if dim != last), last)
-        form, reason = dense_format(len(dims), dims), f"the loop over {x} jumps in it"
+        form, reason = dense_format(len(dims), dims), f"the loop over {x} strides through it"
         step, converted = _convert(step, converted, access, form, "_t", reason, conversions)
     return step, converted
 

@@ -73,7 +73,7 @@ def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[
     for access in sparse:
         form = carried[access]
         if everywhere == lattice.stored(access) and form is not None:
-            return Inferred(form, (f"nonzero only where {access.tensor} is: shares its pattern",))
+            return Inferred(form, (f"nonzero only where {access.tensor} is: same sparsity pattern",))
     forms = set(carried.values())
     if everywhere not in (EVERYWHERE, NOWHERE) and len(forms) == 1 and None not in forms:
         names = ", ".join(dict.fromkeys(access.tensor for access in sparse))
@@ -106,7 +106,7 @@ def _by_index(
         if (is_smaller or not step.reduced) and lattice.mentioned(support_of(step.body, operands)):
             last = target.indices[-1]
             kinds[last] = "sparse"
-            reasons[last] = f"{last} sparse: every term is"
+            reasons[last] = f"{last} sparse: all terms are sparse"
             if is_smaller:
                 times = room / max(expected, 1)
                 reasons[last] = f"{last} sparse: a dense result would be {times:.0f} times larger"
