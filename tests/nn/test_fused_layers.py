@@ -107,6 +107,29 @@ def test_values_in_fewer_bits_are_saved_and_loaded(dtype: torch.dtype) -> None:
         torch.testing.assert_close(loaded(x), wanted)
 
 
+def test_a_fine_tuned_sparse_model_is_stored_in_8_bits() -> None:
+    torch.manual_seed(0)
+    dense = torch.nn.Sequential(torch.nn.Linear(40, 64), torch.nn.Embedding(8, 40), torch.nn.Linear(40, 64))
+    tuned = scorch.sparsify(dense, 0.8, prefer="size").eval()
+    tuned[2].values = tuned[0].values  # type: ignore[index, union-attr]
+    stored: Any = scorch.sparsify(tuned, 0.8, prefer="size", weight_dtype=torch.int8)
+    x = torch.randn(5, 40)
+    assert stored[0].values.dtype == torch.int8 and tuned[0].values.dtype == torch.float32
+    assert stored[2].values is stored[0].values and stored[2].scales is stored[0].scales
+    assert 0 < stored.sparsification.error < 0.01
+    with torch.no_grad():
+        torch.testing.assert_close(stored[0](x), tuned[0](x), rtol=0.02, atol=0.02)
+
+
+def test_pruning_a_sparse_model_further_is_warned_of() -> None:
+    model = scorch.sparsify(torch.nn.Sequential(torch.nn.Linear(40, 64)), 0.5, prefer="size")
+    with pytest.warns(
+        scorch.errors.ScorchWarning, match="reached 50.0%: layers that are sparse already .*: 0"
+    ):
+        scorch.sparsify(model, 0.9)
+    scorch.sparsify(model, 0.9, skip=["0"])  # silent
+
+
 def test_int8_values_are_for_inference() -> None:
     layer = scorch.nn.SparseLinear(20, 10, sparsity=0.5)
     state, x = layer.state_dict(), torch.randn(3, 20)

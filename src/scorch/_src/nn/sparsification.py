@@ -51,6 +51,7 @@ class Sparsification:
     bytes: int = 0  # of the state_dict, and of one whose layers are all dense
     dense_bytes: int = 0
     error: float = 0.0  # the largest relative error of a weight by ``weight_dtype``
+    kept: tuple[str, ...] = ()  # the layers that were sparse before, which keep their patterns
 
     @property
     def skipped_share(self) -> float:
@@ -69,9 +70,11 @@ class Sparsification:
 
     def warning(self) -> str | None:
         """Return a warning if layers that the caller did not name keep the sparsity below the request."""
-        unasked = [layer for layer in self.skipped if layer.reason != BY_REQUEST]
-        if not unasked or self.asked is None or self.reached >= self.asked - SPARSITY_TOLERANCE:
+        if self.asked is None or self.reached >= self.asked - SPARSITY_TOLERANCE:
             return None
+        unasked = [layer for layer in self.skipped if layer.reason != BY_REQUEST]
+        if not unasked:
+            return self._warning_of_kept() if self.kept else None
         share = sum(layer.share for layer in unasked)
         names = ", ".join(
             f"{layer.name or '(model)'} ({layer.kind})" for layer in unasked[:MAX_LAYERS_IN_WARNING]
@@ -85,12 +88,23 @@ class Sparsification:
             "should stay dense"
         )
 
+    def _warning_of_kept(self) -> str:
+        names = ", ".join(name or "(model)" for name in self.kept[:MAX_LAYERS_IN_WARNING])
+        others = len(self.kept) - MAX_LAYERS_IN_WARNING
+        more = f" and {others} more" if others > 0 else ""
+        return (
+            f"asked for a sparsity of {self.asked:.1%}, reached {self.reached:.1%}: layers that are sparse "
+            f"already keep their sparsity patterns: {names}{more}. To prune further, replace them by "
+            "layer.to_dense() first, or sparsify the dense model again"
+        )
+
 
 def sparsification_of(
     model: torch.nn.Module,
     asked: float | None,
     skipped: dict[str, str],
     weight_dtype: torch.dtype | None = None,
+    kept: tuple[str, ...] = (),
 ) -> Sparsification:
     """Measure what was reached in ``model``, by the names of layers left dense and the reasons."""
     counted = {key: counts for module in model.modules() for key, *counts in _weights(module)}
@@ -104,7 +118,7 @@ def sparsification_of(
     reached = 1 - nonzero / total if total else 0.0
     errors = [getattr(getattr(module, "sparsified", None), "error", 0.0) for module in model.modules()]
     sizes = _count_bytes(model) if weight_dtype is not None else (0, 0)
-    return Sparsification(asked, reached, total, tuple(layers), weight_dtype, *sizes, max(errors))
+    return Sparsification(asked, reached, total, tuple(layers), weight_dtype, *sizes, max(errors), kept)
 
 
 def _count_bytes(model: torch.nn.Module) -> tuple[int, int]:

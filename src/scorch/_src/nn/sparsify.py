@@ -22,6 +22,7 @@ from scorch._src.nn.pruned.choose_storage import (
     Tied,
     choose_storage,
     detached_copies,
+    store_sparse_layers,
 )
 from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer
@@ -73,6 +74,9 @@ def sparsify(
     or as ``torch.int8`` with a scale for each row, which is for inference; sums stay in float32. A sparse
     layer is computed with the activation after it in ``Sequential`` and torch's Transformer layers.
 
+    Layers that are sparse already keep their sparsity patterns; ``weight_dtype`` applies to them too, so
+    that a model can be pruned, fine-tuned and then stored in 8 bits.
+
     Other layers stay dense. ``sparsification`` of the result lists them with the reasons, and has the
     sparsity reached over all weights of the model; where they hold it below the one asked for, there is a
     warning.
@@ -95,7 +99,7 @@ def sparsify(
     formats = _candidate_formats(format, blocks)
     if not inplace:
         model = copy.deepcopy(model, detached_copies(model))
-    layers, skipped = _select_layers(model, tuple(skip), nm)
+    layers, skipped, sparse = _select_layers(model, tuple(skip), nm)
     examples = {} if example is None else _record_calls(model, layers, example)
     preference = Preference(formats, prefer, batches, examples, weight_dtype)
     is_compared = example is not None and prefer == "speed"  # with the model all of whose layers are dense
@@ -105,8 +109,10 @@ def sparsify(
         choice = choose_storage(layer, masks, preference, tied)
         choices[layer] = choice if is_compared else Choice(choice.layer, choice.layer)
     model = fuse_modules(_replace_layers(model, choices, example if is_compared else None))
+    if weight_dtype is not None:
+        store_sparse_layers(list(sparse.values()), weight_dtype)
     asked = sparsity if nm is None else 1 - nm[0] / nm[1]
-    reached = sparsification_of(model, asked, skipped, weight_dtype)
+    reached = sparsification_of(model, asked, skipped, weight_dtype, tuple(sparse))
     model.sparsification = reached  # type: ignore[assignment]
     warning = reached.warning()
     if warning is not None:
@@ -258,14 +264,15 @@ def _existing_mask(part: Part) -> torch.Tensor | None:
 
 def _select_layers(
     model: torch.nn.Module, skip: tuple[str | type, ...], nm: tuple[int, int] | None
-) -> tuple[list[torch.nn.Module], dict[str, str]]:
-    """Return the layers to prune, and the names of all others that have weights, with the reasons."""
+) -> tuple[list[torch.nn.Module], dict[str, str], dict[str, torch.nn.Module]]:
+    """Return the layers to prune, the names of those to leave dense with the reasons, and sparse layers."""
     names = {name for name, _ in model.named_modules()}
     for skipped in skip:
         if isinstance(skipped, str) and skipped not in names:
             raise ArgumentError(f"the model has no module {skipped!r} to skip")
     selected: dict[torch.nn.Module, str] = {}
     dense: dict[str, str] = {}
+    sparse: dict[str, torch.nn.Module] = {}
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if module in inside:
@@ -275,13 +282,14 @@ def _select_layers(
         reason = BY_REQUEST if _is_named(name, module, skip) else _reason_to_skip(module, nm)
         if reason is None:
             selected[module] = name
-        elif any(
-            map(has_weights, module.modules() if module in inside else [module])
-        ) and not is_sparse_layer(module):
+        elif is_sparse_layer(module):
+            if reason != BY_REQUEST:
+                sparse[name] = module
+        elif any(map(has_weights, module.modules() if module in inside else [module])):
             dense[name] = reason
     for module in _find_sharing(selected):
         dense[selected.pop(module)] = "it shares its weights with another layer"
-    return list(selected), dense
+    return list(selected), dense, sparse
 
 
 def _is_named(name: str, module: torch.nn.Module, skip: tuple[str | type, ...]) -> bool:

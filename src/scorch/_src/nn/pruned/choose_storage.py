@@ -15,7 +15,14 @@ from scorch._src.backends.base import is_served
 from scorch._src.formats import Format
 from scorch._src.nn import timing
 from scorch._src.nn.pattern import pattern_of_mask, weight_format
-from scorch._src.nn.pruned.prunable import Part, example_call, input_dtype, kind_of_layer, tables_of
+from scorch._src.nn.pruned.prunable import (
+    Part,
+    example_call,
+    input_dtype,
+    kind_of_layer,
+    kind_of_sparse_layer,
+    tables_of,
+)
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.stored_values import store_values
@@ -119,6 +126,32 @@ def choose_storage(layer: torch.nn.Module, masks: Masks, preference: Preference,
         tied[id(parts[0].parameter)] = chosen, masks
     _copy_settings(dense, layer, parts, decision)
     return Choice(_copy_settings(chosen, layer, parts, decision), dense)
+
+
+def store_sparse_layers(layers: Sequence[torch.nn.Module], dtype: torch.dtype) -> None:
+    """Store the weights of layers that are sparse already in ``dtype``, shared ones once."""
+    stored: dict[int, tuple[SparseLinear, float]] = {}
+    narrow = [layer for layer in layers if kind_of_sparse_layer(layer).takes_any_weight_dtype]
+    wide = {id(table.values) for layer in set(layers) - set(narrow) for table in tables_of(layer).values()}
+    for layer in narrow:
+        tables = [table for table in tables_of(layer).values() if id(table.values) not in wide]
+        if tables:
+            error = max(_store_table(table, dtype, stored) for table in tables)
+            layer.sparsified = Decision(True, "sparse before", error=error)  # type: ignore[assignment]
+
+
+def _store_table(
+    table: SparseLinear, dtype: torch.dtype, stored: dict[int, tuple[SparseLinear, float]]
+) -> float:
+    """Store a weight in ``dtype``, or share the values of one in ``stored``; return the relative error."""
+    key = id(table.values)
+    if key in stored:
+        first, error = stored[key]
+        table.values, table.scales = first.values, first.scales
+        return error
+    error = 0.0 if table.values.dtype == dtype else store_values(table, dtype)
+    stored[key] = table, error
+    return error
 
 
 def _obstacle(layer: torch.nn.Module) -> str | None:

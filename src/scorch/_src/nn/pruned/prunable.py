@@ -194,6 +194,11 @@ def kind_of_layer(layer: torch.nn.Module) -> Kind | None:
     return _TRANSPOSED if is_transposed_linear(layer) else KINDS.get(type(layer))
 
 
+def kind_of_sparse_layer(layer: torch.nn.Module) -> Kind:
+    """Return how a layer became sparse."""
+    return next(kind for sparse, kind in _KINDS_OF_SPARSE.items() if isinstance(layer, sparse))
+
+
 def is_sparse_layer(module: torch.nn.Module) -> bool:
     """Whether a module has sparse weights."""
     return isinstance(module, Sparse)
@@ -210,9 +215,7 @@ def example_call(
     layer: torch.nn.Module, batch: int, dtype: torch.dtype | None = None
 ) -> Callable[[], object]:
     """Return a call of a dense or sparse layer on a batch of inputs of its kind and dtype."""
-    kind = kind_of_layer(layer)
-    if kind is None:
-        kind = next(own for sparse, own in _KINDS_OF_SPARSE.items() if isinstance(layer, sparse))
+    kind = kind_of_layer(layer) or kind_of_sparse_layer(layer)
     options = {"dtype": dtype or input_dtype(layer), "device": next(layer.parameters()).device}
     arguments = kind.example(layer, batch, options)
     return lambda: layer(*arguments)
