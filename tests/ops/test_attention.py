@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused():
         attention(q, q[:, :3], q[:, :3], attn_mask=mask)
     with pytest.raises(ShapeError, match="do not fit"):
         attention(q, q[..., :5], q, attn_mask=mask)
-    with pytest.raises(ShapeError, match="at least two dimensions"):
+    with pytest.raises(ShapeError, match="at least 2-D"):
         attention(q, q, q, attn_mask=mask[0])
     with pytest.raises(ShapeError, match="cannot be broadcast together"):
         attention(q, q, q, attn_mask=torch.stack([mask] * 3))

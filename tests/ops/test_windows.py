@@ -116,7 +116,7 @@ def test_places_of_maxima_and_wrong_options_are_those_of_torch():
     assert torch.equal(places, wanted[1])
     with pytest.raises(RuntimeError, match="pad should be at most half"):
         F.max_pool2d(S, 2, padding=2)
-    with pytest.raises(ShapeError, match="2 channels a group, but input has 1"):
+    with pytest.raises(ShapeError, match="channels, but got 1"):
         F.conv2d(S, torch.randn(3, 2, 3, 3, dtype=torch.float64))
 
 

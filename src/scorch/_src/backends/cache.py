@@ -6,7 +6,7 @@ the machine code depends on, so entries are never updated. The manifest is writt
 appears by a rename, so another process sees a whole entry or none; a library that does not match its
 manifest counts as absent and is rebuilt. A directory that cannot be written costs speed, not results.
 
-Beside them lie *notes*, ``<key>.note``: results that can be recomputed, such as which compiler works or the
+Next to them lie *notes*, ``<key>.note``: results that can be recomputed, such as which compiler works or the
 finished plan of a step. Each begins with its own checksum.
 
 Libraries are code that runs as us, so a directory that others may write to, or could replace by another one,
@@ -96,7 +96,7 @@ def _chosen_directory() -> Path:
 
 
 def make_key(*parts: str) -> str:
-    """Hash the texts that determine a library (source, flags, compiler, processor)."""
+    """Hash the texts that determine a library (source, flags, compiler, CPU)."""
     digest = hashlib.sha256()
     for part in (LAYOUT, *parts):
         encoded = part.encode()

@@ -102,7 +102,7 @@ def describe_conversion(conversion: Conversion) -> str:
 
 
 def describe_dearer(cost: Cost, chosen: Cost, plan: Plan) -> str:
-    """What speaks against an order, beside the one taken."""
+    """The disadvantages of an order compared with the chosen one."""
     reasons = []
     names = dict.fromkeys(access.tensor for access in cost.transposed)
     if names:

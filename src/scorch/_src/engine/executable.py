@@ -90,7 +90,7 @@ class Prepared:
 
     @functools.cached_property
     def is_elementwise(self) -> bool:
-        """Whether it computes a new pattern value by value, which without a kernel takes another way."""
+        """Whether it computes a new pattern value by value, which without a kernel needs a fallback."""
         return is_elementwise(self)
 
     @functools.cached_property

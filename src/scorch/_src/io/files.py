@@ -132,9 +132,10 @@ def _as_tensor(value: Any) -> torch.Tensor:
     if is_scipy(value):
         return from_scipy(value)
     raise OperandError(
-        f"files hold tensors, not a {type(value).__name__}; create one with scorch.tensor, or save it as .pt"
+        f"expected a tensor to save, but got a {type(value).__name__}; create one with scorch.tensor, or "
+        "save it as .pt"
         if not isinstance(value, Mapping)
-        else "this kind of file holds one tensor; several in a dictionary go into .safetensors or .pt"
+        else "this file type stores one tensor; save a dictionary of tensors as .safetensors or .pt"
     )
 
 

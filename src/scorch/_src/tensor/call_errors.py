@@ -1,4 +1,4 @@
-"""Translate errors of torch's functions into the words of the user's call.
+"""Translate errors of PyTorch functions into the words of the user's call.
 
 A call that fails is repeated on meta tensors of the same shapes and dtypes. torch raises for those what it
 raises for dense tensors: the user gets an error of the same type, which is one of Scorch's too, naming the
@@ -77,7 +77,7 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if elsewhere is not None:
         return _scorch_error(DeviceError, name, elsewhere, tensors)
     if "doesn't have storage" in str(error) and is_transformed():
-        text = "it has no form inside of torch.func for a sparse tensor whose values are tracked; "
+        text = "it has no form inside torch.func for a sparse tensor whose values are tracked; "
         return _scorch_error(UnsupportedError, name, f"{text}apply it outside, or to .to_dense()", tensors)
     refused = re.search(r"you tried to allocate (\d+) bytes", str(error))
     if refused is not None and not isinstance(error, ScorchError):
@@ -243,7 +243,7 @@ def described(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def name_of(func: Any) -> str:
-    """Return the name that users write for a function of torch."""
+    """Return the name that users write for a PyTorch function."""
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         name = str(getattr(func.__self__, "__name__", name))

@@ -50,9 +50,9 @@ def _refuse_parameter_of_dtensor() -> None:
         is_parameter = frame.f_globals.get("__name__") == torch.nn.Parameter.__module__
         if is_parameter and not isinstance(frame.f_locals.get("data"), SparseTensor):
             raise UnsupportedError(
-                "nn.Parameter of a DTensor that holds a sparse tensor would get a dense gradient. Make the "
-                "local tensor the parameter, weight = nn.Parameter(S), and a DTensor of it where it is used, "
-                "DTensor.from_local(weight, mesh, placements): the gradient of weight is sparse"
+                "an nn.Parameter of a DTensor with a sparse local tensor would get a dense gradient. Make "
+                "the local tensor the parameter, weight = nn.Parameter(S), and wrap it where it is used, "
+                "DTensor.from_local(weight, mesh, placements): then the gradient of weight is sparse"
             )
         frame = frame.f_back
 
@@ -80,9 +80,8 @@ def to_copy(
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and not is_served(device):
         raise DeviceError(
-            f"cannot create a sparse tensor on device {device}, but Scorch computes on the "
-            f"{served_in_words()}; "
-            f"S.to_torch().to('{device}') is one of torch's own there"
+            f"cannot create a sparse tensor on device {device}, because Scorch supports only the "
+            f"{served_in_words()}; S.to_torch().to('{device}') returns a PyTorch sparse tensor there"
         )
     values = self.storage.values
     if dtype is not None:
@@ -200,8 +199,8 @@ def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
         return self.resize_(wanted)
     if wanted != tuple(self.shape):
         raise UnsupportedError(
-            f"a sparse tensor of shape {tuple(self.shape)} cannot be resized to {wanted} in place; "
-            "take a slice, or torch.nn.functional.pad"
+            f"a sparse tensor of shape {tuple(self.shape)} cannot be resized to {wanted} in place; use a "
+            "slice or torch.nn.functional.pad"
         )
     return self
 

@@ -263,7 +263,8 @@ def _check(name: str, A: Any, b: Any, x0: Any, tol: Any, maxiter: int | None, M:
         start = as_columns(f"x0 of {name}", x0, rows, columns.dtype).clone()
     if start.shape != columns.shape:
         raise ShapeError(
-            f"{name}: x0 has shape {tuple(start.shape)}, the right-hand side {tuple(columns.shape)}"
+            f"{name}: x0 must have the shape of the right-hand side, {tuple(columns.shape)}, but got "
+            f"{tuple(start.shape)}"
         )
     max_steps = 10 * max(rows, 10) if maxiter is None else maxiter
     return columns, start, times, precondition, tolerance(tol, columns.dtype), max_steps

@@ -1,7 +1,7 @@
 """Cumulative sums and products: zero until the first entry of a row, so they are sparse too.
 
 Each row is scanned by itself and in its order, as torch does: one sum over all of them, or products of
-neighbours first, would lose what is small beside large numbers.
+adjacent entries first, would lose what is small compared with large numbers.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _check(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> None:
     """Raise what torch raises for such arguments.
 
     A tensor of a single element refuses dtypes and dimensions as any other; the first is the only one to
-    select of it. Whether there are as many as asked for, a meta tensor checks, by way of sympy.
+    select of it. Whether there are as many as requested, a meta tensor checks, by way of sympy.
     """
     dtype, name = self.storage.values.dtype, func.overloadpacket.__name__
     small = (min(args[0], 1), *args[1:]) if name in COUNTING else args
@@ -141,7 +141,7 @@ for _packet in (aten.median, aten.nanmedian):
 def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     """Return the most frequent element of each segment, of several the smallest, and its last index.
 
-    In a segment with a NaN torch's answer follows the order of its elements, which a dense copy has.
+    In a segment with a NaN, PyTorch's answer depends on the order of its elements, so it is computed densely.
     """
     values = self.storage.values
     has_order = bool(values.isnan().any()) and is_within_budget(self.numel() * values.element_size())

@@ -1,7 +1,7 @@
 """The segments of a sparse tensor along a dimension, each sorted by value.
 
-Sorting needs no dense copy of a segment. Its entries are sorted, and its zeros are a count: they stand
-together, behind the negative entries and before the positive ones. The element of any rank is an entry or a
+Sorting needs no dense segment. Its entries are sorted, and its zeros are a count: they stand
+together, after the negative entries and before the positive ones. The element of any rank is an entry or a
 zero, and the index of a zero follows from the indices of the entries: as many zeros stand before an entry at
 position ``p``, the ``i``-th of its segment, as ``p - i``.
 """
