@@ -67,7 +67,7 @@ def test_shape_mismatch_in_evaluate() -> None:
 
 
 def test_size_1_is_not_broadcast_in_evaluate() -> None:
-    message = "sizes of 1 are not broadcast here: squeeze the dimension and leave out the index"
+    message = "sizes of 1 are not broadcast here: squeeze the dimension and drop the index"
     refused(ShapeError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=torch.ones(1))
 
 
@@ -139,7 +139,7 @@ def test_malformed_equation(equation: str, operands: int, message: str) -> None:
         ("y[i] = A[i,j * x[j]", "expected ',' or ']' after the indices of 'A' but found '*'"),
         ("y[i] = A[i,j] * (x[j]", "expected ')'"),
         ("y[i] = rel(A[i,j] * x[j])", "unknown function 'rel'; did you mean 'relu'?"),
-        ("y[i] = A[i,j] @ x[j]", "there is no '@'; a matrix product names its indices"),
+        ("y[i] = A[i,j] @ x[j]", "'@' is not supported; a matrix product names its indices"),
         ("y[i] = A[i,j] ** x[j]", "write square(x) for x ** 2"),
         ("y[i] = A[i,0] * x[i]", "an index must be a name, not a number"),
         ("y[i,i] = A[i,j] * x[j]", "index 'i' appears twice in the result"),
@@ -263,7 +263,7 @@ def test_operation_without_meaning_for_a_dtype() -> None:
     ("form", "message"),
     [
         ("cxr", "unknown format 'cxr'; did you mean 'csr'? choose from the names dense, csr, csc"),
-        ("bsr", "give its block size: 'bsr(4,4)'"),
+        ("bsr", "pass its block size: 'bsr(4,4)'"),
         ("bsr(0,2)", "must have a positive size"),
         ("dense,compresed", "unknown level 'compresed'"),
         ("csf,", "unknown level"),
@@ -312,7 +312,7 @@ def test_result_that_fills_up(large: SparseTensor, expression: str) -> None:
         f"y[i,j] = {expression} in format dense needs ... bytes of dense memory, more than the budget of"
     )
     refused(DensityError, message, scorch.evaluate, f"y[i,j] = {expression}", A=large)
-    message = "ask for a sparser format such as 'coo' or 'dcsr', or increase scorch.settings(dense_budget="
+    message = "use a sparser format such as 'coo' or 'dcsr', or increase scorch.settings(dense_budget="
     refused(DensityError, message, scorch.evaluate, f"y[i,j] = {expression}", A=large)
     assert issubclass(DensityError, MemoryError)
 

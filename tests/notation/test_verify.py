@@ -43,7 +43,7 @@ def test_target_may_be_an_operand() -> None:
             {"a": (3,), "b": (1,)},
             ShapeError,
             "index 'i' is 3 in 'a[i]' (shape (3,)) but 1 in 'b[i]' (shape (1,)); "
-            "sizes of 1 are not broadcast here: squeeze the dimension and leave out the index",
+            "sizes of 1 are not broadcast here: squeeze the dimension and drop the index",
         ),
         (
             "y[i] = A[i,i]",

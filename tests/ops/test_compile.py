@@ -387,7 +387,7 @@ def test_changes_that_are_not_seen_are_refused() -> None:
         hidden()
         return B * 2
 
-    with pytest.raises(InPlaceError, match="changed in place inside scorch.compile"):
+    with pytest.raises(InPlaceError, match=r"changed in place inside scorch\.compile"):
         scorch.compile(function)(sparse(6, 6))
 
 
@@ -610,7 +610,7 @@ def test_explanation_names_what_was_not_joined() -> None:
 
     text = str(scorch.explain(scorch.compile(function), sparse(6, 6)))
     assert "one kernel: relu, mul" in text
-    assert "as outside, there is no rule to record them: sin" in text
+    assert "run eagerly, as there is no rule to record them: sin" in text
     assert "one by one: mul\n  a single call" in text
 
 

@@ -124,5 +124,5 @@ def test_a_bias_makes_the_result_dense_within_the_budget():
     S = scorch.from_torch(few(1, 1, 200, 200), format="coo")
     weight, bias = torch.ones(2, 1, 3, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     assert isinstance(F.conv2d(S, weight), SparseTensor)
-    with scorch.settings(dense_budget=50_000), pytest.raises(DensityError, match="leave out the bias"):
+    with scorch.settings(dense_budget=50_000), pytest.raises(DensityError, match="omit the bias"):
         F.conv2d(S, weight, bias)

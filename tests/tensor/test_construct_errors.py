@@ -43,7 +43,7 @@ COO_ERRORS = [
     (
         ([[0, 1, 0, 1], [0, 4, 2, 7]], [1.0] * 4, (2, 5)),
         IndexRangeError,
-        "indices[1] has 7 at entry 3, but dimension 1 has size 5: coordinates go from 0 to 4",
+        "indices[1] has 7 at entry 3, but dimension 1 has size 5: coordinates must be from 0 to 4",
     ),
     (
         ([[0, -1]], [1.0, 2.0], (3,)),
@@ -104,11 +104,15 @@ def test_wrong_coordinates(args, error, message):
 
 CSR_ERRORS = [
     (([0, 1], [0], [1.0], (2, 3)), ShapeError, "crow_indices has 2 entries, but 2 rows need 3"),
-    (([1, 1, 1], [0], [1.0], (2, 3)), IndexRangeError, "crow_indices begins with 1; the first pointer is 0"),
+    (
+        ([1, 1, 1], [0], [1.0], (2, 3)),
+        IndexRangeError,
+        "crow_indices begins with 1; the first pointer must be 0",
+    ),
     (
         ([0, 2, 1], [0], [1.0], (2, 3)),
         IndexRangeError,
-        "crow_indices falls from 2 at entry 1 to 1 at entry 2; pointers never go down",
+        "crow_indices falls from 2 at entry 1 to 1 at entry 2; pointers must not decrease",
     ),
     (
         ([0, 1, 4], [0, 1], [1.0, 2.0], (2, 3)),
@@ -118,7 +122,7 @@ CSR_ERRORS = [
     (
         ([0, 1, 2], [0, 3], [1.0, 2.0], (2, 3)),
         IndexRangeError,
-        "col_indices has 3 at entry 1, but dimension 1 has size 3: coordinates go from 0 to 2",
+        "col_indices has 3 at entry 1, but dimension 1 has size 3: coordinates must be from 0 to 2",
     ),
     (([0, 1, 2], [0, -3], [1.0, 2.0], (2, 3)), IndexRangeError, "col_indices has -3 at entry 1"),
     (([0.0, 1.0], [0], [1.0], (1, 3)), DtypeError, "crow_indices must be int64 or int32, but got float32"),

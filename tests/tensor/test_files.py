@@ -422,7 +422,7 @@ def own_archive(path: Path, change) -> Path:
         (lambda f, a: f.update(dtype="float31"), FileError, "the dtype 'float31', which does not exist"),
         (lambda f, a: f.update(shape=[3]), FileError, "stores 2 dimensions, but its shape is"),
         (lambda f, a: f.update(shape=[3, 2]), IndexRangeError, "crd1 has 2 at entry 1, but dimension 1"),
-        (lambda f, a: a.update(pos1=np.array([0, 4, 3])), IndexRangeError, "pointers never go down"),
+        (lambda f, a: a.update(pos1=np.array([0, 4, 3])), IndexRangeError, "pointers must not decrease"),
         (lambda f, a: a.update(pos1=np.array([0, 3])), ShapeError, "pos1 has 2 entries"),
         (lambda f, a: a.update(crd1=np.array([2, 1, 0])), FileError, "level 1 are not sorted"),
         (
@@ -501,7 +501,7 @@ def test_suffixes_and_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="its directory does not exist either"):
         load(tmp_path / "no" / "a.mtx")
     (tmp_path / "b.mtx").mkdir()
-    with pytest.raises(MissingFileError, match="is a folder"):
+    with pytest.raises(MissingFileError, match="is a directory"):
         load(tmp_path / "b.mtx")
 
 

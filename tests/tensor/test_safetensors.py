@@ -142,8 +142,8 @@ def rewritten(path, change_facts=None, change_arrays=None) -> None:
     [
         (lambda a: a["S.crd1"][0].fill_(9), IndexRangeError, "crd1 has 9 at entry 0"),
         (lambda a: a["S.crd1"][0].fill_(-5), IndexRangeError, "crd1 has -5 at entry 0"),
-        (lambda a: a["S.pos1"][1].fill_(10**6), IndexRangeError, "pointers never go down"),
-        (lambda a: a["S.pos1"][-1].add_(1), IndexRangeError, "the last pointer is their number"),
+        (lambda a: a["S.pos1"][1].fill_(10**6), IndexRangeError, "pointers must not decrease"),
+        (lambda a: a["S.pos1"][-1].add_(1), IndexRangeError, "the last pointer must be their number"),
         (lambda a: a.update({"S.pos1": a["S.pos1"][:-1].clone()}), ShapeError, "pos1 has 6 entries"),
         (lambda a: a.update({"S.pos1": a["S.pos1"].double()}), ScorchError, "must be int64 or int32"),
         (lambda a: a.update({"S.values": a["S.values"][1:].clone()}), FileError, "values, but its levels"),

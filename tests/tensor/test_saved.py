@@ -294,9 +294,9 @@ def changed(change) -> SparseTensor:
     [
         (lambda pos, crd: crd[0].fill_(77), IndexRangeError, "crd1 has 77 at entry 0"),
         (lambda pos, crd: crd[1].fill_(-1), IndexRangeError, "crd1 has -1 at entry 1"),
-        (lambda pos, crd: pos[2].fill_(99), IndexRangeError, "pointers never go down"),
-        (lambda pos, crd: pos[0].fill_(1), IndexRangeError, "the first pointer is 0"),
-        (lambda pos, crd: pos[-1].add_(5), IndexRangeError, "the last pointer is their number"),
+        (lambda pos, crd: pos[2].fill_(99), IndexRangeError, "pointers must not decrease"),
+        (lambda pos, crd: pos[0].fill_(1), IndexRangeError, "the first pointer must be 0"),
+        (lambda pos, crd: pos[-1].add_(5), IndexRangeError, "the last pointer must be their number"),
         (lambda pos, crd: crd.copy_(crd.flip(0)), FileError, "not sorted or not unique"),
     ],
 )

@@ -154,5 +154,7 @@ def test_tensor_and_as_tensor_take_arrays_of_scipy():
 
 @pytest.mark.parametrize("call", [np.asarray, np.array, lambda S: S.numpy()])
 def test_numpy_is_told_what_to_do(call):
-    with pytest.raises(OperandError, match=r"no NumPy array; use \.to_scipy\(\).*torch\.from_numpy"):
+    with pytest.raises(
+        OperandError, match=r"cannot be converted to a NumPy array; use \.to_scipy\(\).*torch\.from_numpy"
+    ):
         call(from_torch(torch.eye(2), "csr"))

@@ -79,8 +79,8 @@ def directory() -> Path:
         _warn_once(
             place,
             f"compiled kernels in {place} are not used, because they are code and {error}. This process "
-            f"keeps kernels in a private temporary directory and the next one compiles them again. Set "
-            f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
+            "caches kernels in a private temporary directory, and the next one compiles them again. Set "
+            "SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
         )
         return _spare_directory()
     except OSError:  # a write there raises a better error
@@ -177,9 +177,9 @@ def warn_unusable(place: Path, error: OSError) -> None:
     """Warn, once for each directory, that kernels cannot be stored or run there."""
     _warn_once(
         place,
-        f"compiled kernels cannot be kept in {place} ({error.strerror or error}); this process keeps them in "
-        f"a temporary directory and the next one compiles them again. Set SCORCH_CACHE_DIR to a directory "
-        f"that can be written.",
+        f"compiled kernels cannot be cached in {place} ({error.strerror or error}); this process caches "
+        "them in a temporary directory, and the next one compiles them again. Set SCORCH_CACHE_DIR to a "
+        "writable directory.",
     )
 
 

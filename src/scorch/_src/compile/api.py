@@ -62,7 +62,7 @@ class FusionExplanation:
     def __str__(self) -> str:
         paragraphs = [str(group) for group in self.groups]
         if self.others:
-            paragraphs.append(f"as outside, there is no rule to record them: {', '.join(self.others)}")
+            paragraphs.append(f"run eagerly, as there is no rule to record them: {', '.join(self.others)}")
         if self.dense:
             paragraphs.append(f"left to torch.compile: {', '.join(self.dense)}")
         return "\n\n".join(paragraphs) or "no sparse calls"

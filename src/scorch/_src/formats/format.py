@@ -311,7 +311,7 @@ def _parse(spec: str, dims: int | None) -> tuple[Levels, Order, Blocks, str | No
         near = difflib.get_close_matches(text, NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         if text in ("bsr", "bsc"):
-            hint = f"give its block size: '{text}(4,4)'. "
+            hint = f"pass its block size: '{text}(4,4)'. "
         raise FormatError(f"unknown format {spec!r}; {hint}{_known()}")
     return levels, tuple(range(len(levels))), (), None
 

@@ -198,7 +198,7 @@ def _find_kind(path: Path) -> FileKind:
 
 def _describe_missing(path: Path) -> str:
     if path.is_dir():
-        return f"{path} is a folder, not a file"
+        return f"{path} is a directory, not a file"
     if not path.parent.is_dir():
         return f"no such file: {path}; its directory does not exist either"
     similar = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)

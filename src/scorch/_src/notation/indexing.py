@@ -39,15 +39,16 @@ MAX_NAMED_TENSORS = 1024  # tensors named in an expression
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 _INSTEAD = {
-    "@": "there is no '@'; a matrix product names its indices: C[i,j] = A[i,k] * B[k,j]",
-    "**": "there is no '**'; write square(x) for x ** 2, sqrt(x) for x ** 0.5 and exp(y * log(x)) for x ** y",
-    "^": "there is no '^'; write square(x) for x to the power of 2 and exp(y * log(x)) for other powers",
-    "//": "there is no '//'; write '/' to divide",
-    "%": "there is no '%'; compute remainders before the expression",
-    "&": "there is no '&'; multiply conditions instead: (x > 0) * (y > 0)",
-    "|": "there is no '|'; write maximum(x > 0, y > 0)",
-    ";": "one statement at a time; call evaluate once for each",
-    "...": "there is no '...' here; name every index, or use einsum",
+    "@": "'@' is not supported; a matrix product names its indices: C[i,j] = A[i,k] * B[k,j]",
+    "**": "'**' is not supported; write square(x) for x ** 2, sqrt(x) for x ** 0.5 and exp(y * log(x)) for x ** "
+    "y",
+    "^": "'^' is not supported; write square(x) for x to the power of 2 and exp(y * log(x)) for other powers",
+    "//": "'//' is not supported; write '/' to divide",
+    "%": "'%' is not supported; compute remainders before the expression",
+    "&": "'&' is not supported; multiply conditions instead: (x > 0) * (y > 0)",
+    "|": "'|' is not supported; write maximum(x > 0, y > 0)",
+    ";": "expected one statement; call evaluate once for each",
+    "...": "'...' is not supported here; name every index, or use einsum",
     ":": "slices are not supported; slice the tensor before the expression and name its indices",
 }
 _TOKEN = re.compile(
@@ -141,7 +142,7 @@ class _Parser:
         token = self.token
         if token.text in _INSTEAD:
             self.fail(_INSTEAD[token.text])
-        self.fail(f"expected {what} but found {repr(token.text) if token.text else 'the end'}")
+        self.fail(f"expected {what}, but got {repr(token.text) if token.text else 'the end'}")
 
     # The grammar.
 

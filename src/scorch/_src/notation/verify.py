@@ -70,7 +70,7 @@ def _disagreement(
         f"but {size} in {show(second)!r} (shape {tuple(shapes[second.tensor])})"
     )
     if 1 in (first_size, size):
-        text += "; sizes of 1 are not broadcast here: squeeze the dimension and leave out the index"
+        text += "; sizes of 1 are not broadcast here: squeeze the dimension and drop the index"
     return text
 
 

@@ -156,7 +156,7 @@ for _kind, _names in (("avg", _AVERAGE_OPTIONS), ("max", _MAX_OPTIONS)):
         implements(_function)(functools.partial(_pool, _function, _dims, _names))
 
 
-_HINT = "leave out the bias, without which it is sparse"
+_HINT = "omit the bias for a sparse result"
 
 
 def _convolve(

@@ -238,7 +238,7 @@ def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     sparse = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, SparseTensor)]
     size = sum(tensor.numel() * tensor.storage.values.element_size() for tensor in sparse)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
-    hint = "it has no form for sparse tensors and works on a dense copy"
+    hint = "it has no sparse implementation and falls back to a dense computation"
     check_budget(size, f"{name_of(func)} of {shapes}", hint)
     start = time.perf_counter()
     result = func(*tree_map(as_dense, tuple(args)), **tree_map(as_dense, kwargs))

@@ -29,7 +29,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     if not isinstance(value, torch.Tensor):
         is_sharded = hasattr(value, "__torch_function__")
         advice = (
-            "compute with it by scorch.distributed.einsum and evaluate"
+            "use scorch.distributed.einsum or evaluate"
             if is_sharded
             else "create one with torch.tensor or scorch.from_scipy"
         )

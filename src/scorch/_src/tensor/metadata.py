@@ -139,32 +139,31 @@ def _refuse(error: type[ScorchError], message: str, *functions: Any, differentia
     implements(*functions, differentiable=differentiable)(handler)
 
 
-NO_DLPACK = "DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()"
+NO_DLPACK = "DLPack does not support sparse tensors; pass .values() and .levels, or .to_dense()"
 _refuse(OperandError, NO_DLPACK, torch.Tensor.__dlpack__)
 _refuse(
     OperandError,
-    "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
-    "To compute with it, make the other operand a tensor: torch.from_numpy(array), scorch.from_scipy(matrix)",
+    "a sparse tensor cannot be converted to a NumPy array; use .to_scipy(), or .to_dense().numpy(). To "
+    "compute with it, make the other operand a tensor: torch.from_numpy(array), scorch.from_scipy(matrix)",
     torch.Tensor.numpy,
     torch.Tensor.__array__,
 )
 _refuse(
     OperandError,
-    "a sparse tensor has several arrays; ask one of them: .values().data_ptr()",
+    "a sparse tensor has several arrays; use one of them: .values().data_ptr()",
     torch.Tensor.data_ptr,
     getattr(torch.Tensor, "const_data_ptr", None),  # new in torch 2.13
 )
 _refuse(
     UnsupportedError,
-    "a sparse tensor cannot be resized in place; make a new one: "
-    "scorch.sparse_coo_tensor(S.indices(), S.values(), size)",
+    "a sparse tensor cannot be resized in place; create a new one: scorch.sparse_coo_tensor(S.indices(), "
+    "S.values(), size)",
     torch.Tensor.sparse_resize_,
     torch.Tensor.sparse_resize_and_clear_,
 )
 _refuse(
     UnsupportedError,
-    "set_ hands over memory, which a sparse tensor has several arrays of; write with copy_, "
-    "or hand over .to_dense()",
+    "set_ is not supported for sparse tensors, which have several arrays; use copy_, or pass .to_dense()",
     aten.set_,
     differentiable=False,
 )

@@ -263,7 +263,7 @@ def _compile(tools: Toolchain, source: str, key: str, label: str) -> bytes:
                 library = Path(folder, "kernel.so").read_bytes()
                 if not is_cut_off(library):
                     return library
-                said = f"the library of {len(library)} bytes is cut off"
+                said = f"the library of {len(library)} bytes is truncated"
     except subprocess.TimeoutExpired as error:
         toolchain.skip_compiler(tools)
         limit = f"it did not finish within {error.timeout:g} seconds"

@@ -320,7 +320,7 @@ def _load_probe(folder: str) -> str:
     """Load and call the probe in another process; return why that failed, or ""."""
     library = Path(folder, "probe.so")
     if not library.is_file():
-        return "it made no library, and it said nothing"
+        return "it produced no library and no output"
     python = Path(sys.executable or "")
     if not python.name.startswith(("python", "pypy")):  # inside another program: nobody to ask
         return ""
@@ -329,7 +329,7 @@ def _load_probe(folder: str) -> str:
         library.unlink()
         return ""
     last = said.splitlines()[-1] if said else f"signal {-status}" if status < 0 else f"status {status}"
-    return f"what it made cannot be loaded and called: {last}"
+    return f"its output cannot be loaded and called: {last}"
 
 
 def _flag_sets(kind: str) -> list[tuple[str, ...]]:

@@ -179,7 +179,7 @@ def lanczos(
 
 def _no_convergence(k: int, which: str, count: int) -> ConvergenceError:
     return ConvergenceError(
-        f"eigsh found {count} of {k} eigenvalues ({which}); raise maxiter or tol, or install SciPy and "
+        f"eigsh found {count} of {k} eigenvalues ({which}); increase maxiter or tol, or install SciPy and "
         "pass sigma=0 for those near zero"
     )
 

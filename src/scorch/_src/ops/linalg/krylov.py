@@ -275,7 +275,7 @@ def _not_converged(
 ) -> ConvergenceError:
     relative = float((residual / b.norm(dim=0).clamp(min=1e-300)).max())
     return ConvergenceError(
-        f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the right-hand "
-        f"side, not {limit:.0e}; raise tol or maxiter, pass M (such as one over the diagonal), "
-        "or use torch.linalg.solve with SciPy installed"
+        f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the "
+        f"right-hand side, not {limit:.0e}; increase tol or maxiter, pass M (such as one over the "
+        "diagonal), or use torch.linalg.solve with SciPy installed"
     )

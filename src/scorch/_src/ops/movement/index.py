@@ -80,7 +80,7 @@ def check_indices(index: torch.Tensor, size: int, dim: int, from_end: bool = Fal
     first_allowed = -size if from_end else 0
     if largest >= size or smallest < first_allowed:
         offending = largest if largest >= size else smallest
-        allowed = f"places go from {first_allowed} to {size - 1}" if size else "it has no places"
+        allowed = f"expected an index from {first_allowed} to {size - 1}" if size else "it has no places"
         raise IndexRangeError(
             f"index {offending} is out of bounds for dimension {dim} with size {size}: {allowed}"
         )

@@ -243,7 +243,7 @@ def _fill_dense(name: str, entries: Entries, fill: torch.Tensor, held_bytes: int
     """Return a dense tensor, refused beyond the budget if larger than the operands' ``held_bytes``."""
     size = math.prod(entries.shape) * entries.values.element_size()
     if size > held_bytes:
-        hint = f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values() "
+        hint = f"{name} is not zero-preserving, so its result is dense; apply it to .values() "
         hint += "(of S, S.numel() - S.count_nonzero() elements are zero)"
         check_budget(size, f"{name} of a tensor of shape {entries.shape}", hint)
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()

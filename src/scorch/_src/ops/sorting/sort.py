@@ -75,7 +75,7 @@ def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     """Return sorted values, and the indices that they had."""
     size = self.shape[dim]
     hint = "the values alone are torch.msort(S), for rows torch.msort(S.T).T, and S.topk(k) has the first k"
-    what = f"the places of all elements in sort of {tuple(self.shape)}"
+    what = f"the indices of all elements in sort of {tuple(self.shape)}"
     return _select_first(self, size, dim, descending, what, hint)
 
 
@@ -85,8 +85,8 @@ _selects(aten.sort.stable)(lambda self, *, stable=None, **options: sort(self, **
 @_selects(aten.topk.default)
 def topk(self: SparseTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """Return the ``k`` largest or smallest elements of each segment, and their indices."""
-    what = f"the places of the first {k} elements in topk of {tuple(self.shape)}"
-    return _select_first(self, k, dim, largest, what, "take a smaller k, or fewer lines")
+    what = f"the indices of the first {k} elements in topk of {tuple(self.shape)}"
+    return _select_first(self, k, dim, largest, what, "use a smaller k, or fewer rows")
 
 
 def _select_first(self: SparseTensor, k: int, dim: int, descending: bool, what: str, hint: str) -> Any:
@@ -218,7 +218,7 @@ def _compute_quantiles(
     if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks():
         fractions = fractions.double()
     size = 8 * fractions.numel() * segments.keys.numel()
-    check_budget(size, f"{fractions.numel()} quantiles of each line", "ask for fewer")
+    check_budget(size, f"{fractions.numel()} quantiles of each row", "ask for fewer")
     nans = segments.count_in_segments(segments.values.isnan())
     if skips_nan:
         ranks = (fractions * (segments.size - nans - 1)).clamp(min=0)

@@ -218,7 +218,7 @@ def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block
     flat = array.reshape(-1)
     entry = int(((flat < 0) | (flat >= places)).nonzero()[0])
     has = f"has size {size}" if block is None else f"has {places} blocks of {block}"
-    allowed = f"coordinates go from 0 to {places - 1}" if places else "it has no coordinates"
+    allowed = f"coordinates must be from 0 to {places - 1}" if places else "it has no coordinates"
     raise IndexRangeError(
         f"{name} has {int(flat[entry])} at entry {entry}, but dimension {dim} {has}: {allowed}"
     )
@@ -240,12 +240,14 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
     row = batches[number].tolist()
     at = next((place for place in range(rows) if row[place + 1] < row[place]), None)
     if row[0] != 0:
-        mistake = f"begins with {row[0]}; the first pointer is 0"
+        mistake = f"begins with {row[0]}; the first pointer must be 0"
     elif at is not None:
         falls = f"falls from {row[at]} at entry {at} to {row[at + 1]} at entry {at + 1}"
-        mistake = f"{falls}; pointers never go down"
+        mistake = f"{falls}; pointers must not decrease"
     else:
-        mistake = f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
+        mistake = (
+            f"ends with {row[-1]}, but there are {entries} entries; the last pointer must be their number"
+        )
     where = f"{name} of batch {number}" if pointers.dim() > 1 else name
     raise IndexRangeError(f"{where} {mistake}")
 

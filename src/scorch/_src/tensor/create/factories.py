@@ -177,7 +177,7 @@ def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form
     places = math.prod(shape)
     sparse = sum(not level.is_full for level in form.levels)
     size = places * (dtype.itemsize + sparse * index_dtype(shape, [places]).itemsize)
-    check_budget(size, f"{name} of shape {shape}, which stores every place,", "ask for fewer entries")
+    check_budget(size, f"{name} of shape {shape}, which stores every element,", "ask for fewer entries")
 
 
 # some of the places ----------------------------------------------------------------------------------
