@@ -40,8 +40,7 @@ COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 _INSTEAD = {
     "@": "'@' is not supported; a matrix product names its indices: C[i,j] = A[i,k] * B[k,j]",
-    "**": "'**' is not supported; write square(x) for x ** 2, sqrt(x) for x ** 0.5 and exp(y * log(x)) for x ** "
-    "y",
+    "**": "'**' is not supported; use square(x) for x ** 2, sqrt(x) for x ** 0.5, exp(y * log(x)) for x ** y",
     "^": "'^' is not supported; write square(x) for x to the power of 2 and exp(y * log(x)) for other powers",
     "//": "'//' is not supported; write '/' to divide",
     "%": "'%' is not supported; compute remainders before the expression",
