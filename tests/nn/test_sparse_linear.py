@@ -252,7 +252,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     for before, change, words in [
         (older, {"pattern.crd1": older["pattern.crd1"] + 9}, "coordinates must be from 0 to 8"),
         (older, {"pattern.pos1": older["pattern.pos1"].flip(0)}, "the first pointer must be 0"),
-        (older, {"pattern.crd1": older["pattern.crd1"] * 0}, "not in order"),
+        (older, {"pattern.crd1": older["pattern.crd1"] * 0}, "not sorted"),
         (older, {"pattern.format": torch.tensor([1, 2])}, "no format"),
         (state, {"pattern": state["pattern"][:-1]}, "ends before"),
         (state, {"pattern": state["pattern"][:7]}, "ends before"),

@@ -131,7 +131,7 @@ ERRORS = {
     ("a b c -> c b a", (("b", 4),)): (ShapeError, "dimension 1 has size 6, which is not b=4"),
     ("1 b c -> b c", ()): (ShapeError, "dimension 0 has size 2, which is not 1"),
     ("a b c -> c b a", (("n", 4),)): (NotationError, "n=4 names an axis that pattern"),
-    ("a b c -> c b a n", (("n", -1),)): (ShapeError, "whole numbers from 0"),
+    ("a b c -> c b a n", (("n", -1),)): (ShapeError, "non-negative integers"),
     ("a b a -> a b", ()): (NotationError, "'a' appears twice on the left"),
     ("a b c -> a b c c", ()): (NotationError, "'c' appears twice on the right"),
     ("a b c", ()): (NotationError, "one arrow"),
@@ -153,7 +153,7 @@ def test_errors(pattern, sizes):
 
 
 def test_errors_of_arguments():
-    with pytest.raises(OperandError, match="not a str"):
+    with pytest.raises(OperandError, match="but got a str"):
         scorch.rearrange("a b", "a b -> b a")
     with pytest.raises(NotationError, match="not 3"):
         scorch.rearrange(X, 3)

@@ -247,7 +247,9 @@ def test_wrong_edges():
     )
     refused(IndexRangeError, "edge_index[0] has -1 at entry 0", from_edge_index, [[-1], [2]])
     refused(DtypeError, "edge_index must be int64 or int32, but got float32", from_edge_index, [[0.0], [1.0]])
-    refused(ShapeError, "size[0] is -3", from_edge_index, edges, size=(-3, 2))
+    refused(
+        ShapeError, "size[0] must be a non-negative integer, but got -3", from_edge_index, edges, size=(-3, 2)
+    )
 
 
 def test_unknown_options_are_refused_by_the_name_of_the_function() -> None:

@@ -196,7 +196,7 @@ def test_ways_to_ask_for_rows(path):
     with pytest.raises(IndexRangeError, match="but there are 11 rows"):
         rows[mask[1:]]
     for index in ("abc", [0.5], [[0]], None):
-        with pytest.raises(OperandError, match="rows are asked for by"):
+        with pytest.raises(OperandError, match="rows must be selected by"):
             rows[index]
 
 

@@ -222,7 +222,7 @@ def test_what_a_dataset_is_made_of():
         SparseDataset(torch.tensor(1.0))
     with pytest.raises(OperandError, match="needs a tensor"):
         SparseDataset()
-    with pytest.raises(OperandError, match="not a list"):
+    with pytest.raises(OperandError, match="but got a list"):
         SparseDataset([1, 2])
 
 

@@ -178,7 +178,7 @@ def test_numbers_that_are_not_finite():
     A[2, 3] = math.nan
     S = scorch.from_torch(A, format="csr")
     assert torch.det(S).isnan() and torch.slogdet(S).logabsdet.isnan()
-    with pytest.raises(LinAlgError, match="not finite"):
+    with pytest.raises(LinAlgError, match="non-finite"):
         torch.linalg.solve(S, A[:, 0])
 
 
@@ -256,11 +256,11 @@ def test_iterative_methods_say_what_is_wrong():
     with pytest.raises(LinAlgError, match="not positive definite"):
         scorch.linalg.cg(-S, b)
     for method in (scorch.linalg.cg, scorch.linalg.gmres):
-        with pytest.raises(ShapeError, match=r"gave \(25, 25\) for columns of shape \(25,\)"):
+        with pytest.raises(ShapeError, match=r"returned \(25, 25\) for columns of shape \(25,\)"):
             method(S, b, M=lambda x: x / b[:, None])
         with pytest.raises(ShapeError, match="gave NoneType for columns"):
             method(lambda x: None, b)
-    with pytest.raises(LinAlgError, match="not finite"):
+    with pytest.raises(LinAlgError, match="non-finite"):
         scorch.linalg.cg(S * math.nan, b)
     with pytest.raises(ConvergenceError):
         scorch.linalg.gmres(S * math.nan, b)
@@ -332,7 +332,7 @@ def test_eigsh_says_what_is_wrong(no_scipy):
         scorch.linalg.eigsh(scorch.from_torch(regular(20), format="csr"))
     with pytest.raises(ArgumentError, match="LM, SM, LA, SA"):
         scorch.linalg.eigsh(L, which="BE")
-    with pytest.raises(ArgumentError, match="k is 0"):
+    with pytest.raises(ArgumentError, match="but got 0"):
         scorch.linalg.eigsh(L, 0)
     with pytest.raises(ArgumentError, match="sigma= needs SciPy"):
         scorch.linalg.eigsh(L, sigma=0)
