@@ -67,7 +67,7 @@ def test_shape_mismatch_in_evaluate() -> None:
 
 
 def test_size_1_is_not_broadcast_in_evaluate() -> None:
-    message = "sizes of 1 are not broadcast here: squeeze the dimension and leave out the index"
+    message = "sizes of 1 are not broadcast here: squeeze the dimension and drop the index"
     refused(ShapeError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=torch.ones(1))
 
 
@@ -94,7 +94,7 @@ def test_largest_of_nothing() -> None:
     for tensor in (empty, torch.ones(3, 0)):
         refused(
             ShapeError,
-            "max over index 'j' of size 0 has no value",
+            "max over index 'j' of size 0 has no identity",
             scorch.evaluate,
             "y[i] = max(j, A[i,j])",
             A=tensor,
@@ -110,14 +110,18 @@ def test_largest_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("equation", "operands", "message"),
     [
-        ("ij,jk->il", 2, "index 'l' of the output ... is in no operand ... name it in an operand or drop it"),
+        (
+            "ij,jk->il",
+            2,
+            "index 'l' of the output ... does not occur in any operand ... name it in an operand or drop it",
+        ),
         ("ij,jk->iki", 2, "index 'i' appears more than once in the output"),
         ("ij->->i", 1, "more than one '->'"),
         ("ij,1j->i", 2, "operand 1 ('1j') ... contains '1'; an index is one letter"),
         ("i.j->i", 1, "'.'"),
         ("ij->i>", 1, "'>'"),
-        ("ij,jk", 1, "names 2 operands but 1 was given"),
-        ("ij->ij", 2, "names 1 operand but 2 were given"),
+        ("ij,jk", 1, "names 2 operands, but 1 was passed"),
+        ("ij->ij", 2, "names 1 operand, but 2 were passed"),
         ("", 0, "no operands; pass one tensor per term"),
     ],
 )
@@ -130,19 +134,19 @@ def test_malformed_equation(equation: str, operands: int, message: str) -> None:
     [
         (
             "y[k] = A[i,j] * x[j]",
-            "index 'k' of the result does not occur on the right ... use it there or drop it",
+            "index 'k' of the result does not occur on the right-hand side ... use it there or drop it",
         ),
         ("y[i] = A[i,j * x[j]", "expected ',' or ']' after the indices of 'A' but found '*'"),
         ("y[i] = A[i,j] * (x[j]", "expected ')'"),
-        ("y[i] = rel(A[i,j] * x[j])", "there is no function 'rel'; did you mean 'relu'?"),
-        ("y[i] = A[i,j] @ x[j]", "there is no '@'; a matrix product names its indices"),
+        ("y[i] = rel(A[i,j] * x[j])", "unknown function 'rel'; did you mean 'relu'?"),
+        ("y[i] = A[i,j] @ x[j]", "'@' is not supported; a matrix product names its indices"),
         ("y[i] = A[i,j] ** x[j]", "write square(x) for x ** 2"),
-        ("y[i] = A[i,0] * x[i]", "an index is a name, not a number"),
+        ("y[i] = A[i,0] * x[i]", "an index must be a name, not a number"),
         ("y[i,i] = A[i,j] * x[j]", "index 'i' appears twice in the result"),
         ("y[i] = A[i,x] * x[i]", "'x' is a tensor in one place and an index in another; rename one"),
         ("y[i] = max(A[i,j], x[i])", "use maximum(x, y) for the max of two values"),
         ("y[i]", "expected '=' or '+=' after the result 'y' but found the end"),
-        ("y[i] =", "nothing on the right side"),
+        ("y[i] =", "the right-hand side is empty"),
         ("", "the expression is empty; write for example 'y[i] = A[i,j] * x[j]'"),
     ],
 )
@@ -160,7 +164,7 @@ def test_malformed_expression_points_at_the_place() -> None:
 def test_what_is_no_string() -> None:
     refused(
         NotationError,
-        "an index expression is a string such as 'y[i] = A[i,j] * x[j]', not 7",
+        "an index expression must be a string such as 'y[i] = A[i,j] * x[j]', but got 7",
         scorch.evaluate,
         7,
         A=A,
@@ -173,14 +177,12 @@ def test_what_is_no_string() -> None:
 
 
 def test_missing_and_unused_tensors() -> None:
-    refused(
-        NotationError, "no tensor is given for 'x'; pass x=x", scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A
-    )
-    message = "'z' is given but not used in ... leave out"
+    refused(NotationError, "missing tensor for 'x'; pass x=x", scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A)
+    message = "'z' is passed but not used in"
     refused(NotationError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=x, z=x)
-    message = "'y' is the result and not an operand; leave it out, or write '+=' to add to it"
+    message = "'y' is the result, not an operand; do not pass it, or write '+=' to add to it"
     refused(NotationError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=x, y=x)
-    message = "no tensor is given for 'y' ... '+=' adds to 'y', so it is an operand too"
+    message = "missing tensor for 'y' ... '+=' adds to 'y', so it is an operand too"
     refused(NotationError, message, scorch.evaluate, "y[i] += A[i,j] * x[j]", A=A, x=x)
 
 
@@ -191,13 +193,13 @@ def test_operand_that_is_no_tensor(value: Any) -> None:
     kind = type(value).__name__
     refused(
         OperandError,
-        f"operand 1 is a {kind}, not a tensor; create one with",
+        f"operand 1 must be a tensor, but got a {kind}; create one with",
         scorch.einsum,
         "ij,j->i",
         A,
         value,
     )
-    message = f"tensor 'x' is a {kind}, not a tensor; create one with"
+    message = f"tensor 'x' must be a tensor, but got a {kind}; create one with"
     refused(OperandError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=value)
     assert issubclass(OperandError, TypeError)
 
@@ -249,7 +251,7 @@ def test_unsupported_dtype(dtype: torch.dtype) -> None:
 
 def test_operation_without_meaning_for_a_dtype() -> None:
     z = SparseTensor(from_dense(EYE.to(torch.complex64), Format("csr")))
-    message = "relu() is not defined for complex64; complex numbers have no order"
+    message = "relu() is not defined for complex64; complex numbers are not ordered"
     refused(DtypeError, message, scorch.evaluate, "y[i,j] = relu(z[i,j])", z=z)
     refused(DtypeError, "max() is not defined for complex64", scorch.evaluate, "y[i] = max(j, z[i,j])", z=z)
 
@@ -260,14 +262,14 @@ def test_operation_without_meaning_for_a_dtype() -> None:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ("cxr", "unknown format 'cxr'; did you mean 'csr'? there are the names dense, csr, csc"),
-        ("bsr", "give its block size: 'bsr(4,4)'"),
-        ("bsr(0,2)", "sizes start at 1"),
+        ("cxr", "unknown format 'cxr'; did you mean 'csr'? choose from the names dense, csr, csc"),
+        ("bsr", "pass its block size: 'bsr(4,4)'"),
+        ("bsr(0,2)", "must have a positive size"),
         ("dense,compresed", "unknown level 'compresed'"),
         ("csf,", "unknown level"),
         ("", "unknown format ''"),
         ("dsx", "unknown format 'dsx'"),
-        ("ddd", "stores tensors of 3 dimensions, but this one has 2"),
+        ("ddd", "stores 3-D tensors, but this one is 2-D"),
         (Format("csf", dims=3), "2"),
         (3, "a format is a name such as 'csr', letters such as 'ds' or a Format, not 3"),
     ],
@@ -284,7 +286,7 @@ def test_unknown_format(form: Any, message: str) -> None:
 def test_format_for_matrices_only() -> None:
     refused(
         FormatError,
-        "format 'csc' stores matrices, but the tensor has 1",
+        "format 'csc' stores matrices, but the tensor is 1-D",
         scorch.einsum,
         "ij,j->i",
         A,
@@ -310,7 +312,7 @@ def test_result_that_fills_up(large: SparseTensor, expression: str) -> None:
         f"y[i,j] = {expression} in format dense needs ... bytes of dense memory, more than the budget of"
     )
     refused(DensityError, message, scorch.evaluate, f"y[i,j] = {expression}", A=large)
-    message = "ask for a sparser format such as 'coo' or 'dcsr', or raise scorch.settings(dense_budget="
+    message = "use a sparser format such as 'coo' or 'dcsr', or increase scorch.settings(dense_budget="
     refused(DensityError, message, scorch.evaluate, f"y[i,j] = {expression}", A=large)
     assert issubclass(DensityError, MemoryError)
 
@@ -369,7 +371,7 @@ def test_budget_can_be_set() -> None:
 
 
 def test_settings() -> None:
-    refused(ScorchError, "unknown setting 'thread'; there are ... threads", scorch.settings, thread=2)
+    refused(ScorchError, "unknown setting 'thread'; choose from ... threads", scorch.settings, thread=2)
     refused(ScorchError, "threads must be a positive integer or None, not 0", scorch.settings, threads=0)
     refused(ScorchError, "threads must be a positive integer", scorch.settings, threads=True)
     refused(ScorchError, "dense_budget must be ... or None, not -1", scorch.settings, dense_budget=-1)

@@ -193,7 +193,7 @@ def test_errors_are_those_of_the_call() -> None:
         explain("y[i] = A[i,j]", A)
     with pytest.raises(NotationError, match="by position, not by name"):
         explain("ij->i", A=A)
-    with pytest.raises(NotationError, match="no tensor is given for 'B'"):
+    with pytest.raises(NotationError, match="missing tensor for 'B'"):
         explain("y[i] = A[i,j] * B[i,j]", A=A)
     with pytest.raises(NotationError, match="as a string"):
         explain(A)

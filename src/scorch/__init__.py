@@ -1,4 +1,4 @@
-"""Scorch: PyTorch operations on sparse tensors of any order, in any storage format.
+"""Scorch: PyTorch operations on sparse tensors with any number of dimensions, in any storage format.
 
 ``einsum`` and ``evaluate`` turn an expression into one generated kernel; ``explain`` shows it. Every name of
 torch is here too, so that a program may say ``import scorch as torch``.

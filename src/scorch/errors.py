@@ -29,7 +29,7 @@ _NOT_USERS = {"scorch", "torch", "functools", "contextlib", "threading"}  # whos
 
 
 def warn(message: str, category: type[Warning] = ScorchWarning) -> None:
-    """Warn at the line of the user's that the call came from: the last outside of libraries."""
+    """Warn at the line of the user's that the call came from: the last outside libraries."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_USERS:

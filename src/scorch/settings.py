@@ -80,7 +80,7 @@ def _as_optimizations(names: Any) -> frozenset[str]:
     if isinstance(names, str):
         names = names.replace(",", " ").split()
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"disable must name optimizations, such as 'registers', not {names!r}")
+        raise ArgumentError(f"disable must name optimizations, such as 'registers', but got {names!r}")
     wanted = set(names)
     if "all" in wanted:
         return frozenset(OPTIMIZATIONS)
@@ -143,7 +143,7 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
         known = {field.name for field in dataclasses.fields(Settings)}
         for name in changes:
             if name not in known:
-                raise ArgumentError(f"unknown setting {name!r}; there are {', '.join(sorted(known))}")
+                raise ArgumentError(f"unknown setting {name!r}; choose from {', '.join(sorted(known))}")
         for name, least in LEAST.items():
             value = changes.get(name)
             needs_one = name in ("cache_bytes", "compiler_seconds")

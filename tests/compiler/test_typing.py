@@ -166,10 +166,10 @@ def test_narrow_integers_wrap_before_they_are_compared(form: str) -> None:
         (
             "relu(A[i])",
             torch.complex64,
-            r"relu\(\) is not defined for complex64; complex numbers have no order",
+            r"relu\(\) is not defined for complex64; complex numbers are not ordered",
         ),
-        ("maximum(A[i], 1)", torch.complex64, "complex numbers have no order"),
-        ("A[i] < 1", torch.complex128, "complex numbers have no order"),
+        ("maximum(A[i], 1)", torch.complex64, "complex numbers are not ordered"),
+        ("A[i] < 1", torch.complex128, "complex numbers are not ordered"),
         ("max(j, A[i] * B[j])", torch.complex64, r"max\(\) is not defined for complex64"),
     ],
 )

@@ -81,7 +81,7 @@ def test_letters_and_names_belong_to_one_level():
         letter = "xy"
 
     register_level(Ragged())  # again
-    wrong = {Other: "letter 'r' belongs", Named: "name 'csr' belongs", Wrong: "one letter"}
+    wrong = {Other: "letter 'r' is already used", Named: "name 'csr' is already used", Wrong: "one letter"}
     for level, message in wrong.items():
         with pytest.raises(FormatError, match=message):
             register_level(level())

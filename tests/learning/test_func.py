@@ -178,7 +178,7 @@ def test_parameters_of_a_module():
 
 
 def test_patterns_that_depend_on_values_are_refused():
-    with pytest.raises(UnsupportedError, match=r"make the sparse tensor outside"):
+    with pytest.raises(UnsupportedError, match=r"compute the pattern outside"):
         grad(lambda d: scorch.from_torch(d, format="csr").sum())(D)
 
 

@@ -424,25 +424,25 @@ def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
         layer(x, edges((0, 1), (9, 1)))
     with pytest.raises(scorch.errors.IndexRangeError, match=r"nodes 1 to 8 as targets"):
         layer(x, edges((0, 1), (2, 8)))
-    with pytest.raises(scorch.errors.ShapeError, match=r"it must be \(2, number of edges\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, number of edges\)"):
         layer(x, SOME.t())
     with pytest.raises(scorch.errors.ShapeError, match=r"rows are targets"):
         layer(x, scorch.eye(NODES, NODES + 1, format="csr"))
     with pytest.raises(scorch.errors.DtypeError, match=r"a matrix must be sparse"):
         layer(x, torch.eye(NODES))
-    with pytest.raises(scorch.errors.OperandError, match=r"not a list"):
+    with pytest.raises(scorch.errors.OperandError, match=r"but got a list"):
         layer(x, [[0], [1]])
     with pytest.raises(
-        scorch.errors.OperandError, match=r"x is a tensor of features for each node, not a float"
+        scorch.errors.OperandError, match=r"x must be a tensor of node features, but got a float"
     ):
         layer(1.0, SOME)
 
 
 @pytest.mark.parametrize("name", ["GCN", "SAGE max", "GAT"])
 def test_features_must_be_as_many_as_the_layer_takes(name: str) -> None:
-    with pytest.raises(scorch.errors.ShapeError, match=r"this layer takes \(nodes, 4\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(nodes, 4\)"):
         LAYERS[name]()(torch.randn(NODES, 5), SOME)
-    with pytest.raises(scorch.errors.ShapeError, match=r"this layer takes \(nodes, 4\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(nodes, 4\)"):
         LAYERS[name]()(torch.randn(4), SOME)
 
 

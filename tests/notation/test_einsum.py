@@ -286,14 +286,14 @@ def test_bad_sublists_are_refused(arguments: tuple[object, ...], message: str) -
         ),
         ("ij", [(2,)], ShapeError, "operand 0 has 1 dimension (shape (2,)) but its subscript 'ij' names 2"),
         ("ij...", [(2,)], ShapeError, "(shape (2,)) but its subscript 'ij...' names 2"),
-        ("i,j", [(2,)], NotationError, "einsum equation 'i,j' names 2 operands but 1 was given"),
-        ("i", [(2,), (2,)], NotationError, "einsum equation 'i' names 1 operand but 2 were given"),
+        ("i,j", [(2,)], NotationError, "einsum equation 'i,j' names 2 operands, but 1 was passed"),
+        ("i", [(2,), (2,)], NotationError, "einsum equation 'i' names 1 operand, but 2 were passed"),
         ("i", [], NotationError, "einsum equation 'i' was given no operands; pass one tensor per term"),
         (
             "ij->ik",
             [(2, 3)],
             NotationError,
-            "index 'k' of the output of einsum equation 'ij->ik' is in no operand, so its size is unknown",
+            "index 'k' of the output of einsum equation 'ij->ik' does not occur in any operand",
         ),
         ("i->ii", [(2,)], NotationError, "index 'i' appears more than once in the output of einsum"),
         ("i,j1", [(2,), (2, 3)], NotationError, "operand 1 ('j1') of einsum equation 'i,j1' contains '1'"),
@@ -322,5 +322,7 @@ def test_messages_name_the_operand_and_the_cure(
 
 
 def test_equation_that_is_no_string_is_refused() -> None:
-    with pytest.raises(NotationError, match=r"an einsum equation is a string such as 'ij,jk->ik', not \[0\]"):
+    with pytest.raises(
+        NotationError, match=r"an einsum equation must be a string such as 'ij,jk->ik', but got \[0\]"
+    ):
         parse_einsum([0], [(2,)])  # type: ignore[arg-type]

@@ -114,5 +114,5 @@ def test_new_operator_without_a_compiler(cube):
 
 
 def test_operator_of_a_name_that_is_taken():
-    with pytest.raises(ValueError, match="there is an operator 'tanh' already"):
+    with pytest.raises(ValueError, match="the operator 'tanh' already exists"):
         add_operator(OPERATORS["tanh"])

@@ -43,7 +43,7 @@ def test_target_may_be_an_operand() -> None:
             {"a": (3,), "b": (1,)},
             ShapeError,
             "index 'i' is 3 in 'a[i]' (shape (3,)) but 1 in 'b[i]' (shape (1,)); "
-            "sizes of 1 are not broadcast here: squeeze the dimension and leave out the index",
+            "sizes of 1 are not broadcast here: squeeze the dimension and drop the index",
         ),
         (
             "y[i] = A[i,i]",
@@ -67,31 +67,31 @@ def test_target_may_be_an_operand() -> None:
             "y[i] = a[i] * b[i] * c",
             {"a": (2,)},
             NotationError,
-            "no tensor is given for 'b', 'c'; pass b=b, c=c",
+            "missing tensor for 'b', 'c'; pass b=b, c=c",
         ),
         (
             "y[i] += a[i]",
             {"a": (2,)},
             NotationError,
-            "no tensor is given for 'y'; pass y=y; '+=' adds to 'y', so it is an operand too",
+            "missing tensor for 'y'; pass y=y; '+=' adds to 'y', so it is an operand too",
         ),
         (
             "y[i] = a[i]",
             {"a": (2,), "b": (3,)},
             NotationError,
-            "'b' is given but not used in 'y[i] = a[i]'; leave out",
+            "'b' is passed but not used in 'y[i] = a[i]'",
         ),
         (
             "y[i] = a[i]",
             {"a": (2,), "b": (3,), "c": ()},
             NotationError,
-            "'b', 'c' are given but not used in 'y[i] = a[i]'; leave out",
+            "'b', 'c' are passed but not used in 'y[i] = a[i]'",
         ),
         (
             "y[i] = a[i]",
             {"a": (2,), "y": (2,)},
             NotationError,
-            "'y' is the result and not an operand; leave it out, or write '+=' to add to it",
+            "'y' is the result, not an operand; do not pass it, or write '+=' to add to it",
         ),
     ],
 )

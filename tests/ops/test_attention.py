@@ -172,9 +172,9 @@ def test_what_does_not_fit_is_refused():
     mask = scorch.from_torch(mask_of(4, 4), format="csr")
     with pytest.raises(ShapeError, match=r"must end with \(4, 3\)"):
         attention(q, q[:, :3], q[:, :3], attn_mask=mask)
-    with pytest.raises(ShapeError, match="do not fit"):
+    with pytest.raises(ShapeError, match="do not match"):
         attention(q, q[..., :5], q, attn_mask=mask)
-    with pytest.raises(ShapeError, match="at least two dimensions"):
+    with pytest.raises(ShapeError, match="at least 2-D"):
         attention(q, q, q, attn_mask=mask[0])
     with pytest.raises(ShapeError, match="cannot be broadcast together"):
         attention(q, q, q, attn_mask=torch.stack([mask] * 3))

@@ -387,7 +387,7 @@ def test_changes_that_are_not_seen_are_refused() -> None:
         hidden()
         return B * 2
 
-    with pytest.raises(InPlaceError, match="changed in place inside of"):
+    with pytest.raises(InPlaceError, match=r"changed in place inside scorch\.compile"):
         scorch.compile(function)(sparse(6, 6))
 
 

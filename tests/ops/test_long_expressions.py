@@ -168,14 +168,14 @@ def test_every_operand_is_contracted_once():
 def test_what_is_too_large_is_refused_with_the_number():
     tensors = {f"A{n}": torch.ones(2) for n in range(MAX_NAMED_TENSORS + 1)}
     tensors["A0"] = scorch.from_torch(torch.ones(2), format="s")
-    with pytest.raises(NotationError, match=f"names 1,025 tensors, and at most {MAX_NAMED_TENSORS:,}"):
+    with pytest.raises(NotationError, match=f"names 1,025 tensors, but at most {MAX_NAMED_TENSORS:,}"):
         scorch.evaluate("y[i] = " + " + ".join(f"{name}[i]" for name in tensors), **tensors)
     for text in ("-" * 5000 + "A0[i]", "(" * 5000 + "A0[i]" + ")" * 5000, " / ".join(["A0[i]"] * 500)):
         with pytest.raises(NotationError, match=f"{MAX_NESTED_LEVELS}"):
             scorch.evaluate("y[i] = " + text, A0=tensors["A0"])
     many = MAX_CONTRACTED_OPERANDS + 1
     with pytest.raises(
-        NotationError, match=f"einsum of 1,025 operands, and at most {MAX_CONTRACTED_OPERANDS:,}"
+        NotationError, match=f"einsum got 1,025 operands, but at most {MAX_CONTRACTED_OPERANDS:,}"
     ):
         scorch.einsum(",".join("i" * many) + "->i", *[tensors["A0"]] * many)
 

@@ -210,11 +210,11 @@ def test_embedding_bags(data):
 
 def test_wrong_bags_are_refused():
     S = scorch.from_torch(drawn(7, 5), format="csr")
-    with pytest.raises(IndexRangeError, match="row 9 is out of bounds for a table of 7 rows"):
+    with pytest.raises(IndexRangeError, match="index 9 is out of bounds for a table with 7 rows"):
         F.embedding_bag(torch.tensor([[1, 9]]), S)
     with pytest.raises(ShapeError, match="offsets has to be a 1D Tensor"):
         F.embedding_bag(torch.tensor([1, 2]), S)
-    with pytest.raises(ArgumentError, match="never fall"):
+    with pytest.raises(ArgumentError, match="must not decrease"):
         F.embedding_bag(torch.tensor([1, 2]), S, torch.tensor([0, 2, 1]))
     table = S.to_dense()
     found = F.embedding_bag(torch.tensor([[1, 2]]), S, max_norm=1.0)
@@ -233,7 +233,7 @@ def test_glu_keeps_the_entries_of_the_first_half(form):
     assert isinstance(found, SparseTensor)
     same(found, F.glu(x))
     same(F.glu(S, 0), F.glu(x, 0))
-    with pytest.raises(ShapeError, match="must be even"):
+    with pytest.raises(ShapeError, match="even size"):
         F.glu(S[:3], 0)
 
 

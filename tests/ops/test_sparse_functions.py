@@ -55,13 +55,13 @@ def test_mm_with_dense_and_sparse(form):
 
 def test_mm_refuses_what_has_no_meaning():
     S = scorch.from_torch(matrix(6, 8), format="csr")
-    with pytest.raises(ArgumentError, match="'sum', 'mean', 'amax' or 'amin'"):
+    with pytest.raises(ArgumentError, match="'sum', 'mean', 'amax' and 'amin'"):
         torch.sparse.mm(S, torch.ones(8, 2, dtype=torch.float64), "median")
     with pytest.raises(OperandError, match="a dense matrix on the right"):
         torch.sparse.mm(S, S.T, "amax")
-    with pytest.raises(OperandError, match="takes a sparse tensor here"):
+    with pytest.raises(OperandError, match="expected a sparse tensor here"):
         torch.sparse.mm(torch.ones(2, 6, dtype=torch.float64), S, "amax")
-    with pytest.raises(ShapeError, match="matrices that fit"):
+    with pytest.raises(ShapeError, match="cannot be multiplied"):
         torch.sparse.mm(S, torch.ones(7, 2, dtype=torch.float64), "amax")
 
 
@@ -145,7 +145,7 @@ def test_sum_has_the_dtype_of_torchs(dtype):
 
 def test_sum_over_what_is_not_there():
     S = scorch.from_torch(matrix(3, 4), format="csr")
-    with pytest.raises(IndexRangeError, match="dimension 2 of a tensor with 2"):
+    with pytest.raises(IndexRangeError, match="dimension 2 is out of range for a 2-D tensor"):
         torch.sparse.sum(S, 2)
     with pytest.raises(CallError, match="multiple times"):
         torch.sparse.sum(S, (0, -2))

@@ -62,7 +62,7 @@ def test_zeros_among_the_largest_are_kept_and_nan_is_the_largest() -> None:
 
 def test_wrong_calls_are_named() -> None:
     h = torch.ones(3, 4)
-    with pytest.raises(ArgumentError, match="from 0 to 4"):
+    with pytest.raises(ArgumentError, match="between 0 and 4"):
         scorch.topk_sparse(h, 5)
     with pytest.raises(ShapeError, match="dim is 2"):
         scorch.topk_sparse(h, 1, 2)

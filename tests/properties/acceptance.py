@@ -38,7 +38,7 @@ REFUSALS: list[tuple[str, str, str]] = [
     ("", "torch.complex32 is not supported", "there are no sparse tensors of complex32"),
     ("squeeze_", "would make a sparse tensor dense", "an element alone is a dense tensor"),
     ("solve_triangular", "zero on its diagonal", "torch divides by zero"),
-    ("addbmm_", "broadcast shape|gives one of", "torch resizes the tensor that it writes to"),
+    ("addbmm_", "broadcast shape|returns shape", "torch resizes the tensor that it writes to"),
 ]
 
 Formats = dict[int, list[str]]

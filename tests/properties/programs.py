@@ -40,7 +40,7 @@ TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 2e-4, tor
 REFUSED = {
     "backward through the graph a second time": "gradients of sparse tensors keep more, which backward() frees",
     "or on a tensor that has views, while gradients are tracked": "t_ and its like with gradients",
-    "whose elements share memory has no gradient": "writes to expanded views with gradients",
+    "whose elements share memory is not differentiable": "writes to expanded views with gradients",
     "or that requires a gradient of its own, is used after": "a leaf that is a view of what was written to",
     "was reshaped in place (squeeze_, t_ ...) after the view": "a write with gradients to a view of what t_ changed",
     "would make a sparse tensor dense": "a tensor without dimensions has no sparse format",

@@ -236,7 +236,7 @@ def test_temporary_files_avoid_an_open_directory(tmp_path: Path, monkeypatch: py
         assert Path(place).parent == own / "scorch"
     assert list(own.glob("scorch/*")) == []
     own.chmod(0o777)
-    with pytest.raises(NotPrivateError, match="no place for private files"):
+    with pytest.raises(NotPrivateError, match="no directory for private files"):
         private_files.make_temporary()
 
 

@@ -43,7 +43,7 @@ COO_ERRORS = [
     (
         ([[0, 1, 0, 1], [0, 4, 2, 7]], [1.0] * 4, (2, 5)),
         IndexRangeError,
-        "indices[1] has 7 at entry 3, but dimension 1 has size 5: coordinates go from 0 to 4",
+        "indices[1] has 7 at entry 3, but dimension 1 has size 5: coordinates must be from 0 to 4",
     ),
     (
         ([[0, -1]], [1.0, 2.0], (3,)),
@@ -51,32 +51,40 @@ COO_ERRORS = [
         "indices[0] has -1 at entry 1, but dimension 0 has size 3",
     ),
     (([[0]], [1.0], (0,)), IndexRangeError, "dimension 0 has size 0: it has no coordinates"),
-    (([[0.5]], [1.0], (2,)), DtypeError, "indices has dtype float32; coordinates are whole numbers"),
-    (([[True]], [1.0], (2,)), DtypeError, "indices has dtype bool"),
-    (([[math.nan]], [1.0], (2,)), DtypeError, "indices has dtype float32"),
+    (([[0.5]], [1.0], (2,)), DtypeError, "indices must be int64 or int32, but got float32"),
+    (([[True]], [1.0], (2,)), DtypeError, "indices must be int64 or int32, but got bool"),
+    (([[math.nan]], [1.0], (2,)), DtypeError, "indices must be int64 or int32, but got float32"),
     (
         ([0, 1], [1.0, 2.0], (2,)),
         ShapeError,
         "indices has shape (2,); it must have one row for each dimension",
     ),
-    ((INDICES, [1.0], (2, 3)), ShapeError, "indices has 3 entries, but values has 1: give one value"),
-    ((INDICES, 1.0, (2, 3)), ShapeError, "but values is a scalar: give one value for each entry"),
+    ((INDICES, [1.0], (2, 3)), ShapeError, "indices has 3 entries, but values has 1: pass one value"),
+    ((INDICES, 1.0, (2, 3)), ShapeError, "but values is a scalar: pass one value for each entry"),
     ((INDICES, VALUES, (2, 3, 4)), ShapeError, "size (2, 3, 4) has 3 dimensions, but indices has 2 rows"),
     (
         (INDICES, torch.ones(3, 2), (2, 3, 4)),
         ShapeError,
         "each value has shape (2,), but size (2, 3, 4) ends",
     ),
-    ((INDICES, VALUES, (2, math.nan)), ShapeError, "size[1] is nan; sizes must be non-negative integers"),
-    ((INDICES, VALUES, (2, 3.0)), ShapeError, "size[1] is 3.0; sizes must be non-negative integers"),
-    ((INDICES, VALUES, (-2, 3)), ShapeError, "size[0] is -2; sizes must be non-negative integers"),
-    ((INDICES, VALUES, (True, 3)), ShapeError, "size[0] is True"),
+    ((INDICES, VALUES, (2, math.nan)), ShapeError, "size[1] must be a non-negative integer, but got nan"),
+    ((INDICES, VALUES, (2, 3.0)), ShapeError, "size[1] must be a non-negative integer, but got 3.0"),
+    ((INDICES, VALUES, (-2, 3)), ShapeError, "size[0] must be a non-negative integer, but got -2"),
+    ((INDICES, VALUES, (True, 3)), ShapeError, "size[0] must be a non-negative integer, but got True"),
     ((INDICES, VALUES, (2, 2**64)), ShapeError, f"size[1] is {2**64}; the largest size is 2**63 - 1"),
-    ((INDICES, VALUES, (2**40, 2**40)), ShapeError, "more places than torch can number"),
-    ((INDICES, VALUES, 6), ShapeError, "size lists the size of each dimension, such as (3, 4), not 6"),
+    ((INDICES, VALUES, (2**40, 2**40)), ShapeError, "has too many elements"),
+    (
+        (INDICES, VALUES, 6),
+        ShapeError,
+        "size must list the size of each dimension, such as (3, 4), but got 6",
+    ),
     ((INDICES, ["a"] * 3, (2, 3)), OperandError, "values is not an array of numbers"),
     (([[0, 1], [2]], VALUES, (2, 3)), OperandError, "indices is not an array of numbers"),
-    (([torch.zeros(2), [0, 1]], VALUES, (2, 3)), DtypeError, "indices[0] has dtype float32"),
+    (
+        ([torch.zeros(2), [0, 1]], VALUES, (2, 3)),
+        DtypeError,
+        "indices[0] must be int64 or int32, but got float32",
+    ),
     (
         ([torch.tensor([0, 1]), torch.tensor([0])], VALUES, (2, 3)),
         ShapeError,
@@ -84,7 +92,7 @@ COO_ERRORS = [
     ),
     ((torch.eye(2).to_sparse(), VALUES, (2, 3)), OperandError, "indices must be a dense tensor"),
     ((INDICES, torch.ones(3, device="meta"), (2, 3)), OperandError, "values is on device meta"),
-    ((INDICES, np.array([b"a"] * 3), (2, 3)), DtypeError, "which torch does not have"),
+    ((INDICES, np.array([b"a"] * 3), (2, 3)), DtypeError, "which PyTorch does not support"),
     ((INDICES, torch.ones(3).to(torch.float8_e4m3fn), (2, 3)), DtypeError, "float8_e4m3fn is not supported"),
 ]
 
@@ -96,11 +104,15 @@ def test_wrong_coordinates(args, error, message):
 
 CSR_ERRORS = [
     (([0, 1], [0], [1.0], (2, 3)), ShapeError, "crow_indices has 2 entries, but 2 rows need 3"),
-    (([1, 1, 1], [0], [1.0], (2, 3)), IndexRangeError, "crow_indices begins with 1; the first pointer is 0"),
+    (
+        ([1, 1, 1], [0], [1.0], (2, 3)),
+        IndexRangeError,
+        "crow_indices begins with 1; the first pointer must be 0",
+    ),
     (
         ([0, 2, 1], [0], [1.0], (2, 3)),
         IndexRangeError,
-        "crow_indices falls from 2 at entry 1 to 1 at entry 2; pointers never go down",
+        "crow_indices falls from 2 at entry 1 to 1 at entry 2; pointers must not decrease",
     ),
     (
         ([0, 1, 4], [0, 1], [1.0, 2.0], (2, 3)),
@@ -110,18 +122,18 @@ CSR_ERRORS = [
     (
         ([0, 1, 2], [0, 3], [1.0, 2.0], (2, 3)),
         IndexRangeError,
-        "col_indices has 3 at entry 1, but dimension 1 has size 3: coordinates go from 0 to 2",
+        "col_indices has 3 at entry 1, but dimension 1 has size 3: coordinates must be from 0 to 2",
     ),
     (([0, 1, 2], [0, -3], [1.0, 2.0], (2, 3)), IndexRangeError, "col_indices has -3 at entry 1"),
-    (([0.0, 1.0], [0], [1.0], (1, 3)), DtypeError, "crow_indices has dtype float32"),
-    (([0, 1], [0.5], [1.0], (1, 3)), DtypeError, "col_indices has dtype float32"),
+    (([0.0, 1.0], [0], [1.0], (1, 3)), DtypeError, "crow_indices must be int64 or int32, but got float32"),
+    (([0, 1], [0.5], [1.0], (1, 3)), DtypeError, "col_indices must be int64 or int32, but got float32"),
     (([0, 1], [0], [1.0, 2.0], (1, 3)), ShapeError, "values has shape (2,), but col_indices has shape (1,)"),
     (
         ([0, 1], [0], [1.0], (1, 3, 2)),
         ShapeError,
-        "size (1, 3, 2) has 3 dimensions, but the arrays are those",
+        "size (1, 3, 2) has 3 dimensions, but the arrays describe",
     ),
-    ((0, [0], [1.0], (1, 3)), ShapeError, "crow_indices is a scalar"),
+    ((0, [0], [1.0], (1, 3)), ShapeError, "crow_indices must list where each row or column begins"),
     (([0, 1], [[0]], [[1.0]], (1, 3)), ShapeError, "all dimensions but the last are batches and must agree"),
     (([[0, 1]], [[0]], [[1.0]], (2, 1, 3)), ShapeError, "begins with (2,), but the arrays have batches (1,)"),
     (
@@ -131,7 +143,7 @@ CSR_ERRORS = [
     ),
     (([0, 1], [0], [[1.0, 2.0]], (1, 3, 3)), ShapeError, "each value has dense dimensions (2,), but size"),
     (([], [], [], None), ShapeError, "crow_indices has 0 entries, but 0 rows need 1"),
-    (([0, 1], [0], [1.0], (1, math.nan)), ShapeError, "size[1] is nan"),
+    (([0, 1], [0], [1.0], (1, math.nan)), ShapeError, "size[1] must be a non-negative integer, but got nan"),
 ]
 
 
@@ -143,13 +155,17 @@ def test_wrong_pointers(args, error, message):
 BLOCK = torch.ones(1, 2, 3)
 BSR_ERRORS = [
     (([0, 1], [0], [1.0], (2, 3)), ShapeError, "in bsr each value is a block"),
-    (([0, 1], [0], BLOCK, (3, 3)), ShapeError, "dimension 0 has size 3, which blocks of 2 do not divide"),
+    (
+        ([0, 1], [0], BLOCK, (3, 3)),
+        ShapeError,
+        "dimension 0 has size 3, which is not divisible by the block size 2",
+    ),
     (
         ([0, 1], [2], BLOCK, (2, 6)),
         IndexRangeError,
         "col_indices has 2 at entry 0, but dimension 1 has 2 blocks of 3",
     ),
-    (([0, 1], [0], torch.ones(1, 0, 3), (0, 3)), ShapeError, "blocks of shape (0, 3); sizes start at 1"),
+    (([0, 1], [0], torch.ones(1, 0, 3), (0, 3)), ShapeError, "blocks with positive sizes, but got (0, 3)"),
     (([0, 1], [0], BLOCK, (4, 3)), ShapeError, "crow_indices has 2 entries, but 2 blocks of rows need 3"),
 ]
 
@@ -173,10 +189,10 @@ def test_the_arrays_of_columns_have_their_own_names():
 
 
 def test_wrong_layouts_and_formats():
-    refused(FormatError, "layout None is not compressed", sparse_compressed_tensor, [0, 1], [0], [1.0])
+    refused(FormatError, "None is not a compressed layout", sparse_compressed_tensor, [0, 1], [0], [1.0])
     refused(
         FormatError,
-        "layout torch.sparse_coo is not compressed",
+        "torch.sparse_coo is not a compressed layout",
         *(sparse_compressed_tensor, [0, 1], [0], [1.0]),
         layout=torch.sparse_coo,
     )
@@ -189,7 +205,7 @@ def test_wrong_layouts_and_formats():
         (2, 3),
         format="crs",
     )
-    refused(FormatError, "stores tensors of 3 dimensions", from_torch, torch.eye(2), "dds")
+    refused(FormatError, "stores 3-D tensors", from_torch, torch.eye(2), "dds")
 
 
 @pytest.mark.parametrize(
@@ -206,8 +222,8 @@ def test_wrong_layouts_and_formats():
 def test_options_of_constructors(call):
     made = call(requires_grad=True)
     assert made.requires_grad and made.is_leaf
-    refused(UnsupportedError, "leave it out", call, pin_memory=True)
-    refused(OperandError, "is on device meta, but Scorch computes on the cpu", call, device="meta")
+    refused(UnsupportedError, "is not supported here", call, pin_memory=True)
+    refused(OperandError, "is on device meta, but Scorch supports only the cpu", call, device="meta")
     assert call(device="cpu", requires_grad=False, pin_memory=False).nnz > 0
 
 
@@ -215,7 +231,7 @@ def test_wrong_edges():
     edges = torch.tensor([[0, 1], [1, 0]])
     refused(
         ShapeError,
-        "edge_index has shape (3, 1); it must be (2, number of edges)",
+        "edge_index must have shape (2, number of edges), but got (3, 1)",
         from_edge_index,
         [[0], [1], [2]],
     )
@@ -230,8 +246,10 @@ def test_wrong_edges():
         size=1,
     )
     refused(IndexRangeError, "edge_index[0] has -1 at entry 0", from_edge_index, [[-1], [2]])
-    refused(DtypeError, "edge_index has dtype float32", from_edge_index, [[0.0], [1.0]])
-    refused(ShapeError, "size[0] is -3", from_edge_index, edges, size=(-3, 2))
+    refused(DtypeError, "edge_index must be int64 or int32, but got float32", from_edge_index, [[0.0], [1.0]])
+    refused(
+        ShapeError, "size[0] must be a non-negative integer, but got -3", from_edge_index, edges, size=(-3, 2)
+    )
 
 
 def test_unknown_options_are_refused_by_the_name_of_the_function() -> None:

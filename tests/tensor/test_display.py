@@ -80,7 +80,7 @@ def test_blocks_name_their_places():
 def test_a_tree_shows_itself_in_the_console():
     drawn = scorch.draw(scorch.from_torch(DENSE, "csr"))
     assert repr(drawn) == str(drawn) and isinstance(drawn, str)
-    with pytest.raises(OperandError, match="draw takes a sparse tensor, not a Tensor"):
+    with pytest.raises(OperandError, match="draw expected a sparse tensor, but got a Tensor"):
         scorch.draw(DENSE)
 
 
@@ -180,7 +180,7 @@ def test_spy():
     scorch.spy(scorch.from_torch(torch.zeros(0, 3)))
     scorch.spy(scorch.from_torch(torch.ones(100, 2)))
     plt.close("all")
-    with pytest.raises(OperandError, match="spy takes a sparse tensor"):
+    with pytest.raises(OperandError, match="spy expected a sparse tensor"):
         scorch.spy(DENSE)
 
 

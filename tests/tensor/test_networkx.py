@@ -58,7 +58,7 @@ def test_edge_index_goes_there_and_back(data):
 
 
 def test_vectors_have_no_edges():
-    with pytest.raises(ShapeError, match=r"a matrix has rows and columns, but this tensor has shape \(3,\)"):
+    with pytest.raises(ShapeError, match=r"expected a matrix, but got a tensor of shape \(3,\)"):
         scorch.from_torch(torch.ones(3)).coo()
 
 
@@ -155,13 +155,13 @@ def test_empty_graphs(networkx):
 
 
 def test_what_is_no_graph(networkx):
-    with pytest.raises(OperandError, match="takes a graph of networkx, not a Tensor"):
+    with pytest.raises(OperandError, match="expected a networkx graph, but got a Tensor"):
         scorch.from_networkx(torch.eye(3))
-    with pytest.raises(OperandError, match="names 7, which is no node"):
+    with pytest.raises(OperandError, match="contains 7, which is not a node"):
         scorch.from_networkx(networkx.path_graph(3), nodes=[0, 7])
-    with pytest.raises(OperandError, match="names a node twice"):
+    with pytest.raises(OperandError, match="contains a node twice"):
         scorch.from_networkx(networkx.path_graph(3), nodes=[0, 0])
-    with pytest.raises(ShapeError, match=r"square matrix, but this tensor has shape \(2, 3\)"):
+    with pytest.raises(ShapeError, match=r"square matrix, but got shape \(2, 3\)"):
         scorch.from_torch(DENSE).to_networkx()
 
 

@@ -142,11 +142,11 @@ def rewritten(path, change_facts=None, change_arrays=None) -> None:
     [
         (lambda a: a["S.crd1"][0].fill_(9), IndexRangeError, "crd1 has 9 at entry 0"),
         (lambda a: a["S.crd1"][0].fill_(-5), IndexRangeError, "crd1 has -5 at entry 0"),
-        (lambda a: a["S.pos1"][1].fill_(10**6), IndexRangeError, "pointers never go down"),
-        (lambda a: a["S.pos1"][-1].add_(1), IndexRangeError, "the last pointer is their number"),
+        (lambda a: a["S.pos1"][1].fill_(10**6), IndexRangeError, "pointers must not decrease"),
+        (lambda a: a["S.pos1"][-1].add_(1), IndexRangeError, "the last pointer must be their number"),
         (lambda a: a.update({"S.pos1": a["S.pos1"][:-1].clone()}), ShapeError, "pos1 has 6 entries"),
-        (lambda a: a.update({"S.pos1": a["S.pos1"].double()}), ScorchError, "whole numbers"),
-        (lambda a: a.update({"S.values": a["S.values"][1:].clone()}), FileError, "values, but the levels"),
+        (lambda a: a.update({"S.pos1": a["S.pos1"].double()}), ScorchError, "must be int64 or int32"),
+        (lambda a: a.update({"S.values": a["S.values"][1:].clone()}), FileError, "values, but its levels"),
         (lambda a: a.update({"S.values": a["S.values"].double()}), FileError, "but it says"),
         (lambda a: a.pop("S.crd1"), FileError, "KeyError"),
     ],
@@ -192,5 +192,5 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, cut):
     scorch.save(path, scorch.rand(100, 100, density=0.1, format="csr"))
     contents = path.read_bytes()
     path.write_bytes(contents[: int(cut * len(contents)) if isinstance(cut, float) else cut])
-    with pytest.raises(FileError, match=r"no whole \.safetensors file"):
+    with pytest.raises(FileError, match=r"not a complete \.safetensors file"):
         scorch.load(path)

@@ -189,7 +189,7 @@ def test_functions_that_collate_find_samples():
 
     found = [sample for batch in batches(data, batch_size=3, collate_fn=collate) for sample in batch]
     assert alike([row for row, _ in found], list(DENSE)) and [label for _, label in found] == LABELS.tolist()
-    with pytest.raises(IndexError, match="a batch of 2 samples has none at 2"):
+    with pytest.raises(IndexError, match="index 2 is out of range for a batch of 2 samples"):
         data.__getitems__([3, 4])[2]
 
 
@@ -216,13 +216,13 @@ def test_what_a_dataset_is_made_of():
     (found, *_) = batches(data, batch_size=11)
     assert alike(plain(found), [DENSE, DENSE, LABELS, cube])
     assert data.tensors[0].format == data.tensors[1].format == Format("csr")
-    with pytest.raises(ShapeError, match=r"as many rows each, not shapes \(11, 7\), \(10,\)"):
+    with pytest.raises(ShapeError, match=r"the same number of rows, but got shapes \(11, 7\), \(10,\)"):
         SparseDataset(scorch.from_torch(DENSE, "csr"), LABELS[1:])
-    with pytest.raises(ShapeError, match="as many rows"):
+    with pytest.raises(ShapeError, match="the same number of rows"):
         SparseDataset(torch.tensor(1.0))
     with pytest.raises(OperandError, match="needs a tensor"):
         SparseDataset()
-    with pytest.raises(OperandError, match="not a list"):
+    with pytest.raises(OperandError, match="but got a list"):
         SparseDataset([1, 2])
 
 

@@ -70,9 +70,12 @@ def test_facts_of_a_sparse_tensor(S):
 
 
 def test_arrays_of_another_format_are_refused(S):
-    with pytest.raises(FormatError, match=r"indices\(\) is for coo, this is csr; use \.to_format\('coo'\)"):
+    with pytest.raises(
+        FormatError,
+        match=r"indices\(\) is only available for coo tensors, but got csr; use \.to_format\('coo'\)",
+    ):
         S.indices()
-    with pytest.raises(FormatError, match=r"ccol_indices\(\) is for csc, this is csr"):
+    with pytest.raises(FormatError, match=r"ccol_indices\(\) is only available for csc tensors, but got csr"):
         S.ccol_indices()
 
 
@@ -191,7 +194,7 @@ def test_to_dense_under_torchs_names(S):
 def test_other_dtypes_and_devices_are_refused(S):
     with pytest.raises(DtypeError, match="float8_e5m2 is not supported"):
         S.to(torch.float8_e5m2)
-    with pytest.raises(DeviceError, match="device meta, but Scorch computes on the cpu"):
+    with pytest.raises(DeviceError, match="device meta, because Scorch supports only the cpu"):
         S.to("meta")
 
 
@@ -261,23 +264,23 @@ def test_share_memory(S):
         (lambda S: S.numpy(), OperandError, r"use \.to_scipy\(\), or \.to_dense\(\)\.numpy\(\)"),
         (lambda S: np.asarray(S), OperandError, r"use \.to_scipy\(\)"),
         (lambda S: S.data_ptr(), OperandError, r"\.values\(\)\.data_ptr\(\)"),
-        (lambda S: S.__dlpack__(), OperandError, r"hand over \.values\(\)"),
+        (lambda S: S.__dlpack__(), OperandError, r"pass \.values\(\)"),
         (lambda S: S.int().requires_grad_(), RuntimeError, "floating point"),
         (lambda S: setattr(S, "data", torch.ones(2, 3)), UnsupportedError, r"use S\.copy_\(other\)"),
         (lambda S: bool(S), RuntimeError, "ambiguous"),
-        (lambda S: S.set_(), UnsupportedError, "write with copy_"),
-        (lambda S: S.set_(DENSE), UnsupportedError, "write with copy_"),
-        (lambda S: S.set_(DENSE.untyped_storage()), UnsupportedError, "write with copy_"),
-        (lambda S: DENSE.clone().set_(S), UnsupportedError, "write with copy_"),
-        (lambda S: S.resize_(2, 2), UnsupportedError, r"\(2, 2\) in place; take a slice"),
-        (lambda S: S.resize_((2, 2)), UnsupportedError, r"\(2, 2\) in place; take a slice"),
-        (lambda S: S.resize_as_(torch.zeros(1)), UnsupportedError, r"\(1,\) in place; take a slice"),
+        (lambda S: S.set_(), UnsupportedError, "use copy_"),
+        (lambda S: S.set_(DENSE), UnsupportedError, "use copy_"),
+        (lambda S: S.set_(DENSE.untyped_storage()), UnsupportedError, "use copy_"),
+        (lambda S: DENSE.clone().set_(S), UnsupportedError, "use copy_"),
+        (lambda S: S.resize_(2, 2), UnsupportedError, r"\(2, 2\) in place; use a slice"),
+        (lambda S: S.resize_((2, 2)), UnsupportedError, r"\(2, 2\) in place; use a slice"),
+        (lambda S: S.resize_as_(torch.zeros(1)), UnsupportedError, r"\(1,\) in place; use a slice"),
         (lambda S: S.sparse_resize_((9, 9), 2, 0), UnsupportedError, r"scorch\.sparse_coo_tensor"),
         (lambda S: S.storage(), UnsupportedError, r"\.values\(\)\.untyped_storage\(\)"),
         (lambda S: S.untyped_storage(), OperandError, r"\.values\(\)\.untyped_storage\(\)"),
-        (lambda S: scorch.to_dlpack(S), OperandError, r"hand over \.values\(\)"),
-        (lambda S: torch.from_dlpack(S), OperandError, r"hand over \.values\(\)"),
-        (lambda S: np.from_dlpack(S), OperandError, r"hand over \.values\(\)"),
+        (lambda S: scorch.to_dlpack(S), OperandError, r"pass \.values\(\)"),
+        (lambda S: torch.from_dlpack(S), OperandError, r"pass \.values\(\)"),
+        (lambda S: np.from_dlpack(S), OperandError, r"pass \.values\(\)"),
     ],
 )
 def test_what_is_refused_says_what_to_do(S, call, error, cure):

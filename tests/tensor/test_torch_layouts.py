@@ -176,7 +176,7 @@ def test_values_are_plain():
 
 
 def test_other_devices_are_refused():
-    with pytest.raises(OperandError, match=r"device meta, but Scorch computes on the cpu.*; use \.cpu\(\)"):
+    with pytest.raises(OperandError, match=r"device meta, but Scorch supports only the cpu.*; use \.cpu\(\)"):
         from_torch(torch.ones(2, device="meta"))
 
 
@@ -193,7 +193,7 @@ def test_other_layouts_are_refused():
 
 
 def test_other_objects_are_refused():
-    with pytest.raises(OperandError, match=r"takes a torch\.Tensor, not a list; .*scorch\.tensor"):
+    with pytest.raises(OperandError, match=r"expected a torch\.Tensor, but got a list; .*scorch\.tensor"):
         from_torch([[1.0]])
 
 

@@ -102,18 +102,20 @@ def test_values_are_shared():
 
 def test_arrays_of_another_format_are_refused():
     S = scorch.from_torch(DENSE, "csr")
-    with pytest.raises(FormatError, match=r"indices\(\) is for coo, this is csr"):
+    with pytest.raises(FormatError, match=r"indices\(\) is only available for coo tensors, but got csr"):
         S.indices()
-    with pytest.raises(FormatError, match=r"ccol_indices\(\) is for csc, this is csr"):
+    with pytest.raises(FormatError, match=r"ccol_indices\(\) is only available for csc tensors, but got csr"):
         S.ccol_indices()
-    with pytest.raises(FormatError, match=r"crow_indices\(\) is for csr, this is dcsr"):
+    with pytest.raises(
+        FormatError, match=r"crow_indices\(\) is only available for csr tensors, but got dcsr"
+    ):
         S.to_format("dcsr").crow_indices()
 
 
 def test_arrays_of_uneven_batches_are_refused_in_torchs_shape():
     uneven = torch.stack([DENSE, torch.eye(2, 4)])
     S = scorch.from_torch(uneven, "csr")
-    with pytest.raises(FormatError, match=r"crow_indices\(\) is for batches of matrices with equal numbers"):
+    with pytest.raises(FormatError, match=r"crow_indices\(\) is only available for batches of matrices"):
         S.crow_indices()
     assert S.values().tolist() == [1.5, 4.0, 2.0, 3.0, 1.0, 1.0]
 
@@ -160,13 +162,13 @@ def test_conversions_of_batches():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda S: S.to_sparse(3), ShapeError, "from 1 to 2 sparse ones, not 3"),
-        (lambda S: S.to_sparse(0), ShapeError, "not 0"),
-        (lambda S: S.to_sparse(layout=torch.strided), FormatError, "strided is no sparse layout"),
-        (lambda S: S.to_sparse(1, layout=torch.sparse_csr), ArgumentError, "not both"),
-        (lambda S: S.to_sparse(blocksize=(2, 2)), ArgumentError, "blocksize= is for"),
+        (lambda S: S.to_sparse(3), ShapeError, "between 1 and 2, the number of dimensions, but got 3"),
+        (lambda S: S.to_sparse(0), ShapeError, "but got 0"),
+        (lambda S: S.to_sparse(layout=torch.strided), FormatError, "strided is not a sparse layout"),
+        (lambda S: S.to_sparse(1, layout=torch.sparse_csr), ArgumentError, "but got both"),
+        (lambda S: S.to_sparse(blocksize=(2, 2)), ArgumentError, "blocksize= is only supported for"),
         (lambda S: S.to_sparse(layout=torch.sparse_bsr), ArgumentError, "bsr needs blocksize="),
-        (lambda S: S.to_sparse_bsr((2, 0)), ArgumentError, r"not \(2, 0\)"),
+        (lambda S: S.to_sparse_bsr((2, 0)), ArgumentError, r"but got \(2, 0\)"),
         (lambda S: S.to_sparse_bsr((2,)), ArgumentError, "rows and columns of a block"),
         (lambda S: S.to_sparse_csr(dense_dim=1), ShapeError, "two sparse dimensions"),
     ],
@@ -219,11 +221,11 @@ def test_sparse_mask_of_nothing():
 
 def test_wrong_masks_are_refused():
     S = scorch.from_torch(DENSE)
-    with pytest.raises(ShapeError, match=r"this is \(2, 4\) and the mask \(4, 2\)"):
+    with pytest.raises(ShapeError, match=r"expected a mask of shape \(2, 4\), but got \(4, 2\)"):
         S.sparse_mask(torch.ones(4, 2).to_sparse())
-    with pytest.raises(OperandError, match=r"is dense; use mask\.to_sparse\(\)"):
+    with pytest.raises(OperandError, match=r"but got a dense one; use mask\.to_sparse\(\)"):
         S.sparse_mask(MASK)
-    with pytest.raises(OperandError, match="not a list"):
+    with pytest.raises(OperandError, match="but got a list"):
         S.sparse_mask([1])
 
 
@@ -269,13 +271,13 @@ def test_setdiag_is_that_of_scipy(S, k, values):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda S: S.setdiag(1.0, k=4), ArgumentError, "has diagonals -1 to 3"),
-        (lambda S: S.setdiag(1.0, k=-2), ArgumentError, "k is -2"),
-        (lambda S: S.setdiag(1.0, k=0.5), OperandError, "numbers a diagonal"),
-        (lambda S: S.setdiag([[1.0]]), ShapeError, r"values has shape \(1, 1\)"),
-        (lambda S: S.int().setdiag(0.5), DtypeError, "cannot hold"),
+        (lambda S: S.setdiag(1.0, k=4), ArgumentError, "between -1 and 3"),
+        (lambda S: S.setdiag(1.0, k=-2), ArgumentError, "but got -2"),
+        (lambda S: S.setdiag(1.0, k=0.5), OperandError, "must be an integer"),
+        (lambda S: S.setdiag([[1.0]]), ShapeError, r"but got shape \(1, 1\)"),
+        (lambda S: S.int().setdiag(0.5), DtypeError, "cannot be cast"),
         (lambda S: S.setdiag("x"), OperandError, "not an array of numbers"),
-        (lambda S: scorch.from_torch(BATCH).setdiag(1.0), ShapeError, "setdiag is for matrices"),
+        (lambda S: scorch.from_torch(BATCH).setdiag(1.0), ShapeError, "setdiag expected a matrix"),
     ],
 )
 def test_wrong_diagonals_say_what_is_wrong(call, error, message):

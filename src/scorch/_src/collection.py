@@ -1,7 +1,7 @@
 """Import many modules without searching for cycles in between.
 
 Python searches all objects for unreachable cycles after so many allocations. An import makes objects that
-stay, beside the hundreds of thousands of torch, so it finds none, and takes a quarter of the time.
+stay, next to the hundreds of thousands of torch, so it finds none, and takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause the search inside of this context; what was made there counts as old afterwards."""
+    """Pause the search inside this context; what was made there counts as old afterwards."""
     if not gc.isenabled():
         yield
         return

@@ -70,8 +70,8 @@ def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
     array: torch.Tensor = tensor if storage is None else storage.values
     if is_legacy_batchedtensor(array):
         raise UnsupportedError(
-            "forward derivatives of a batch, as torch.autograd.functional.jacobian asks for with "
-            "vectorize=True; use torch.func.jacfwd, or strategy='reverse-mode'"
+            "batched forward derivatives, as torch.autograd.functional.jacobian requests with "
+            "vectorize=True, are not supported; use torch.func.jacfwd, or strategy='reverse-mode'"
         )
     tangent: torch.Tensor | None = forward_ad.unpack_dual(array).tangent
     return tangent
@@ -80,7 +80,7 @@ def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def has_tangents(*values: Any) -> bool:
     """Whether tensors among ``values`` carry tangents of forward mode.
 
-    Inside of an operator torch has handled them already, and ``torch.func`` has levels of its own.
+    Inside an operator torch has handled them already, and ``torch.func`` has levels of its own.
     """
     if forward_ad._current_level < 0 or peek_interpreter_stack() is not None:
         return False
@@ -91,7 +91,7 @@ def has_tangents(*values: Any) -> bool:
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:
-    """Compute index arrays inside of this context: nothing is tracked, even inside of ``torch.func``.
+    """Compute index arrays inside this context: nothing is tracked, even inside ``torch.func``.
 
     ``torch.func`` would track index arrays too, and patterns outlive it.
     """

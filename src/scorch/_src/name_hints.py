@@ -17,7 +17,7 @@ def _to_format(name: str) -> str:
 
 
 _AS_DENSE = "S.to_dense(), or S.to_dense().numpy() for an array"
-_ESTIMATOR = "a sparse tensor is data, not an estimator: scikit-learn takes S.to_scipy()"
+_ESTIMATOR = "a sparse tensor is data, not an estimator: pass S.to_scipy() to scikit-learn"
 _TORCH_SPARSE = "scorch.compat.torch_sparse.SparseTensor.from_scorch(S), which has torch_sparse's methods"
 _VALUES = "S.values() to read them, or scorch.sparse_csr_tensor(*S.csr()[:2], new_values, S.shape)"
 
@@ -38,7 +38,7 @@ TENSOR_HINTS: dict[str, str] = {
     "row": "use S.to_format('coo').indices()[0]",
     "col": "use S.to_format('coo').indices()[1]",
     "coords": "use S.to_format('coo').indices()",
-    "sum_duplicates": "repeated entries are summed when a tensor is made",
+    "sum_duplicates": "repeated entries are summed when a tensor is created",
     "sort_indices": "entries are always sorted",
     "power": "use S ** n",
     # constructors that are called on a tensor

@@ -105,8 +105,8 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
 def _is_shared(name: str, value: object) -> bool:
     """Whether a name of torch is copied; the others are looked up on first use.
 
-    Of the names between underscores only modules (``__config__``) are. ``torch.classes`` and its like answer
-    to every name they are asked for, which confuses tools that look through the names of a module.
+    Of the names between underscores only modules (``__config__``) are. ``torch.classes`` and similar modules
+    answer to every name, which confuses tools that look through the names of a module.
     """
     if issubclass(type(value), types.ModuleType):  # isinstance would ask the value, which may warn
         return type(value) is types.ModuleType
@@ -114,7 +114,7 @@ def _is_shared(name: str, value: object) -> bool:
 
 
 def _is_empty_ops_namespace(other: types.ModuleType, name: str) -> bool:
-    """Whether ``torch.ops``, which has a namespace for any name it is asked for, has no operators there."""
+    """Whether ``torch.ops``, which has a namespace for any name, has no operators there."""
     if other.__name__ != "torch.ops" or name in vars(other) or hasattr(type(other), name):
         return False
     return not any(operator.startswith(f"{name}::") for operator in all_operator_names())

@@ -1,4 +1,4 @@
-"""Import every module that registers functions of torch, in the order of the layers."""
+"""Import every module that registers PyTorch functions, in the order of the layers."""
 
 # ruff: noqa: F401
 

@@ -208,7 +208,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Operators: functions of torch arrive under these names after torch has taken them apart.
+# Operators: PyTorch functions arrive under these names after torch has taken them apart.
 OPERATORS = (
     *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_embedding_bag", "_embedding_bag_forward_only"),
     *("_conj", "_pin_memory", "_prelu_kernel", "_reshape_alias", "_sparse_addmm", "_sparse_log_softmax"),
@@ -234,7 +234,7 @@ def __getattr__(name: str) -> Any:
 
 
 def all_places() -> list[tuple[str, ...]]:
-    """List all places of every private name that is looked up here."""
+    """List all modules and attributes where a private name is looked up here."""
     return [*_places.values(), *LAZY.values()]
 
 

@@ -119,5 +119,5 @@ def test_kernels_for_the_host_read_no_other_memory() -> None:
     elsewhere = torch.device("cuda", 0)
     with scorch.settings(backend="cpu"):
         assert base.backend_for(torch.device("cpu")).name == base.backend_for().name == "cpu"
-        with pytest.raises(DeviceError, match=r"backend 'cpu' .* a tensor is on cuda:0; leave"):
+        with pytest.raises(DeviceError, match=r"backend='cpu'.* a tensor is on cuda:0; remove"):
             base.backend_for(elsewhere)

@@ -138,7 +138,7 @@ def test_what_cannot_be_solved():
         torch.linalg.solve(scorch.from_torch(matrix(4, 5), format="csr"), b)
     with pytest.raises(ShapeError, match=r"\(3,\), but the matrix has 4 rows"):
         torch.linalg.solve(S, b[:3])
-    with pytest.raises(ShapeError, match=r"left=False takes a matrix"):
+    with pytest.raises(ShapeError, match=r"left=False expected B to be a matrix"):
         torch.linalg.solve(S, b, left=False)
     with pytest.raises(CallError, match=r"same dtype.*float32"):
         torch.linalg.solve(S, b.float())
@@ -178,7 +178,7 @@ def test_numbers_that_are_not_finite():
     A[2, 3] = math.nan
     S = scorch.from_torch(A, format="csr")
     assert torch.det(S).isnan() and torch.slogdet(S).logabsdet.isnan()
-    with pytest.raises(LinAlgError, match="not finite"):
+    with pytest.raises(LinAlgError, match="non-finite"):
         torch.linalg.solve(S, A[:, 0])
 
 
@@ -256,11 +256,11 @@ def test_iterative_methods_say_what_is_wrong():
     with pytest.raises(LinAlgError, match="not positive definite"):
         scorch.linalg.cg(-S, b)
     for method in (scorch.linalg.cg, scorch.linalg.gmres):
-        with pytest.raises(ShapeError, match=r"gave \(25, 25\) for columns of shape \(25,\)"):
+        with pytest.raises(ShapeError, match=r"returned \(25, 25\) for columns of shape \(25,\)"):
             method(S, b, M=lambda x: x / b[:, None])
         with pytest.raises(ShapeError, match="gave NoneType for columns"):
             method(lambda x: None, b)
-    with pytest.raises(LinAlgError, match="not finite"):
+    with pytest.raises(LinAlgError, match="non-finite"):
         scorch.linalg.cg(S * math.nan, b)
     with pytest.raises(ConvergenceError):
         scorch.linalg.gmres(S * math.nan, b)
@@ -271,9 +271,9 @@ def test_iterative_methods_say_what_is_wrong():
         scorch.linalg.gmres(singular, torch.ones(2))
     with pytest.raises(ShapeError, match="square matrix"):
         scorch.linalg.cg(S[:5], b)
-    with pytest.raises(ShapeError, match="does not go with 3 rows"):
+    with pytest.raises(ShapeError, match="does not match 3 rows"):
         scorch.linalg.cg(S, b[:3])
-    with pytest.raises(ShapeError, match="x0 has shape"):
+    with pytest.raises(ShapeError, match="x0 must have the shape"):
         scorch.linalg.cg(S, b, x0=torch.ones(25, 2, dtype=torch.float64))
     with pytest.raises(DtypeError, match="int64"):
         scorch.linalg.cg(S, b.long())
@@ -332,7 +332,7 @@ def test_eigsh_says_what_is_wrong(no_scipy):
         scorch.linalg.eigsh(scorch.from_torch(regular(20), format="csr"))
     with pytest.raises(ArgumentError, match="LM, SM, LA, SA"):
         scorch.linalg.eigsh(L, which="BE")
-    with pytest.raises(ArgumentError, match="k is 0"):
+    with pytest.raises(ArgumentError, match="but got 0"):
         scorch.linalg.eigsh(L, 0)
     with pytest.raises(ArgumentError, match="sigma= needs SciPy"):
         scorch.linalg.eigsh(L, sigma=0)

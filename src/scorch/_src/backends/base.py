@@ -187,7 +187,7 @@ class Executable(ABC):
 
 
 class GroupExecutable(ABC):
-    """The kernel of a group of steps, which has several results whose places are all known."""
+    """The kernel of a group of steps, which has several results whose sparsity patterns are all known."""
 
     def __init__(self, fused: Fused) -> None:
         self.fused = fused
@@ -342,8 +342,8 @@ def backend_for(device: torch.device | None = None) -> Backend:
     backend = backend_named(chosen or (_DEFAULT if is_abstract or device is None else device.type))
     if chosen and backend.is_on_host and device is not None and not is_abstract and device != HOST:
         raise DeviceError(
-            f"the backend {chosen!r} of the settings reads memory of the CPU, but a tensor is on {device}; "
-            "leave settings(backend=...) out, or move the tensor with .cpu()"
+            f"settings(backend={chosen!r}) selects a CPU backend, but a tensor is on {device}; remove the "
+            "setting, or move the tensor with .cpu()"
         )
     return backend
 
@@ -352,5 +352,5 @@ def backend_named(name: str) -> Backend:
     """Return the backend that was registered as ``name``."""
     backend = _BACKENDS.get(name)
     if backend is None:
-        raise ArgumentError(f"unknown backend {name!r}; there are {', '.join(_BACKENDS)}")
+        raise ArgumentError(f"unknown backend {name!r}; choose from {', '.join(_BACKENDS)}")
     return backend

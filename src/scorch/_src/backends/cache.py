@@ -6,7 +6,7 @@ the machine code depends on, so entries are never updated. The manifest is writt
 appears by a rename, so another process sees a whole entry or none; a library that does not match its
 manifest counts as absent and is rebuilt. A directory that cannot be written costs speed, not results.
 
-Beside them lie *notes*, ``<key>.note``: results that can be recomputed, such as which compiler works or the
+Next to them lie *notes*, ``<key>.note``: results that can be recomputed, such as which compiler works or the
 finished plan of a step. Each begins with its own checksum.
 
 Libraries are code that runs as us, so a directory that others may write to, or could replace by another one,
@@ -79,8 +79,8 @@ def directory() -> Path:
         _warn_once(
             place,
             f"compiled kernels in {place} are not used, because they are code and {error}. This process "
-            f"keeps kernels in a private temporary directory and the next one compiles them again. Set "
-            f"SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
+            "caches kernels in a private temporary directory, and the next one compiles them again. Set "
+            "SCORCH_CACHE_DIR to a directory of your own that nobody else can write to or replace.",
         )
         return _spare_directory()
     except OSError:  # a write there raises a better error
@@ -96,7 +96,7 @@ def _chosen_directory() -> Path:
 
 
 def make_key(*parts: str) -> str:
-    """Hash the texts that determine a library (source, flags, compiler, processor)."""
+    """Hash the texts that determine a library (source, flags, compiler, CPU)."""
     digest = hashlib.sha256()
     for part in (LAYOUT, *parts):
         encoded = part.encode()
@@ -177,9 +177,9 @@ def warn_unusable(place: Path, error: OSError) -> None:
     """Warn, once for each directory, that kernels cannot be stored or run there."""
     _warn_once(
         place,
-        f"compiled kernels cannot be kept in {place} ({error.strerror or error}); this process keeps them in "
-        f"a temporary directory and the next one compiles them again. Set SCORCH_CACHE_DIR to a directory "
-        f"that can be written.",
+        f"compiled kernels cannot be cached in {place} ({error.strerror or error}); this process caches "
+        "them in a temporary directory, and the next one compiles them again. Set SCORCH_CACHE_DIR to a "
+        "writable directory.",
     )
 
 

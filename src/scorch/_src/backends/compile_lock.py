@@ -1,6 +1,6 @@
 """One process compiles a kernel, and the others that need it wait for its entry in the cache.
 
-A lock of the operating system on a file beside the entry says who compiles: it ends with the process, so
+A lock of the operating system on a file next to the entry says who compiles: it ends with the process, so
 that one that is killed holds nobody up. Whoever waits longer than a compiler may take compiles itself, as
 does everybody where files cannot be locked: the lock saves work, and results do not depend on it.
 """

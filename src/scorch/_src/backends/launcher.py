@@ -30,7 +30,7 @@ def _allocating() -> Iterator[None]:
     except DensityError:  # a refusal, though a RuntimeError
         raise
     except (RuntimeError, MemoryError) as error:
-        raise KernelError(f"no memory for the result: {error}") from error
+        raise KernelError(f"out of memory while allocating the result: {error}") from error
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -218,4 +218,4 @@ class Launcher(Executable):
 
     def _call(self, engine: Engine, function: str, slots: list[Any]) -> None:
         if engine.call(function, slots) != 0:
-            raise KernelError(f"memory ran out while computing {self.label}")
+            raise KernelError(f"out of memory while computing {self.label}")

@@ -57,7 +57,7 @@ def read_private(path: Path) -> bytes:
     with open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise NotPrivateError(f"{path} is not a plain file")
+            raise NotPrivateError(f"{path} is not a regular file")
         if HAS_OWNERS:
             reason = _intruder(status)
             if reason:
@@ -76,7 +76,7 @@ def make_temporary(prefix: str = "scorch-") -> Path:
             return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
         except OSError as error:
             reasons.append(str(error))
-    raise NotPrivateError(f"there is no place for private files: {'; '.join(reasons)}")
+    raise NotPrivateError(f"no directory for private files is available: {'; '.join(reasons)}")
 
 
 @contextlib.contextmanager
@@ -119,9 +119,9 @@ def _resolved(path: Path, is_shared_parent: bool) -> Path:
         if stat.S_ISLNK(status.st_mode):
             links += 1
             if links > MAX_LINKS:
-                raise NotPrivateError(f"there are more than {MAX_LINKS} links on the way to {here}")
+                raise NotPrivateError(f"more than {MAX_LINKS} symbolic links lead to {here}")
             if status.st_uid not in _trusted():
-                raise NotPrivateError(f"{here} is a link of {_user(status.st_uid)}")
+                raise NotPrivateError(f"{here} is a symbolic link owned by {_user(status.st_uid)}")
             target = Path(os.readlink(here))
             at = target.anchor or at
             left += reversed(target.parts[1:] if target.anchor else target.parts)

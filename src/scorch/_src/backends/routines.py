@@ -1,4 +1,4 @@
-"""Routines beside generated kernels, in torch's own operations: they run on any device.
+"""Routines that complement generated kernels, in PyTorch operators: they run on any device.
 
 A backend overrides those that it has faster code for (``backends.cpu.cpu_routines``).
 """
@@ -272,7 +272,7 @@ class Routines:
         return torch.cat([a + offset if offset else a for a, offset in zip(arrays, offsets, strict=True)])
 
     def concat_rows(self, matrices: Sequence[Matrix], rows: Sequence[int], entries: int) -> Matrix | None:
-        """Concatenate the ``rows`` of matrices; None where another way must be taken."""
+        """Concatenate the ``rows`` of matrices; None where the caller must use a fallback."""
         del rows, entries
         starts = [0]
         for _, crd, _ in matrices:
@@ -435,7 +435,7 @@ class Routines:
         /,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the gradients of queries, keys and values, for each head."""
-        raise NotImplementedError("there is no attention without blocks")
+        raise NotImplementedError("attention needs at least one block")
 
 
 # Sums of rows that may repeat, with the same bits at every call: on a device index_put sorts, where index_add

@@ -60,7 +60,7 @@ def begins_of_runs(ordered: Tensor) -> Tensor:
 
 
 def sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-    """Sort entries by the number of their place; return the order, and where places begin in it.
+    """Sort entries by position; return the order, and where each position begins in it.
 
     None where they are sorted and none repeats.
     """
@@ -75,7 +75,7 @@ def sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Ten
 
 
 def sorted_by_columns(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Do the same for more places than can be numbered."""
+    """Do the same for tensors with more elements than can be numbered."""
     if is_sorted(columns):
         return None
     order = torch.arange(columns[0].numel(), device=columns[0].device)

@@ -228,11 +228,11 @@ class DenseSubmodule:
 
 
 class DenseSubmodules:
-    """All submodules with at least two layers; inside of ``with`` their calls are observed.
+    """All submodules with at least two layers; inside ``with`` their calls are observed.
 
-    The first call inside of the compiled module runs as it is, to see whether a sparse tensor comes along; if
+    The first call inside the compiled module runs as it is, to see whether a sparse tensor comes along; if
     none does, the submodule is compiled, with the user's options, on its next call. Where ``torch.compile``
-    fails, say without a compiler, the submodule stays as it is and ``explain`` says why. Outside of the
+    fails, say without a compiler, the submodule stays as it is and ``explain`` says why. Outside the
     compiled module nothing changes.
     """
 

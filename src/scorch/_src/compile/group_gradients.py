@@ -6,7 +6,7 @@ one kernel:
 
     O[i,e] = sum(j, R[i,j] * V[j,e])        ->        dR[i,j] = sum(e, dO[i,e] * V[j,e])
 
-Elementwise results that they need are recomputed inside of that kernel; exponentials, sums and softmaxes are
+Elementwise results that they need are recomputed inside that kernel; exponentials, sums and softmaxes are
 saved by the forward pass. What is summed over rows, such as dV[j,e] = sum(i, R[i,j] * dO[i,e]), is a
 statement of its own, of tensors that the kernel outputs.
 """

@@ -39,8 +39,8 @@ class Source:
     def check(self) -> None:
         if self.version is not None and version_of(self.result) != self.version:
             raise InPlaceError(
-                f"a tensor of shape {tuple(self.result.shape)} was changed in place inside of scorch.compile "
-                "after it was used by a call that had not been computed yet; make a new tensor instead"
+                f"a tensor of shape {tuple(self.result.shape)} was changed in place inside scorch.compile "
+                "after it was used by a call that had not been computed yet; create a new tensor instead"
             )
 
 
@@ -91,7 +91,7 @@ class Value:
 
     @property
     def device(self) -> torch.device:
-        """The device of the operands; a number may be on the host, beside another on a device."""
+        """The device of the operands; a number may be on the host while others are on a device."""
         devices = [self.recorder.items[number].device for number in self.recipe.parents.values()]
         return next((device for device in devices if device != HOST), HOST)
 
@@ -159,9 +159,9 @@ class LazySparseTensor(LazyTensor):
 
 def _refuse(_: torch.Tensor) -> None:
     raise UnsupportedError(
-        "inside of scorch.compile a result that was not yet computed was given to something that is no "
-        "function of torch, such as an autograd.Function of your own, so its gradients are not known; "
-        "call .clone() on it first"
+        "inside scorch.compile, a result that had not been computed yet was passed to something other "
+        "than a PyTorch function, such as a custom autograd.Function, so its gradients are unknown; call "
+        ".clone() on it first"
     )
 
 

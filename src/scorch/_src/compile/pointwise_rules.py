@@ -1,4 +1,4 @@
-"""Rules of elementwise calls and of calls over stored entries, recorded inside of ``scorch.compile``.
+"""Rules of elementwise calls and of calls over stored entries, recorded inside ``scorch.compile``.
 
 A rule takes the arguments of a call and returns a ``Recipe``, or None for a call that must run eagerly: other
 dtypes, shapes that do not match (torch has a message for those), results that are no longer sparse.

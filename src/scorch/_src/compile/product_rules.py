@@ -1,4 +1,4 @@
-"""Rules of products, recorded inside of ``scorch.compile``; see ``pointwise_rules`` for what a rule is."""
+"""Rules of products, recorded inside ``scorch.compile``; see ``pointwise_rules`` for what a rule is."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def _record_product(
 
 
 def _hoist_sum(value: Expr) -> Expr:
-    """Rewrite ``sum(j, a) * b`` as ``sum(j, a * b)``: indices of sums are not used outside of them."""
+    """Rewrite ``sum(j, a) * b`` as ``sum(j, a * b)``: indices of sums are not used outside them."""
     match value:
         case Op("mul", (Reduce("sum", indices, body), other)) | Op(
             "mul", (other, Reduce("sum", indices, body))

@@ -1,9 +1,9 @@
-"""The memory a kernel needs beside its operands and its result, read off its loops.
+"""The memory a kernel needs in addition to its operands and its result, read off its loops.
 
 Nothing is listed by hand: every array that a kernel allocates is an ``Allocate`` in its loops, and every
 routine that allocates says how much (``loops.intrinsics``). The loops are walked in order with an upper bound
 for each variable. Lengths follow from the sizes; for counters that grow with the data, collectors and
-workspaces state beside their declaration how far (``limits``). A length that nothing bounds is an error.
+workspaces state next to their declaration how far (``limits``). A length that nothing bounds is an error.
 """
 
 from __future__ import annotations

@@ -201,16 +201,16 @@ class Plan:
     ``prefix``: how many outer loops run over the result's first levels in stored order.
     ``prefix_levels``: the levels they cover.
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
-    because a list sorts them all; else ``dense`` or ``list``. ``bitmap``: whether the places of a
+    because a list sorts them all; else ``dense`` or ``list``. ``bitmap``: whether the positions of a
     dense one are sorted by marking them in a bitmap.
     ``slots``: the tensors, each with a level (or ``VALUES``), whose entries bound those of the result, which
     then go straight to their place; () if there is no such bound.
-    ``noted``: the factor of a product whose places in a row are noted, for the other's to be looked up.
+    ``noted``: the factor of a product whose positions in a row are noted, for the other's to be looked up.
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
     ``pos`` says how work is spread over it; ``is_grid``: every turn of it has a thread of its own.
-    ``adds``: turns add to places of the result that they share, atomically; ``is_private``: chunks of turns
+    ``adds``: turns add to elements of the result that they share, atomically; ``is_private``: chunks of turns
     add to copies of the result, one for each, which are summed at the end.
     ``sums``: in how many parts an innermost sum is added; ``gathered``: in how many lanes (``nodes.For``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with

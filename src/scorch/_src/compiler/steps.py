@@ -4,8 +4,8 @@ A reduction inside an elementwise expression is computed first, into a tensor of
 
     D[i,j] = A[i,j] / sum(k, A[i,k])    ->    T1[i] = sum(k, A[i,k]);  D[i,j] = A[i,j] / T1[i]
 
-Kernels visit stored coordinates only. Where a zero that is not stored counts (max, min, prod), the
-reduction over what is stored is mended by the number of entries that took part:
+Kernels visit stored coordinates only. Where implicit zeros count (max, min, prod), the
+reduction over what is stored is corrected by the number of entries that took part:
 
     R[i] = max(j, A[i,j])    ->    V[i] = max over stored;  N[i] = how many;  R[i] = N < size ? max(V, 0) : V
 
@@ -73,7 +73,7 @@ def _over_stored(step: Step) -> tuple[Access, Access]:
 
 
 def correct_for_implicit_zeros(step: Step, total: int, element: Type) -> tuple[Step, Step, Step]:
-    """``step``, a max, min or prod over stored entries, with the zeros that are not stored added.
+    """``step``, a max, min or prod over stored entries, with the implicit zeros included.
 
     ``total`` is the number of coordinates reduced over. The three steps give V, N and the result.
     """

@@ -1,7 +1,7 @@
-"""What the processor at hand can do, as far as generated code depends on it.
+"""What this machine's CPU can do, as far as generated code depends on it.
 
-Widths are in bytes. ``SCORCH_TARGET`` names another instruction set than the machine's own: ``x86-64-v2``,
-``x86-64-v3``, ``x86-64-v4`` or ``aarch64``; the compiler is told the same (``backends.cpu.toolchain``).
+Widths are in bytes. ``SCORCH_TARGET`` names another instruction set than this machine's: ``x86-64-v2``,
+``x86-64-v3``, ``x86-64-v4`` or ``aarch64``; the compiler gets the same (``backends.cpu.toolchain``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Target:
 
     ``name`` is what compilers call the instruction set, "" for that of the machine itself; ``partial_sums``
     is how many sums take turns, so that one addition need not wait for the last; ``gather_bytes`` is the
-    widest register that is filled from places which another one lists, 0 if none is. ``is_grid``: as many
+    widest register that is filled from addresses which another one lists, 0 if none is. ``is_grid``: as many
     threads run a kernel as its outer loops have turns, with no memory or vector registers of their own.
     """
 
@@ -48,7 +48,7 @@ _chosen: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target"
 
 @contextmanager
 def using_target(other: Target | None) -> Iterator[None]:
-    """Plan for another target than the processor."""
+    """Plan for a target other than this machine's CPU."""
     token = _chosen.set(other)
     try:
         yield
@@ -65,16 +65,16 @@ _KNOWN = {
 
 
 def target() -> Target:
-    """What kernels are planned for: the processor, or what ``using_target`` says."""
+    """What kernels are planned for: the CPU, or what ``using_target`` says."""
     return _chosen.get() or host_target()
 
 
 @functools.cache
 def host_target() -> Target:
-    """The instruction set of the processor."""
+    """The instruction set of the CPU."""
     named = os.environ.get("SCORCH_TARGET", "").strip()
     if named and named not in _KNOWN:
-        raise ArgumentError(f"SCORCH_TARGET is {named!r}; there are {', '.join(_KNOWN)}")
+        raise ArgumentError(f"unknown SCORCH_TARGET {named!r}; choose from {', '.join(_KNOWN)}")
     vector_bytes, registers, sums, gather_bytes = _KNOWN[named or _native()]
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
     return Target(named, vector_bytes, registers, sums, *caches, gather_bytes)
@@ -82,7 +82,7 @@ def host_target() -> Target:
 
 @functools.cache
 def processor() -> str:
-    """Describe the processor and its instruction sets: machine code for one may not run on another."""
+    """Describe the CPU and its instruction sets: machine code for one may not run on another."""
     wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
     facts = _first_core()
     descriptions = [platform.machine(), *(f"{name}: {facts[name]}" for name in facts if name in wanted)]
@@ -119,7 +119,7 @@ def _mac_processor() -> str:
 
 
 def _cache_bytes(level: int, usual: int) -> int:
-    """The size of a cache of the first core; where nobody tells, the usual one."""
+    """The size of a cache of the first core; where it is not known, the usual one."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size").read_text().strip()
         return int(text[:-1]) * {"K": 1 << 10, "M": 1 << 20}[text[-1]]

@@ -38,7 +38,7 @@ def type_of_dtype(dtype: torch.dtype) -> Type:
     if element is None:
         wide = "complex64" if dtype.is_complex else "float32"
         raise DtypeError(
-            f"dtype {dtype} is not supported; there are {', '.join(TYPES)}; convert with .to(torch.{wide})"
+            f"dtype {dtype} is not supported; choose from {', '.join(TYPES)}; convert with .to(torch.{wide})"
         )
     return element
 
@@ -140,7 +140,7 @@ def widened(expr: Expr, types: Mapping[str, Type], all_tensors: bool = False) ->
     y[] = A[i,j] * x[i]    (A in float32, x in float64)
 
     With ``all_tensors`` operands without dimensions count as tensors in promotion, as in ``torch.einsum``.
-    Tensors that are used in other places too stay as they are.
+    Tensors that are used elsewhere too stay as they are.
     """
     if len(set(types.values())) < 2:
         return {}

@@ -90,7 +90,7 @@ class Prepared:
 
     @functools.cached_property
     def is_elementwise(self) -> bool:
-        """Whether it computes a new pattern value by value, which without a kernel takes another way."""
+        """Whether it computes a new pattern value by value, which without a kernel needs a fallback."""
         return is_elementwise(self)
 
     @functools.cached_property
@@ -254,7 +254,7 @@ class Prepared:
         """Raise if ``size`` bytes of dense levels are beyond the budget."""
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
-        check_budget(size, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+        check_budget(size, what, "use a sparser format such as 'coo' or 'dcsr'")
 
 
 def arrays_of(operands: Sequence[Tensor]) -> list[torch.Tensor]:

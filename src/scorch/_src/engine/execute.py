@@ -263,7 +263,7 @@ class DenseProduct:
         self.multiply = matrix_product(task.step)
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor | None:
-        """Multiply; None where the budget has no room for the dense copy now."""
+        """Multiply; None where the budget has no room for the dense tensor now."""
         if not is_within_budget(self.bytes):
             return None
         tensors = {}
@@ -312,7 +312,7 @@ def _correct_for_implicit_zeros(task: Task) -> tuple[Step, ...] | None:
     total = math.prod(sizes[index] for index in step.reduced)
     if total == 0 and step.reduction in ("max", "min"):
         empty = [index for index in step.reduced if sizes[index] == 0]
-        raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no value")
+        raise ShapeError(f"{step.reduction} over index {empty[0]!r} of size 0 has no identity")
     sparse = [access for access in step.accesses if isinstance(task.tensors[access.tensor], Storage)]
     if not sparse:
         return None
@@ -436,7 +436,7 @@ def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Te
 
 
 def values_from(values: torch.Tensor, target: Pattern, places: torch.Tensor) -> torch.Tensor:
-    """Return the values of a converted pattern; places that the old one does not store, -1, are zero."""
+    """Return the values of a converted pattern; positions that the old one does not store, -1, are zero."""
     if not target.format.is_padded:
         return values.index_select(0, places)
     padded = torch.cat([values, values.new_zeros(1)])

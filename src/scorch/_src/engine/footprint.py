@@ -33,7 +33,7 @@ from scorch.settings import enabled
 
 
 def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
-    """Return the memory of a call of ``prepared`` on ``tensors``, beside patterns that are cached already."""
+    """Return the memory of a call of ``prepared`` on ``tensors``, without patterns that are cached."""
     plan, threads = prepared.planned.plan, prepared.kernel.workers()
     bound = _bound(prepared, tensors)
     counts = _result_counts(prepared, tensors, bound)
@@ -103,7 +103,7 @@ def _is_exact(prepared: Prepared) -> bool:
 
 
 def _bytes_around_kernel(prepared: Prepared, counts: Sequence[int], arrays: Sequence[int]) -> int:
-    """Return the bytes that the caller of a kernel allocates temporarily beside the result."""
+    """Return the bytes that the caller of a kernel allocates temporarily in addition to the result."""
     plan, size = prepared.planned.plan, 0
     if prepared.is_cast:
         size += in_pages(plan.element.bytes * (counts[-1] if counts else 1))

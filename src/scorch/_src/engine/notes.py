@@ -80,11 +80,11 @@ def _encoded(value: object) -> object:
         return value.name
     if isinstance(value, Format):
         if any(level not in LEVELS for level in value.levels):
-            raise NoteError("levels written outside of Scorch")
+            raise NoteError("levels written outside Scorch")
         return [value.letters, list(value.order), [list(block) for block in value.blocks], value.family]
     name = type(value).__name__
     if NODES.get(name) is not type(value):
-        raise NoteError(f"notes hold no {name}")
+        raise NoteError(f"notes cannot store {name}")
     return [name, *(_encoded(getattr(value, field.name)) for field in dataclasses.fields(value))]  # type: ignore[arg-type]
 
 
@@ -107,12 +107,12 @@ def decoder(kind: Any) -> Decoder:
         return functools.partial(_tuple if origin is tuple else _union, tuple(map(decoder, args)))
     if isinstance(kind, type):
         return functools.partial(_node, kind)
-    raise AssertionError(f"notes hold no {kind!r}")
+    raise AssertionError(f"notes cannot store {kind!r}")
 
 
 def _scalar(kind: type, value: Any) -> Any:
     if type(value) is not kind and not (kind is float and type(value) is int):
-        raise NoteError(f"{value!r:.40} is no {kind.__name__}")
+        raise NoteError(f"{value!r:.40} is not a {kind.__name__}")
     return value
 
 
@@ -134,19 +134,19 @@ def _cached_format(
         return Format([levels[letter] for letter in letters], order, blocks)
     form = Format(family, dims=len(set(order)))
     if (form.letters, form.order, form.blocks, form.family) != (letters, order, blocks, family):
-        raise NoteError(f"{family!r:.40} is no name of this format")
+        raise NoteError(f"{family!r:.40} is not a name in this format")
     return form
 
 
 def _items(kind: type, read_part: Decoder, value: Any) -> Any:
     if type(value) is not list:
-        raise NoteError("no list")
+        raise NoteError("not a list")
     return kind([read_part(part) for part in value])
 
 
 def _tuple(parts: tuple[Decoder, ...], value: Any) -> tuple[Any, ...]:
     if type(value) is not list:
-        raise NoteError("no list")
+        raise NoteError("not a list")
     return tuple([read_part(part) for read_part, part in zip(parts, value, strict=True)])
 
 
@@ -156,15 +156,15 @@ def _union(parts: tuple[Decoder, ...], value: Any) -> Any:
             return read_part(value)
         except (ValueError, TypeError, KeyError):
             continue
-    raise NoteError("of none of the types that may stand here")
+    raise NoteError("unexpected type")
 
 
 def _node(kind: type, value: Any) -> Any:
     if type(value) is not list or not value or type(value[0]) is not str:
-        raise NoteError(f"no {kind.__name__}")
+        raise NoteError(f"not a {kind.__name__}")
     node = NODES.get(value[0])
     if node is None or not issubclass(node, kind):
-        raise NoteError(f"{value[0]!r:.40} is no {kind.__name__}")
+        raise NoteError(f"{value[0]!r:.40} is not a {kind.__name__}")
     fields = _fields(typing.cast(Any, node))
     return node(*[read_field(part) for read_field, part in zip(fields, value[1:], strict=True)])
 

@@ -18,7 +18,7 @@ def on_one_device(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if len(devices) > 1:
         (first, a), (second, b) = list(devices.items())[:2]
         raise DeviceError(
-            f"operands are on different devices: {a} is on {first}, {b} is on {second}; "
+            f"expected all tensors to be on the same device, but {a} is on {first} and {b} is on {second}; "
             f"move one of them, as in {b}.to('{first}')"
         )
     (device,) = devices

@@ -1,8 +1,8 @@
 """The banded level: the coordinates below a position lie side by side, such as around a diagonal.
 
 A band is its first coordinate and its length. ``pos`` has the lengths; kernels get, for each position above,
-what the first coordinate is ahead of the first entry, so that the coordinate of entry e is ``e + crd[p]`` and
-entries are found without a search. Gaps inside of a band are filled up with zeros.
+by how much the first coordinate exceeds the first entry, so that the coordinate of entry e is ``e + crd[p]``
+and entries are found without a search. Gaps inside a band are filled up with zeros.
 """
 
 from __future__ import annotations

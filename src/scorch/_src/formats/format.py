@@ -36,7 +36,7 @@ _BLOCKED = re.compile(r"(bsr|bsc)\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
 def register_level(level: Level) -> Level:
-    """Let formats be spelled with a level written outside of Scorch, by its letter and its name.
+    """Let formats be spelled with a level written outside Scorch, by its letter and its name.
 
     Its name is also that of a format: dense levels, with the last dimension stored in ``level``. Files and
     compiled graphs know levels by their letters, so register a level before they are read.
@@ -140,14 +140,14 @@ class Format:
         """The letters, for files and graphs, from which the levels are found again."""
         if any(_BY_LETTER.get(level.letter) != level for level in self.levels):
             raise UnsupportedError(
-                f"files and graphs name levels by their letters, and one of format {self} is not known; "
-                "call scorch.formats.register_level, or use S.to_format('csr')"
+                f"files and graphs identify levels by their letters, but format {self} has a level that is "
+                "not registered; call scorch.formats.register_level, or use S.to_format('csr')"
             )
         return self.letters
 
     @functools.cached_property
     def is_padded(self) -> bool:
-        """Whether zeros may be stored beside the entries that a tensor was made of."""
+        """Whether explicit zeros may be stored in addition to the entries of a tensor."""
         return self.dense_tail > 0 or any(level.is_padded for level in self.levels)
 
     @functools.cached_property
@@ -283,9 +283,7 @@ def as_format(spec: str | Format, dims: int) -> Format:
 def _format_for(spec: str | Format, dims: int) -> Format:
     form = Format(spec, dims=dims)
     if form.dims != dims:
-        raise FormatError(
-            f"format {str(form)!r} stores tensors of {form.dims} dimensions, but this one has {dims}"
-        )
+        raise FormatError(f"format {str(form)!r} stores {form.dims}-D tensors, but this one is {dims}-D")
     return form
 
 
@@ -313,7 +311,7 @@ def _parse(spec: str, dims: int | None) -> tuple[Levels, Order, Blocks, str | No
         near = difflib.get_close_matches(text, NAMES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         if text in ("bsr", "bsc"):
-            hint = f"give its block size: '{text}(4,4)'. "
+            hint = f"pass its block size: '{text}(4,4)'. "
         raise FormatError(f"unknown format {spec!r}; {hint}{_known()}")
     return levels, tuple(range(len(levels))), (), None
 
@@ -321,8 +319,8 @@ def _parse(spec: str, dims: int | None) -> tuple[Levels, Order, Blocks, str | No
 def _known() -> str:
     letters = ", ".join(f"{letter} {level.name}" for letter, level in _BY_LETTER.items())
     return (
-        f"there are the names {', '.join(dict.fromkeys((*NAMES, *_LAST)))}, letters such as 'ds' ({letters}) "
-        "and words such as 'dense,compressed'"
+        f"choose from the names {', '.join(dict.fromkeys((*NAMES, *_LAST)))}, letters such as 'ds' "
+        f"({letters}) and words such as 'dense,compressed'"
     )
 
 
@@ -333,7 +331,7 @@ def _named(name: str, dims: int | None) -> tuple[Levels, Order, Blocks]:
     swapped = (*plain[:-2], n - 1, n - 2) if n >= 2 else plain
     blocked = _BLOCKED.fullmatch(name)
     if n < 2 and (blocked or name in ("csc", "dcsr", "dcsc")):
-        raise FormatError(f"format {name!r} stores matrices, but the tensor has {n} dimensions")
+        raise FormatError(f"format {name!r} stores matrices, but the tensor is {n}-D")
     if blocked:
         rows, columns = int(blocked[2]), int(blocked[3] or blocked[2])
         outer = plain if blocked[1] == "bsr" else swapped
@@ -361,7 +359,9 @@ def _checked_order(order: Iterable[int]) -> Order:
     try:
         return tuple(int(dim) for dim in order)
     except (TypeError, ValueError):
-        raise FormatError(f"the order of a format lists dimensions, such as (1, 0), not {order!r}") from None
+        raise FormatError(
+            f"the order of a format must list dimensions, such as (1, 0), but got {order!r}"
+        ) from None
 
 
 def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> Blocks:
@@ -369,7 +369,7 @@ def _checked_blocks(blocks: Mapping[int, int] | Iterable[tuple[int, int]]) -> Bl
         return tuple(sorted((int(dim), int(size)) for dim, size in dict(blocks).items()))
     except (TypeError, ValueError):
         raise FormatError(
-            f"the blocks of a format give a size to dimensions, such as {{0: 4, 1: 4}}, not {blocks!r}"
+            f"the blocks of a format must map dimensions to sizes, such as {{0: 4, 1: 4}}, but got {blocks!r}"
         ) from None
 
 
@@ -385,7 +385,7 @@ def _check(form: Format, spec: object) -> None:
         if form.order.count(dim) != 2:
             raise FormatError(f"dimension {dim} has blocks, so it must appear twice in order {form.order}")
         if size < 1:
-            raise FormatError(f"blocks of dimension {dim} have size {size}; sizes start at 1")
+            raise FormatError(f"blocks of dimension {dim} must have a positive size, but got {size}")
     for dim in range(form.dims):
         if form.order.count(dim) > 1 and form.block(dim) is None:
             raise FormatError(f"dimension {dim} appears twice in order {form.order} but has no block size")

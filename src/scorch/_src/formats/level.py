@@ -118,7 +118,7 @@ class Level:
         return entries
 
     def finish(self, pos: torch.Tensor, crd: torch.Tensor, size: int) -> torch.Tensor:
-        """The array that kernels read as ``crd``, of whole numbers, from complete entries.
+        """Return the integer array that kernels read as ``crd``, from complete entries.
 
         Below position p lie the coordinates ``crd[pos[p]] .. crd[pos[p + 1] - 1]``, of ``size`` there may be.
         """

@@ -119,9 +119,9 @@ class Scratch:
 
 @dataclass(eq=False)
 class DenseScratch(Scratch):
-    """A place for every key; those touched are listed and sorted, with ``bitmap`` by marking them in one.
+    """An element for every key; those touched are listed and sorted, with ``bitmap`` by marking them in one.
 
-    With a bitmap, places hold ``identity``, which changes nothing it is joined with, until they are used.
+    With a bitmap, elements hold ``identity``, which changes nothing it is joined with, until they are used.
     """
 
     bitmap: bool

@@ -44,7 +44,7 @@ DAMAGED = (EOFError, OSError, RuntimeError, LookupError, ValueError, TypeError, 
 
 
 def describe_tensor(tensor: torch.Tensor) -> Description:
-    """Describe ``tensor``, sparse or dense, beside its arrays, for JSON."""
+    """Describe ``tensor``, sparse or dense, as JSON that goes with its arrays."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     description: Description = {"shape": list(tensor.shape), "dtype": dtype}
     if isinstance(tensor, SparseTensor):
@@ -114,7 +114,7 @@ def from_arrays(description: object, arrays: Mapping[str, torch.Tensor]) -> Spar
 
 def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if values.numel() != math.prod(shape):
-        raise FileError(f"there are {values.numel()} values, but the shape is {shape}")
+        raise FileError(f"it has {values.numel()} values, but its shape is {shape}")
     return values.reshape(shape)
 
 
@@ -174,16 +174,16 @@ def check_pattern(
 def _check_array(name: str, array: torch.Tensor) -> None:
     """Check that an array is one-dimensional, with memory for each of its elements."""
     if array.dim() != 1:
-        raise FileError(f"{name} has shape {tuple(array.shape)}; it must be one row")
+        raise FileError(f"{name} must be 1-D, but has shape {tuple(array.shape)}")
     if array.numel() * array.element_size() > array.untyped_storage().nbytes():
-        raise FileError(f"{name} is said to have {array.numel()} elements, but has memory for fewer")
+        raise FileError(f"{name} has less memory than its {array.numel()} elements need")
 
 
 def check_values(pattern: Pattern, values: torch.Tensor) -> None:
     """Check that there is one value for each position, and zeros in the padding of blocks."""
     _check_array("values", values)
     if values.numel() != pattern.size:
-        raise FileError(f"there are {values.numel()} values, but the levels have {pattern.size} positions")
+        raise FileError(f"it has {values.numel()} values, but its levels have {pattern.size} positions")
     is_inside = inside(pattern)
     if is_inside is not None and bool((values[~is_inside] != 0).any()):
         raise FileError("the part of a block that lies outside the tensor holds values")
@@ -204,7 +204,8 @@ def _check_level(
     if pos is not None and not has_contents:
         if pos.numel() != parents + 1:
             raise FileError(
-                f"pos{level} has {pos.numel()} entries, but {parents} positions above need {parents + 1}"
+                f"pos{level} has {pos.numel()} entries, but the {parents} positions above it need "
+                f"{parents + 1}"
             )
     elif pos is not None:
         check_pointers(f"pos{level}", pos, parents, crd.numel(), "positions above")

@@ -47,7 +47,7 @@ class Batch(Sequence[Any]):
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"a batch of {len(self)} samples has none at {index}")
+            raise IndexError(f"index {index} is out of range for a batch of {len(self)} samples")
         return Sample(part[index] for part in self.parts) if self.in_tuples else self.parts[0][index]
 
 
@@ -80,7 +80,8 @@ class SparseDataset(Dataset[Any]):
         sizes = [tuple(tensor.shape) for tensor in self.tensors]
         if not all(size and size[0] == sizes[0][0] for size in sizes):
             raise ShapeError(
-                f"tensors of a dataset have as many rows each, not shapes {', '.join(map(str, sizes))}"
+                "tensors of a dataset must have the same number of rows, but got shapes "
+                f"{', '.join(map(str, sizes))}"
             )
 
     def __len__(self) -> int:
@@ -110,7 +111,7 @@ def _as_row_tensor(tensor: Any) -> Any:
     if isinstance(tensor, torch.Tensor) or (hasattr(tensor, "shape") and hasattr(tensor, "__getitems__")):
         return tensor
     raise OperandError(
-        f"a SparseDataset takes tensors and MemmapSparseDatasets, not a {type(tensor).__name__}"
+        f"SparseDataset expected tensors or MemmapSparseDatasets, but got a {type(tensor).__name__}"
     )
 
 

@@ -132,9 +132,10 @@ def _as_tensor(value: Any) -> torch.Tensor:
     if is_scipy(value):
         return from_scipy(value)
     raise OperandError(
-        f"files hold tensors, not a {type(value).__name__}; create one with scorch.tensor, or save it as .pt"
+        f"expected a tensor to save, but got a {type(value).__name__}; create one with scorch.tensor, or "
+        "save it as .pt"
         if not isinstance(value, Mapping)
-        else "this kind of file holds one tensor; several in a dictionary go into .safetensors or .pt"
+        else "this file type stores one tensor; save a dictionary of tensors as .safetensors or .pt"
     )
 
 
@@ -197,7 +198,7 @@ def _find_kind(path: Path) -> FileKind:
 
 def _describe_missing(path: Path) -> str:
     if path.is_dir():
-        return f"{path} is a folder, not a file"
+        return f"{path} is a directory, not a file"
     if not path.parent.is_dir():
         return f"no such file: {path}; its directory does not exist either"
     similar = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)

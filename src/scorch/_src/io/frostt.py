@@ -1,4 +1,4 @@
-"""FROSTT files (``.tns``): tensors of any order as text, one entry a line, coordinates from 1.
+"""FROSTT files (``.tns``): tensors with any number of dimensions as text, one entry per line, one-based.
 
 The file format has no header: sizes are those of the largest coordinates, values are float64. Scorch writes
 shape, dtype and format into a comment, so that its own files come back as they were.
@@ -54,7 +54,7 @@ def write_frostt(path: Path, tensor: torch.Tensor) -> None:
     """Write the stored entries of a sparse tensor."""
     if not isinstance(tensor, SparseTensor) or tensor.dim() == 0:
         raise ShapeError(
-            "FROSTT files hold sparse tensors with dimensions; create one with "
+            "FROSTT files store sparse tensors with at least one dimension; create one with "
             "scorch.from_torch(tensor), or save it as .npz, .safetensors or .pt"
         )
     write_text(path, [f"# {NOTE_PREFIX} {json.dumps(describe_tensor(tensor))}", *format_entries(tensor)])

@@ -69,8 +69,8 @@ class MemmapSparseDataset(Dataset[Any]):
             raise FileError(f"{path}: its metadata was not written by Scorch: {error!r}") from None
         if len(self.shape) != 2 or form != as_format("csr", 2):
             raise UnsupportedError(
-                f"{path} holds a tensor of format {form} and shape {tuple(self.shape)}; rows are mapped of "
-                "csr matrices: scorch.save(path, scorch.load(path, format='csr'))"
+                f"{path} holds a tensor of format {form} and shape {tuple(self.shape)}; only csr matrices "
+                "can be memory-mapped: scorch.save(path, scorch.load(path, format='csr'))"
             )
         self._locations = locations
         self._check_locations()
@@ -121,8 +121,8 @@ class MemmapSparseDataset(Dataset[Any]):
         if bool(wrong.any()):
             row = int(rows[wrong][0])
             raise FileError(
-                f"{self.path} is damaged: row {row} is said to go from entry {int(pos[row])} to "
-                f"{int(pos[row + 1])}, of {crd.numel()}"
+                f"{self.path} is damaged: row {row} spans entries {int(pos[row])} to {int(pos[row + 1])}, "
+                f"but there are {crd.numel()}"
             )
         rows_read = self._copy_rows(rows, begin, end)
         shape, counts = rows_read.pattern.shape, rows_read.pattern.counts
@@ -146,7 +146,7 @@ class MemmapSparseDataset(Dataset[Any]):
             low, high = (int(value) for value in torch.aminmax(rows))
             if low < -size or high >= size:
                 raise IndexRangeError(
-                    f"row {high if high >= size else low} is not there: {self.path.name} has {size} rows"
+                    f"row {high if high >= size else low} is out of range: {self.path.name} has {size} rows"
                 )
             if low < 0:
                 rows = rows % size
@@ -172,7 +172,8 @@ class MemmapSparseDataset(Dataset[Any]):
         locations = self._locations
         if set(locations) != {"values", "pos1", "crd1"}:
             raise FileError(
-                f"{self.path}: a csr matrix has values, pos1 and crd1, not {', '.join(locations)}"
+                f"{self.path}: expected the arrays values, pos1 and crd1 of a csr matrix, but got "
+                f"{', '.join(locations)}"
             )
         for name in ("pos1", "crd1"):
             if locations[name].dtype not in (torch.int32, torch.int64):
@@ -192,7 +193,7 @@ class MemmapSparseDataset(Dataset[Any]):
     def _open_arrays(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         if self._arrays is None:
             if any(location.end > self.path.stat().st_size for location in self._locations.values()):
-                raise FileError(f"{self.path} was cut off after it was opened")
+                raise FileError(f"{self.path} was truncated after it was opened")
             with self.path.open("rb") as file:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             pos, crd, values = (
@@ -215,12 +216,14 @@ def _as_row_numbers(index: Any, size: int) -> torch.Tensor:
         ) from None
     if rows.dtype == torch.bool:
         if rows.shape != (size,):
-            raise IndexRangeError(f"a mask of shape {tuple(rows.shape)} does not fit {size} rows")
+            raise IndexRangeError(f"the mask has shape {tuple(rows.shape)}, but there are {size} rows")
         return torch.nonzero(rows).reshape(-1)
     if rows.numel() == 0:
         return torch.empty(0, dtype=torch.int64, device=HOST)
     if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex():
-        raise OperandError(f"rows must be selected by a list of integers, not {rows.dtype} {rows.dim()}-d")
+        raise OperandError(
+            f"rows must be selected by a list of integers, not by a {rows.dim()}-D tensor of {rows.dtype}"
+        )
     return rows.to(torch.int64)
 
 

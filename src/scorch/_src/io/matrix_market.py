@@ -70,8 +70,8 @@ def write_matrix_market(path: Path, tensor: torch.Tensor) -> None:
     """Write a matrix: a sparse one by its stored entries, a dense one as an array."""
     if tensor.dim() != 2:
         raise ShapeError(
-            f"Matrix Market files hold matrices, but this tensor has shape {tuple(tensor.shape)}; "
-            "save it as .tns, .npz or .safetensors"
+            f"Matrix Market files store matrices, but this tensor has shape {tuple(tensor.shape)}; save it "
+            "as .tns, .npz or .safetensors"
         )
     field = "complex" if tensor.is_complex() else "real" if tensor.is_floating_point() else "integer"
     description = describe_tensor(tensor)
@@ -101,7 +101,7 @@ def _header(path: Path, data: bytes) -> Header:
         )
     for word, allowed in ((words[2], ("coordinate", "array")), (words[3], _FIELDS), (words[4], _SYMMETRIES)):
         if word not in allowed:
-            raise FileError(f"{path}, line 1: {word!r} is none of {', '.join(allowed)}")
+            raise FileError(f"{path}, line 1: {word!r} must be one of {', '.join(allowed)}")
     if words[2] == "array" and words[3] == "pattern":
         raise FileError(f"{path}, line 1: an array has values, so its field cannot be pattern")
     return Header(*words[2:])
@@ -116,7 +116,9 @@ def _sizes(path: Path, data: bytes, begin: int, end: int, count: int) -> list[in
         raise FileError(f"{path}, line {line}: {text[:80]!r} should be {expected}")
     for word in words:
         if len(word) > len(str(MAX_SIZE)) or int(word) > MAX_SIZE:
-            raise FileError(f"{path}, line {line}: {word[:80]} is too large; numbers go up to 2**63 - 1")
+            raise FileError(
+                f"{path}, line {line}: {word[:80]} is too large; the largest integer is 2**63 - 1"
+            )
     return [int(word) for word in words]
 
 
@@ -140,7 +142,8 @@ def _read_entries(header: Header, table: Table, sizes: list[int]) -> tuple[list[
 def _check_square(header: Header, table: Table, rows: int, columns: int) -> None:
     if header.symmetry != "general" and rows != columns:
         raise FileError(
-            f"{table.path}: a {header.symmetry} matrix has as many rows as columns, not {rows} and {columns}"
+            f"{table.path}: a {header.symmetry} matrix must be square, but has {rows} rows and {columns} "
+            "columns"
         )
 
 
@@ -157,7 +160,7 @@ def _add_mirrored(
         if wrong.numel():
             line = table.row_line(int(wrong[0]))
             raise FileError(
-                f"{table.path}, line {line}: no {header.symmetry} matrix has this on its diagonal"
+                f"{table.path}, line {line}: a {header.symmetry} matrix cannot have this on its diagonal"
             )
     if bool(is_off_diagonal.all()):
         return [torch.cat([i, j]), torch.cat([j, i])], torch.cat([values, _mirror(header, values)])
@@ -189,7 +192,7 @@ def _read_array(header: Header, table: Table, sizes: list[int]) -> torch.Tensor:
     words = f"an array of {header.field} values has {width} a line"
     _, values = table.columns((), width, header.field == "integer", (), words)
     if len(values) != count:
-        raise FileError(f"{table.path} has {len(values)} values, but its header asks for {count}")
+        raise FileError(f"{table.path} has {len(values)} values, but its header says {count}")
     if not half:
         return values.reshape(columns, rows).t().contiguous()
     j, i = (torch.from_numpy(axis) for axis in np.triu_indices(rows, skip))

@@ -50,7 +50,7 @@ def read_npz(path: Path, format: str | Format | None = None) -> SparseTensor | t
         tensor = _from_scipy_arrays(path, arrays)
     else:
         raise FileError(
-            f"{path} is neither an archive of Scorch nor of SciPy: it has the arrays "
+            f"{path} is neither a Scorch nor a SciPy archive: it has the arrays "
             f"{', '.join(sorted(arrays)) or 'none'}; read it with numpy.load and use scorch.tensor"
         )
     return tensor if format is None else from_torch(tensor, format)
@@ -121,7 +121,7 @@ def _from_scipy_arrays(path: Path, arrays: Arrays) -> SparseTensor | torch.Tenso
         names = ("coords",)
     for name in ("shape", "data", *names):
         if name not in arrays:
-            raise FileError(f"{path} says that it is a SciPy matrix in {kind}, but has no array {name!r}")
+            raise FileError(f"{path} has a SciPy matrix in {kind}, but no array {name!r}")
     shape = tuple(arrays["shape"].tolist())
     data = arrays["data"]
     if kind == "dia":
@@ -135,5 +135,5 @@ def _from_scipy_arrays(path: Path, arrays: Arrays) -> SparseTensor | torch.Tenso
     if kind in ("csr", "csc", "bsr") and len(shape) == 2:
         return from_compressed(kind, arrays["indptr"], arrays["indices"], values, shape)
     raise FileError(
-        f"{path} says that it is a SciPy matrix in {kind!r}; there are csr, csc, coo, bsr and dia"
+        f"{path} has a SciPy matrix in the unknown format {kind!r}; choose from csr, csc, coo, bsr and dia"
     )

@@ -84,7 +84,7 @@ def make_pattern(form: Any, shape: Any, pos: Arrays, crd: Arrays) -> Pattern:
 def make_storage(pattern: Pattern, values: torch.Tensor) -> Storage:
     """Build a storage: values for every position of ``pattern``."""
     if not isinstance(pattern, Pattern) or not isinstance(values, torch.Tensor) or values.dim() != 1:
-        raise FileError("a sparse tensor is made of a pattern and a row of values")
+        raise FileError("a sparse tensor is built from a sparsity pattern and a 1-D array of values")
     values = as_values("values", values)
     if _is_filled_later():
         storage = Storage(pattern, values)
@@ -109,14 +109,14 @@ def make_packed(form: Any, shape: Any, memory: torch.Tensor, pieces: list[Piece]
     """Build a storage whose arrays are ``pieces`` of ``memory``: level by level, then the values."""
     levels, arrays = parse_format(form), split_memory(memory, pieces)
     if len(arrays) != 1 + len(names_of(levels)):
-        raise FileError(f"{len(arrays)} arrays do not make a sparse tensor of format {levels}")
+        raise FileError(f"a sparse tensor of format {levels} cannot be built from {len(arrays)} arrays")
     return make_storage(make_pattern(form, shape, *arrays_by_level(levels, arrays[:-1])), arrays[-1])
 
 
 def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any]) -> SparseTensor:
     """Rebuild the tensor as it was saved."""
     if not isinstance(storage, Storage) or not isinstance(attributes, dict):
-        raise FileError("a sparse tensor is made of a storage")
+        raise FileError("a sparse tensor is built from a storage")
     for name in attributes:
         if not isinstance(name, str) or hasattr(SparseTensor, name) or name == "storage":
             raise FileError(f"a sparse tensor has no attribute {name!r} that a file can set")
@@ -180,8 +180,8 @@ def deep_copy(tensor: SparseTensor, memo: dict[int, Any]) -> SparseTensor:
     """Copy a tensor with its values and attributes; the pattern never changes and is shared."""
     if not tensor.is_leaf:
         raise InPlaceError(
-            "only tensors that are not the result of a differentiated function can be deep-copied; "
-            "use .detach().clone(), or .clone() to stay connected"
+            "only leaf tensors can be deep-copied; use .detach().clone(), or .clone() to stay connected "
+            "to the graph"
         )
     copied = SparseTensor(copy.deepcopy(tensor.storage, memo))
     memo[id(tensor)] = copied

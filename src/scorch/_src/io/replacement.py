@@ -1,6 +1,6 @@
 """Write a file completely before it replaces another.
 
-The new file lies in a new folder beside the old one, which only we may enter and whose name nobody knew
+The new file lies in a new folder next to the old one, which only we may enter and whose name nobody knew
 before: so nothing that somebody else has put there is written to. Concurrent readers find the old file, and a
 write that fails leaves nothing behind.
 """

@@ -63,7 +63,7 @@ class RowWriter:
     ) -> None:
         self.path = resolve_target(Path(path))
         if self.path.suffix != ".safetensors":
-            raise FileError(f"rows are written to a .safetensors file, not to {self.path.name!r}")
+            raise FileError(f"rows must be written to a .safetensors file, but got {self.path.name!r}")
         if not self.path.parent.is_dir():
             raise MissingFileError(f"{path} cannot be written: no such directory: {self.path.parent}")
         self.columns = None if columns is None else as_shape("columns", [columns])[0]
@@ -191,5 +191,5 @@ def _as_csr(rows: Any) -> SparseTensor:
         matrix = matrix.unsqueeze(0)
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2:
         shape = tuple(getattr(matrix, "shape", ()))
-        raise ShapeError(f"rows are those of a matrix, not of a {type(rows).__name__} of shape {shape}")
+        raise ShapeError(f"expected the rows of a matrix, but got a {type(rows).__name__} of shape {shape}")
     return as_sparse(from_torch(matrix.to(HOST), format="csr"))

@@ -92,7 +92,7 @@ def _read(description: dict[str, Any], arrays: Mapping[str, torch.Tensor]) -> Sp
     own_arrays = {array_name: arrays[key] for array_name, key in description["arrays"].items()}
     if parse_dtype(description.get("dtype")).is_complex and "values" in own_arrays:
         if own_arrays["values"].shape[-1:] != (2,) or not own_arrays["values"].is_floating_point():
-            raise FileError("its complex values are not kept as pairs")
+            raise FileError("its complex values are not stored as pairs")
         own_arrays["values"] = torch.view_as_complex(align(own_arrays["values"], 2))
     return from_arrays(description, {array_name: align(array) for array_name, array in own_arrays.items()})
 
@@ -118,9 +118,11 @@ def _share_patterns(read: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
 def _check_names(tensors: Mapping[str, torch.Tensor]) -> None:
     for name in tensors:
         if not isinstance(name, str):
-            raise OperandError(f"tensors in a .safetensors file have names; {name!r} is no string")
+            raise OperandError(
+                f"the names of tensors in a .safetensors file must be strings, but got {name!r}"
+            )
         if name in (SINGLE_NAME, "__metadata__"):
-            raise OperandError(f"a tensor in a .safetensors file cannot have the name {name!r}")
+            raise OperandError(f"a tensor in a .safetensors file cannot be named {name!r}")
 
 
 def _free_key(preferred: str, used_keys: set[str]) -> str:

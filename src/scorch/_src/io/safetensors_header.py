@@ -68,7 +68,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         except (ValueError, RecursionError):
             raise FileError(f"{path} is not a .safetensors file: its header is not JSON") from None
     if not isinstance(header, dict):
-        raise FileError(f"{path} is not a .safetensors file: its header names no arrays")
+        raise FileError(f"{path} is not a .safetensors file: its header lists no arrays")
     return header, 8 + length
 
 
@@ -76,7 +76,7 @@ def find_description(path: Path, header: Mapping[str, Any], name: str) -> Mappin
     """Find Scorch's description of the tensor ``name``."""
     text = (header.get("__metadata__") or {}).get("scorch")
     if text is None:
-        raise FileError(f"{path} has no sparse tensors: scorch.save or RowWriter write such files")
+        raise FileError(f"{path} has no sparse tensors: write them with scorch.save or RowWriter")
     try:
         descriptions = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -84,7 +84,7 @@ def find_description(path: Path, header: Mapping[str, Any], name: str) -> Mappin
     if not isinstance(descriptions, dict) or not isinstance(descriptions.get(name), dict):
         names = ", ".join(repr(key) for key in descriptions if key) if isinstance(descriptions, dict) else ""
         problem = f"no matrix named {name!r}" if name else "several tensors: pass the name of one"
-        raise FileError(f"{path} has {problem}" + (f"; there are {names}" if names else ""))
+        raise FileError(f"{path} has {problem}" + (f"; choose from {names}" if names else ""))
     description: Mapping[str, Any] = descriptions[name]
     return description
 

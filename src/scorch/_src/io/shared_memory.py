@@ -58,9 +58,7 @@ def split_memory(memory: torch.Tensor, pieces: Sequence[Piece]) -> list[torch.Te
         is_piece = isinstance(dtype, torch.dtype) and type(begin) is type(count) is int
         is_inside = is_piece and 0 <= begin <= begin + count * dtype.itemsize <= memory.numel()
         if memory.dtype != torch.uint8 or memory.dim() != 1 or not is_inside or begin % dtype.itemsize:
-            raise FileError(
-                "an array of a sparse tensor does not lie in the memory that it is said to lie in"
-            )
+            raise FileError("an array of a sparse tensor lies outside its shared memory")
     return [_split_piece(memory, piece) for piece in pieces]
 
 

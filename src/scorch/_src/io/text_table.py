@@ -104,7 +104,9 @@ def convert_to_noted(path: Path, values: torch.Tensor, dtype: torch.dtype | None
     is_lossy = (values.is_complex() and not dtype.is_complex) or (values.is_floating_point() and is_integer)
     converted = values if is_lossy else values.to(dtype)
     if is_lossy or (is_integer and not torch.equal(converted.to(values.dtype), values)):
-        raise FileError(f"{path}: a comment names the dtype {dtype}, which does not hold all of its values")
+        raise FileError(
+            f"{path}: a comment names the dtype {dtype}, which cannot represent all of its values"
+        )
     return converted
 
 
@@ -157,7 +159,7 @@ class Table:
             return np.array([[int(word) for word in row] for row in rows], np.int64)
         except (ValueError, OverflowError):
             raise self._wrong_number(np.float64) or FileError(
-                f"{self.path}: a coordinate from 2**53 on must be written with all of its digits"
+                f"{self.path}: coordinates of 2**53 or more must be written with all of their digits"
             ) from None
 
     @functools.cached_property
@@ -213,7 +215,9 @@ class Table:
             try:
                 numbers: Array = np.fromstring(self.data, dtype=dtype, sep=" ")
             except (DeprecationWarning, ValueError):
-                raise self._wrong_number(dtype) or FileError(f"{self.path}: not all are numbers") from None
+                raise self._wrong_number(dtype) or FileError(
+                    f"{self.path}: it contains something other than numbers"
+                ) from None
         if numbers.dtype.kind == "i":  # NumPy reads integers beyond 64 bits as the nearest
             limits = np.iinfo(numbers.dtype)
             may_be_clamped = bool(((numbers == limits.max) | (numbers == limits.min)).any())
@@ -232,7 +236,7 @@ class Table:
                     dtype(parse(word))
                 except (ValueError, OverflowError):
                     kind = "64-bit integer" if is_whole else "number"
-                    return FileError(f"{self.path}, line {self.line(int(number))}: {word!r} is no {kind}")
+                    return FileError(f"{self.path}, line {self.line(int(number))}: {word!r} is not a {kind}")
         return None
 
     def _text(self, number: int) -> str:

@@ -2,7 +2,7 @@
 
     parallel i in 0..m: for k in 0..n: ...       ->       parallel turn in 0..m*n: i, k = turn / n, turn % n
 
-Threads beside each other then have neighbouring ``k``, and what they load lies side by side in memory.
+Adjacent threads then have adjacent ``k``, and what they load lies side by side in memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Grid:
     ``scorch_combine`` cut where they are long, ``below`` are those of rows below them, whose entries are cut;
     ``part_threads`` form a unit there, and share both columns and entries where they are more. Units that
     combine parts have ``combined`` columns.
-    ``parents``: the arrays of rows whose number is asked for at each entry, from the entries up; turns are
+    ``parents``: the arrays of rows whose number is needed at each entry, from the entries up; turns are
     the entries of the first, or of a list with coordinates ``listed``. ``adds``: threads add atomically.
     """
 

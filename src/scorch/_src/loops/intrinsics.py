@@ -266,12 +266,12 @@ def sort_places(places: Indexed, n: int, bits: Indexed, tops: Indexed, words: in
 
 
 def _memory_of_keys(key: float, perm: float, n: float, bound: float) -> float:
-    """Keys and places once more, and the histogram of a digit."""
+    """Keys and positions once more, and the histogram of a digit."""
     return 8 * (2 * n + _MAX_BUCKETS)
 
 
 def _memory_of_list(values: float, n: float, bound: float) -> float:
-    """A set of bits; or the list once more, if it is short beside ``bound``, and the histogram of a digit."""
+    """A set of bits; or the list once more, if that is shorter, and the histogram of a digit."""
     return 8 * max(bound // 64 + 1, min(n, bound // 128) + _MAX_BUCKETS)
 
 

@@ -99,7 +99,7 @@ class Memory:
 
 
 class OutOfMemory(Exception):  # noqa: N818
-    """The kernel asked for more than there is."""
+    """The kernel requested more memory than there is."""
 
 
 @dataclass

@@ -201,7 +201,7 @@ class For(Stmt):
     ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit; or in
     ``gathered`` lanes, where what its terms read is loaded and gathered for so many turns at once.
     ``threads`` of a grid that are side by side share its turns; what each has added up is put together.
-    ``lanes`` of them, neighbours, take each turn together and have added up the same.
+    ``lanes`` of them, adjacent ones, take each turn together and have added up the same.
     """
 
     var: Var

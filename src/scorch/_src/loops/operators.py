@@ -3,7 +3,7 @@
 Everything that is known of an operator stands in its entry, and every layer reads it there: the parser its
 name and symbol, the compiler which zeros of its arguments make its result zero (``support``) and what dtype
 it gives, the interpreter what it computes, the printers what it is in C, autograd its derivative, and steps
-over dense tensors torch's function of the same name. A new operator is a new entry (``add_operator``).
+over dense tensors the PyTorch function of the same name. A new operator is a new entry (``add_operator``).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Operator:
     is_slow: bool = False  # takes longer to compute than to keep
     in_lanes: bool = False  # kernels have it in vectors
     keeps_integers: bool = False  # changes no whole number
-    torch: Callable[..., Any] | None = None  # torch's function, where it is not that of this name
+    torch: Callable[..., Any] | None = None  # the PyTorch function, where it is not that of this name
 
     @property
     def in_loops(self) -> str:
@@ -135,7 +135,7 @@ IN_LOOPS: dict[str, Operator] = {}  # those of one argument, by their names in t
 def add_operator(entry: Operator) -> None:
     """Put an operator into the table: ``evaluate`` knows it from then on."""
     if entry.name in OPERATORS:
-        raise ValueError(f"there is an operator {entry.name!r} already")
+        raise ValueError(f"the operator {entry.name!r} already exists")
     OPERATORS[entry.name] = entry
     if entry.arity == 1:
         IN_LOOPS[entry.in_loops] = entry

@@ -1,4 +1,4 @@
-"""Neighbouring elements that one thread of a grid loads or stores at once.
+"""Adjacent elements that one thread of a grid loads or stores at once.
 
     a_0 = A[p], a_1 = A[p + 1], ...      ->      load (a_0, a_1, ...) from A[p]
 

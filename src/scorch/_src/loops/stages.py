@@ -147,7 +147,7 @@ class _Entries:
 
 
 def _joined(stages: Sequence[ir.Block]) -> list[ir.Block]:
-    """Return stages with neighbouring loops over the same entries in one, where nothing is in the way."""
+    """Return stages with adjacent loops over the same entries in one, where nothing is in the way."""
     left: list[ir.Block] = []
     for stage in stages:
         last = _entries_of(left[-1]) if left else None
@@ -175,7 +175,7 @@ def _entries_of(stage: ir.Block) -> _Entries | None:
 
 
 def is_independent(loop: ir.For) -> bool:
-    """Check whether the turns of a loop store and read back at their own places only, and else add up."""
+    """Check whether the turns of a loop store and read back their own elements only, and otherwise add up."""
     nodes = walk(loop.body)
     stores = [node for node in nodes if isinstance(node, ir.Store)]
     stored = {node.array.name for node in stores}

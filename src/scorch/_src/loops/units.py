@@ -175,7 +175,7 @@ def in_columns(
 ) -> ir.Stmt:
     """Return statements for the columns of a tile, of which each thread of a unit has several.
 
-    Threads beside each other have columns, or runs of them, beside each other. One beyond the last column
+    Adjacent threads have adjacent columns, or runs of them. One beyond the last column
     computes that once more and stores nothing.
     """
     column, size = columns.column, columns.size

@@ -2,7 +2,7 @@
 
 The gradient of an index expression with respect to a tensor is an index expression of the incoming gradient
 and all tensors. For a tensor that is stored sparsely it is multiplied by a mask of its pattern, inside the
-sum, so that only stored places are computed:
+sum, so that only stored elements are computed:
 
     C[i,k] = A[i,j] * B[j,k]       ->       dA[i,j] = sum(k, P[i,j] * dC[i,k] * B[j,k])
 
@@ -161,7 +161,7 @@ def _summed(factors: Sequence[Expr], kept: tuple[str, ...]) -> Expr:
     """The product of ``factors`` summed over all indices but ``kept``.
 
     What has none of those stays outside if the sum is a vector or a number then; else the sum may have more
-    places than are stored, and so the mask goes inside.
+    elements than are stored, and so the mask goes inside.
     """
     summed = tuple(index for index in free_indices(_product(factors)) if index not in kept)
     if not summed:
@@ -231,13 +231,13 @@ def _through(op: str, indices: tuple[str, ...], body: Expr, incoming: Expr, work
             return Op("where", (Op("eq", (body, extreme)), share, zero))
         case "prod":
             return _times(incoming, _others(indices, body, work) if work.again else _divided(indices, body))
-    raise UnsupportedError(f"{op}(...) in an expression has no gradient; take .detach() of its tensors")
+    raise UnsupportedError(f"{op}(...) is not differentiable in an expression; call .detach() on its tensors")
 
 
 def _ties(indices: tuple[str, ...], body: Expr, extreme: Expr, work: _Work) -> Expr:
-    """How many places have the extreme value, counted where the body is not zero only.
+    """How many elements have the extreme value, counted where the body is not zero only.
 
-    If it is zero, those are all places but the others.
+    If it is zero, those are all elements but the others.
     """
     zero, one = Literal(0.0), Literal(1.0)
     is_zero = Op("eq", (extreme, zero))
@@ -255,7 +255,7 @@ def _size(index: str, work: _Work) -> Expr:
 
 
 def _divided(indices: tuple[str, ...], body: Expr) -> Expr:
-    """The product over all other places, by division; where the body is zero, not to be differentiated."""
+    """The product over all other elements, by division; where the body is zero, not to be differentiated."""
     zero, one = Literal(0), Literal(1)
     is_zero = Op("eq", (body, zero))
     nonzero = Op("where", (is_zero, one, body))
@@ -267,7 +267,7 @@ def _divided(indices: tuple[str, ...], body: Expr) -> Expr:
 
 
 def _others(indices: tuple[str, ...], body: Expr, work: _Work) -> Expr:
-    """The product over all other places as such, which has derivatives everywhere, in quadratic time."""
+    """The product over all other elements as such, which has derivatives everywhere, in quadratic time."""
     own = {index: work.fresh() for index in indices}
     is_same = _product([Access(work.diagonal(index), (index, other)) for index, other in own.items()])
     bodies = Op("where", (Op("ne", (is_same, Literal(0))), Literal(1), rename(body, own)))

@@ -39,16 +39,16 @@ MAX_NAMED_TENSORS = 1024  # tensors named in an expression
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 _INSTEAD = {
-    "@": "there is no '@'; a matrix product names its indices: C[i,j] = A[i,k] * B[k,j]",
-    "**": "there is no '**'; write square(x) for x ** 2, sqrt(x) for x ** 0.5 and exp(y * log(x)) for x ** y",
-    "^": "there is no '^'; write square(x) for x to the power of 2 and exp(y * log(x)) for other powers",
-    "//": "there is no '//'; write '/' to divide",
-    "%": "there is no '%'; compute remainders before the expression",
-    "&": "there is no '&'; multiply conditions instead: (x > 0) * (y > 0)",
-    "|": "there is no '|'; write maximum(x > 0, y > 0)",
-    ";": "one statement at a time; call evaluate once for each",
-    "...": "there is no '...' here; name every index, or use einsum",
-    ":": "there are no slices; slice the tensor before the expression and name its indices",
+    "@": "'@' is not supported; a matrix product names its indices: C[i,j] = A[i,k] * B[k,j]",
+    "**": "'**' is not supported; use square(x) for x ** 2, sqrt(x) for x ** 0.5, exp(y * log(x)) for x ** y",
+    "^": "'^' is not supported; write square(x) for x to the power of 2 and exp(y * log(x)) for other powers",
+    "//": "'//' is not supported; write '/' to divide",
+    "%": "'%' is not supported; compute remainders before the expression",
+    "&": "'&' is not supported; multiply conditions instead: (x > 0) * (y > 0)",
+    "|": "'|' is not supported; write maximum(x > 0, y > 0)",
+    ";": "expected one statement; call evaluate once for each",
+    "...": "'...' is not supported here; name every index, or use einsum",
+    ":": "slices are not supported; slice the tensor before the expression and name its indices",
 }
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
@@ -64,7 +64,7 @@ def is_function(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Statement:
-    """What ``evaluate`` was asked for; ``+=`` has the target itself as first term of the value."""
+    """What ``evaluate`` computes; ``+=`` has the target itself as first term of the value."""
 
     assign: Assign
     accumulate: bool = False
@@ -78,7 +78,9 @@ def parse(text: str) -> Statement:
     'D[i,j] = sum(k, A[i,k] * B[k,j]) + C[i,j]'
     """
     if not isinstance(text, str):
-        raise NotationError(f"an index expression is a string such as 'y[i] = A[i,j] * x[j]', not {text!r}")
+        raise NotationError(
+            f"an index expression must be a string such as 'y[i] = A[i,j] * x[j]', but got {text!r}"
+        )
     return _parse(text)
 
 
@@ -139,7 +141,7 @@ class _Parser:
         token = self.token
         if token.text in _INSTEAD:
             self.fail(_INSTEAD[token.text])
-        self.fail(f"expected {what} but found {repr(token.text) if token.text else 'the end'}")
+        self.fail(f"expected {what}, but got {repr(token.text) if token.text else 'the end'}")
 
     # The grammar.
 
@@ -157,11 +159,11 @@ class _Parser:
         if not self.take("=", "+="):
             self.expected(f"'=' or '+=' after the result {name.text!r}")
         if self.token.kind == "end":
-            self.fail("there is nothing on the right side; write what to compute")
+            self.fail("the right-hand side is empty; write what to compute")
         value = self.comparison()
         check_size(value)
         if self.token.text == "=":
-            self.fail("a statement has one '='; write '==' to compare")
+            self.fail("a statement can have only one '='; write '==' to compare")
         if self.token.kind != "end":
             self.expected("an operator")
         self.check_names_differ()
@@ -169,8 +171,8 @@ class _Parser:
         for index in indices:
             if index.text not in free and not accumulate:
                 self.fail(
-                    f"index {index.text!r} of the result does not occur on the right, outside of reductions "
-                    "over it, so Scorch cannot know how large it is; use it there or drop it",
+                    f"index {index.text!r} of the result does not occur on the right-hand side outside "
+                    "reductions over it, so its size is unknown; use it there or drop it",
                     index,
                 )
         value = sum_implicitly(value, tuple(index for index in free if index not in target.indices))
@@ -267,7 +269,7 @@ class _Parser:
                 self.expected(f"',' or ']' after the indices of {name.text!r}")
             token = self.token
             if token.kind == "number" or token.text == "-":
-                self.fail(f"an index is a name, not a number; select from {name.text!r} beforehand")
+                self.fail(f"an index must be a name, not a number; select from {name.text!r} first")
             if token.kind != "name":
                 self.expected(f"an index of {name.text!r}")
             self.check_name(token)
@@ -281,7 +283,7 @@ class _Parser:
     def check_name(self, name: _Token) -> None:
         if name.text in CONSTANTS or name.text in REDUCTIONS or is_function(name.text):
             kind = "constant" if name.text in CONSTANTS else "function"
-            self.fail(f"{name.text!r} is a {kind}; give tensors and indices other names", name)
+            self.fail(f"{name.text!r} is a {kind}; rename the tensor or index", name)
 
     def call(self, name: _Token) -> Expr:
         if name.text in REDUCTIONS:
@@ -295,7 +297,7 @@ class _Parser:
             arguments.append(self.comparison())
         arity = OPERATORS[name.text].arity
         if len(arguments) != arity:
-            self.fail(f"{name.text!r} takes {counted(arity, 'argument')}, not {len(arguments)}", name)
+            self.fail(f"{name.text!r} expected {counted(arity, 'argument')}, but got {len(arguments)}", name)
         return Op(name.text, tuple(arguments))
 
     def reduction(self, name: _Token) -> Expr:
@@ -309,14 +311,14 @@ class _Parser:
         cure = f"use {pairwise}(x, y) for the {name.text} of two values" if pairwise else f"write {example}"
         start = self.token
         if start.text == ")":
-            self.fail(f"{name.text!r} takes indices and then what it reduces: {example}", name)
+            self.fail(f"{name.text!r} expected indices and then the expression to reduce: {example}", name)
         body = self.comparison()
         if self.token.text == ",":
             self.fail(f"only the last argument of {name.text!r} is not an index: {example}; {cure}", start)
         if not self.take(")"):
             self.expected(f"')' after the arguments of {name.text!r}")
         if not indices:
-            self.fail(f"{name.text!r} names the indices it runs over before what it reduces: {example}", name)
+            self.fail(f"{name.text!r} expected the indices before the expression to reduce: {example}", name)
         for index in indices:
             if index.text not in free_indices(body):
                 self.fail(f"{index.text!r} is not an index of what {name.text!r} reduces; {cure}", index)
@@ -329,7 +331,7 @@ class _Parser:
         known = (*filter(is_function, OPERATORS), *REDUCTIONS)
         close = difflib.get_close_matches(name.text.lower(), known, n=1)
         guess = f"did you mean {close[0]!r}?" if close else f"a tensor takes brackets: {name.text}[i,j]."
-        self.fail(f"there is no function {name.text!r}; {guess} Known are: {', '.join(known)}", name)
+        self.fail(f"unknown function {name.text!r}; {guess} Choose from: {', '.join(known)}", name)
 
 
 def grouped(links: Sequence[tuple[str, Expr]]) -> Expr:
@@ -355,7 +357,7 @@ def grouped(links: Sequence[tuple[str, Expr]]) -> Expr:
     return _from_left(links)
 
 
-# What stands before a part inside of a group, by what stands before the group and stood before the part.
+# What stands before a part inside a group, by what stands before the group and stood before the part.
 _INSIDE = {
     ("", "add"): "add",
     ("", "sub"): "sub",
@@ -385,7 +387,7 @@ def check_size(value: Expr) -> None:
     ):
         if number > most:
             raise NotationError(
-                f"the expression {excess}, and at most {most:,} are planned; compute parts of it first"
+                f"the expression {excess}, but at most {most:,} are supported; compute parts of it first"
             )
 
 

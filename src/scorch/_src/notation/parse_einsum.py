@@ -69,7 +69,7 @@ def parse_einsum(equation: str, shapes: Sequence[Shape]) -> Einsum:
     Operand(access=Access(tensor='B', indices=()), squeeze=(0,))
     """
     if not isinstance(equation, str):
-        raise NotationError(f"an einsum equation is a string such as 'ij,jk->ik', not {equation!r}")
+        raise NotationError(f"an einsum equation must be a string such as 'ij,jk->ik', but got {equation!r}")
     shapes = [tuple(shape) for shape in shapes]
     indices, output, sizes = read_indices(equation, shapes)
     names = _tensor_names(frozenset(sizes))
@@ -122,9 +122,9 @@ def _subscripts(owner: str, sublist: object, missing: int) -> list[int | None]:
     """The numbers of a sublist, with None for an ellipsis; ``missing`` is the operand that lacks one."""
     if isinstance(sublist, str) or not isinstance(sublist, Sequence):
         raise NotationError(
-            f"einsum expected a list of subscripts but got {type(sublist).__name__}; "
-            f"follow operand {missing} with its subscripts, as in einsum(A, [0, 1], B, [1, 2], [0, 2]), "
-            "or give an equation first"
+            f"einsum expected a list of subscripts but got {type(sublist).__name__}; follow operand "
+            f"{missing} with its subscripts, as in einsum(A, [0, 1], B, [1, 2], [0, 2]), or pass an "
+            "equation first"
         )
     numbers: list[int | None] = []
     for entry in sublist:
@@ -184,8 +184,8 @@ def _check_output(equation: str, terms: tuple[tuple[str, ...], ...], output: tup
             continue
         if label not in known:
             raise NotationError(
-                f"index {label!r} of the output of einsum equation {equation!r} is in no operand, "
-                "so its size is unknown; name it in an operand or drop it"
+                f"index {label!r} of the output of einsum equation {equation!r} does not occur in any "
+                "operand, so its size is unknown; name it in an operand or drop it"
             )
         if output.count(label) > 1:
             raise NotationError(
@@ -200,8 +200,8 @@ def _check_ranks(equation: str, parsed: _Equation, shapes: Sequence[Shape]) -> N
         raise NotationError(f"einsum equation {equation!r} was given no operands; pass one tensor per term")
     if len(parsed.terms) != len(shapes):
         raise NotationError(
-            f"einsum equation {equation!r} names {counted(len(parsed.terms), 'operand')} "
-            f"but {len(shapes)} {'was' if len(shapes) == 1 else 'were'} given; separate terms by ','"
+            f"einsum equation {equation!r} names {counted(len(parsed.terms), 'operand')}, but "
+            f"{len(shapes)} {'was' if len(shapes) == 1 else 'were'} passed; separate terms with ','"
         )
     for n, (term, shape) in enumerate(zip(parsed.terms, shapes, strict=True)):
         named = len(term) - term.count(ELLIPSIS)

@@ -48,15 +48,15 @@ def _check_names(statement: Statement, used: tuple[Access, ...], shapes: Mapping
         example = ", ".join(f"{name}={name}" for name in missing)
         adds = statement.accumulate and target in missing
         why = f"; '+=' adds to {target!r}, so it is an operand too" if adds else ""
-        raise NotationError(f"no tensor is given for {_names(missing)}; pass {example}{why}")
+        raise NotationError(f"missing tensor for {_names(missing)}; pass {example}{why}")
     unused = [name for name in shapes if name not in needed]
     if target in unused:
         raise NotationError(
-            f"{target!r} is the result and not an operand; leave it out, or write '+=' to add to it"
+            f"{target!r} is the result, not an operand; do not pass it, or write '+=' to add to it"
         )
     if unused:
         verb = "is" if len(unused) == 1 else "are"
-        raise NotationError(f"{_names(unused)} {verb} given but not used in {show(statement)!r}; leave out")
+        raise NotationError(f"{_names(unused)} {verb} passed but not used in {show(statement)!r}")
 
 
 def _disagreement(
@@ -70,7 +70,7 @@ def _disagreement(
         f"but {size} in {show(second)!r} (shape {tuple(shapes[second.tensor])})"
     )
     if 1 in (first_size, size):
-        text += "; sizes of 1 are not broadcast here: squeeze the dimension and leave out the index"
+        text += "; sizes of 1 are not broadcast here: squeeze the dimension and drop the index"
     return text
 
 

@@ -1,1 +1,1 @@
-"""torch's functions on sparse tensors."""
+"""PyTorch functions on sparse tensors."""

@@ -84,7 +84,7 @@ class Windows:
 
 
 def _is_sparse_enough(input: Any, share: float) -> bool:
-    """Whether to compute by entries: the density is up to ``share``, or no dense copy fits."""
+    """Whether to compute by entries: the density is up to ``share``, or no dense tensor fits."""
     if not isinstance(input, SparseTensor) or not input.is_floating_point() or input.requires_grad:
         return False
     return input.density <= share or not is_within_budget(2 * input.numel() * input.element_size())
@@ -156,7 +156,7 @@ for _kind, _names in (("avg", _AVERAGE_OPTIONS), ("max", _MAX_OPTIONS)):
         implements(_function)(functools.partial(_pool, _function, _dims, _names))
 
 
-_HINT = "leave out the bias, without which it is sparse"
+_HINT = "omit the bias for a sparse result"
 
 
 def _convolve(
@@ -194,14 +194,15 @@ def _convolve(
 def _check_channels(input: torch.Tensor, weight: torch.Tensor, dims: int, groups: int) -> None:
     if weight.dim() != dims + 2 or input.dim() not in (dims + 1, dims + 2):
         raise ShapeError(
-            f"conv{dims}d takes an input of {dims + 1} or {dims + 2} dimensions and weights of {dims + 2}, "
-            f"not shapes {tuple(input.shape)} and {tuple(weight.shape)}"
+            f"conv{dims}d expected a {dims + 1}-D or {dims + 2}-D input and a {dims + 2}-D weight, but got "
+            f"shapes {tuple(input.shape)} and {tuple(weight.shape)}"
         )
     channels = input.shape[-dims - 1]
     if groups < 1 or weight.shape[1] * groups != channels or weight.shape[0] % groups:
         raise ShapeError(
-            f"weights of shape {tuple(weight.shape)} in {groups} groups take {weight.shape[1]} channels a "
-            f"group, but input has {channels} in all: shape {tuple(input.shape)}"
+            f"given groups={groups}, weight of shape {tuple(weight.shape)}, expected input of shape "
+            f"{tuple(input.shape)} to have {weight.shape[1] * groups} channels, but got {channels} "
+            "channels instead"
         )
 
 

@@ -66,9 +66,9 @@ def embedding_bag(
             replace_value(weight, table, "embedding_bag")
         return output
     if mode not in ("sum", "mean", "max"):
-        raise ArgumentError(f"mode is sum, mean or max, not {mode!r}")
+        raise ArgumentError(f"mode must be 'sum', 'mean' or 'max', but got {mode!r}")
     if per_sample_weights is not None and mode != "sum":
-        raise UnsupportedError(f"per_sample_weights are for mode='sum', not {mode!r}")
+        raise UnsupportedError(f"per_sample_weights is only supported for mode='sum', but got mode={mode!r}")
     bags = split_bags(input, offsets, include_last_offset, per_sample_weights, weight)
     if padding_idx is not None:
         kept = bags.row != padding_idx % weight.shape[0]
@@ -88,7 +88,7 @@ def split_bags(input: Any, offsets: Any, has_last: bool, weights: Any, table: An
     wrong = (row < 0) | (row >= table.shape[0])
     if bool(wrong.any()):
         raise IndexRangeError(
-            f"row {int(row[wrong][0])} is out of bounds for a table of {table.shape[0]} rows"
+            f"index {int(row[wrong][0])} is out of bounds for a table with {table.shape[0]} rows"
         )
     if weights is not None and tuple(weights.shape) != tuple(input.shape):
         raise ShapeError(
@@ -111,14 +111,17 @@ def _begins(input: Any, offsets: Any, has_last: bool) -> torch.Tensor:
     """Return where each bag begins, and the end of the last one."""
     if input.dim() != 1 or offsets is None or offsets.dim() != 1:
         raise ShapeError(
-            "embedding_bag takes rows as a matrix, one bag a row, or as a list with offsets, where bags "
-            f"begin; input has {input.dim()} dimensions"
+            "embedding_bag expected a 2-D input with one bag per row, or a 1-D input with offsets where "
+            f"bags begin, but got a {input.dim()}-D input"
         )
     begins: torch.Tensor = offsets.to(torch.int64)
     if not has_last:
         begins = torch.cat([begins, torch.tensor([input.numel()], device=begins.device)])
     if begins.numel() and (int(begins[0]) != 0 or bool((begins.diff() < 0).any()) or begins[-1] > len(input)):
-        raise ArgumentError(f"offsets begin with 0, never fall, and stay within the {len(input)} rows given")
+        raise ArgumentError(
+            f"offsets must begin with 0, must not decrease, and must not exceed the {len(input)} indices "
+            "in input"
+        )
     return begins
 
 

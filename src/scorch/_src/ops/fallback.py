@@ -1,9 +1,9 @@
-"""Run operators of torch that have no handler of their own. In this order:
+"""Run PyTorch operators that have no handler of their own. In this order:
 
 in place or with out=      the operator without it, and then the tensor takes the result
 elementwise                ``ops.pointwise.elementwise``
 composite                  torch's own decomposition, whose parts come here again
-anything else              on dense copies, within the dense budget
+anything else              densely (fallback), within the dense budget
 """
 
 from __future__ import annotations
@@ -131,11 +131,10 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run ``func`` on arguments of which some are sparse."""
     if func.namespace in COLLECTIVES:
         raise UnsupportedError(
-            f"{name_of(func)} sends dense tensors to other processes, but a sparse tensor consists "
-            f"of several; send S.values() and keep the sparsity pattern, as "
-            f"DistributedDataParallel does for sparse parameters. DTensors "
-            "need it for full_tensor, redistribute and products of two sparse ones: "
-            "scorch.distributed.shard exchanges only the rows that are needed"
+            f"{name_of(func)} sends dense tensors to other processes, but a sparse tensor consists of "
+            "several; send S.values() and keep the sparsity pattern, as DistributedDataParallel does for "
+            "sparse parameters. DTensors do this in full_tensor, redistribute and products of two sparse "
+            "tensors: scorch.distributed.shard exchanges only the rows that are needed"
         )
     if kwargs.get("out") is not None:
         return _run_with_out(kwargs.pop("out"), func, args, kwargs)
@@ -174,7 +173,7 @@ def _refuse_inside_dtensor(func: Any) -> None:
     """Refuse an operator that makes its operand dense, where a DTensor calls it and not the user."""
     if not is_called_from("scorch", 3):
         raise UnsupportedError(
-            f"{name_of(func)} would make the sparse tensor inside of a DTensor dense. Call it with the local "
+            f"{name_of(func)} would make the sparse tensor inside a DTensor dense. Call it with the local "
             "tensor (D.to_local()), or shard the tensor with scorch.distributed.shard"
         )
 
@@ -218,7 +217,7 @@ def store_like(results: Any, like: SparseTensor) -> Any:
 
 
 def as_dense(value: Any) -> Any:
-    """Return a dense copy of a sparse tensor, and anything else as it is."""
+    """Convert a sparse tensor to dense, and return anything else as it is."""
     return value.to_dense() if isinstance(value, SparseTensor) else value
 
 
@@ -235,11 +234,11 @@ def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run ``func`` on dense copies; refuse, before anything is allocated, what exceeds the dense budget."""
+    """Fall back to a dense computation; raise before allocating anything if it exceeds the dense budget."""
     sparse = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, SparseTensor)]
     size = sum(tensor.numel() * tensor.storage.values.element_size() for tensor in sparse)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
-    hint = "it has no form for sparse tensors and works on a dense copy"
+    hint = "it has no sparse implementation and falls back to a dense computation"
     check_budget(size, f"{name_of(func)} of {shapes}", hint)
     start = time.perf_counter()
     result = func(*tree_map(as_dense, tuple(args)), **tree_map(as_dense, kwargs))
@@ -252,7 +251,7 @@ def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     """Run ``x.add_(y)``: x takes the result of ``x.add(y)``."""
     name, target = name_of(func), args[0]
     if name == "abs_" and target.is_complex():
-        raise InPlaceError("abs_ gives real numbers, which a complex tensor does not become; use abs")
+        raise InPlaceError("abs_ is not supported for complex tensors, because its result is real; use abs")
     if torch.Tag.inplace_view in func.tags and isinstance(target, SparseTensor):
         return _reshape_in_place(target, getattr(aten, name.removesuffix("_"))(*args, **kwargs), name)
     functional = FUNCTIONAL.get(func.overloadpacket) or getattr(aten, name.removesuffix("_"), None)
@@ -282,7 +281,7 @@ def _add_in_place(self: Any, other: Any, **kwargs: Any) -> Any:
 
 @registry.implements(aten.copy_.default)
 def _copy_in_place(self: Any, src: Any, non_blocking: bool = False) -> Any:
-    """Copy the entries between sparse tensors of one shape, and no zeros beside them."""
+    """Copy the entries between sparse tensors of one shape, and no zeros with them."""
     are_sparse = isinstance(self, SparseTensor) and isinstance(src, SparseTensor)
     if are_sparse and self.shape == src.shape and torch.can_cast(src.dtype, self.dtype):
         return replace_value(self, _copy_values(src), "copy_")
@@ -316,13 +315,15 @@ def _writes_sparse(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
 def replace_value(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     """Write ``result`` to ``target``; a sparse one keeps its format."""
     if not torch.can_cast(result.dtype, target.dtype):
-        raise InPlaceError(f"{name} gives {result.dtype}, which a tensor of {target.dtype} cannot take")
+        raise InPlaceError(
+            f"{name} returns {result.dtype}, which cannot be cast to the tensor's dtype {target.dtype}"
+        )
     if not isinstance(target, SparseTensor):
         refuse_freed(target)
         return target.copy_(as_dense(result))
     if tuple(result.shape) != tuple(target.shape):
         raise InPlaceError(
-            f"{name} on a tensor of shape {tuple(target.shape)} gives one of {tuple(result.shape)}"
+            f"{name} on a tensor of shape {tuple(target.shape)} returns shape {tuple(result.shape)}"
         )
     if not isinstance(result, SparseTensor) and are_patterns_fixed():  # zeros have gradients too
         keys = torch.arange(result.numel(), device=result.device)
@@ -375,11 +376,13 @@ def write_out(out: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     """Write to ``out=``: a dense tensor is resized, with torch's warning unless it was empty."""
     is_dense = not isinstance(out, SparseTensor)
     if out.device != result.device:
-        raise DeviceError(f"{name} gives a result on {result.device}, but out is on {out.device}")
+        raise DeviceError(f"expected out of {name} to be on {result.device}, but got {out.device}")
     if is_dense and out.shape != result.shape and torch.can_cast(result.dtype, out.dtype):
         if out.numel():
             old_shape, new_shape = tuple(out.shape), tuple(result.shape)
-            warnings.warn(f"out of {name} has shape {old_shape} and is resized to {new_shape}", stacklevel=2)
+            warnings.warn(
+                f"an output of {name} with shape {old_shape} was resized to {new_shape}", stacklevel=2
+            )
         out.resize_(result.shape)
     return replace_value(out, result, name)
 
@@ -391,4 +394,4 @@ def _functional_overload(func: Any) -> str:
         schema = getattr(func.overloadpacket, overload)._schema
         if [(a.name, str(a.type)) for a in schema.arguments] == names:
             return str(overload)
-    raise UnsupportedError(f"{name_of(func)} with out= does not work on sparse tensors; use the result")
+    raise UnsupportedError(f"{name_of(func)} with out= is not supported for sparse tensors; use the result")

@@ -221,7 +221,10 @@ def cross_entropy(
     total = torch.logsumexp(input, 1)
     if target.is_floating_point():
         if tuple(target.shape) != tuple(input.shape):
-            shapes = f"input has shape {tuple(input.shape)}, but target has shape {tuple(target.shape)}"
+            shapes = (
+                f"expected input and target to have the same shape, but got {tuple(input.shape)} and "
+                f"{tuple(target.shape)}"
+            )
             raise ShapeError(f"cross_entropy: {shapes}")
         weighted = target * class_weights
         loss = total * as_dense(weighted.sum(1)) - as_dense((weighted * input).sum(1))
@@ -254,9 +257,7 @@ def _weights(target: Any, class_weights: Any, ignore_index: int, x: torch.Tensor
     """Return the weight of each row: that of its class, and 0 where the target is ``ignore_index``."""
     rows, classes = x.shape
     if tuple(target.shape) != (rows,):
-        raise ShapeError(
-            f"cross_entropy: there are {rows} rows of scores, but target has shape {tuple(target.shape)}"
-        )
+        raise ShapeError(f"cross_entropy: input has {rows} rows, but target has shape {tuple(target.shape)}")
     counts = target != ignore_index
     wrong = counts & ((target < 0) | (target >= classes))
     if bool(wrong.any()):

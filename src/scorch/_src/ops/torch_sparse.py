@@ -51,7 +51,9 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
         assert isinstance(converted, SparseTensor)
         return converted
     kind = "a dense tensor" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
-    raise OperandError(f"{name} takes a sparse tensor here, not {kind}; create one with scorch.from_torch")
+    raise OperandError(
+        f"{name} expected a sparse tensor here, but got {kind}; create one with scorch.from_torch"
+    )
 
 
 @implements(torch.sparse.mm, differentiable=True)
@@ -63,7 +65,7 @@ def mm(sparse: Any, dense: Any, reduce: str = "sum") -> Any:
     if reduce == "sum":
         return matmul.mm(sparse, dense)
     if reduce != "mean" and reduce not in EXTREMES:
-        raise ArgumentError(f"reduce is {reduce!r}; it may be 'sum', 'mean', 'amax' or 'amin'")
+        raise ArgumentError(f"unknown reduce {reduce!r}; choose from 'sum', 'mean', 'amax' and 'amin'")
     matrix = _check_factors(f"torch.sparse.mm with reduce={reduce!r}", sparse, dense)
     if reduce == "mean":
         total, count = matmul.mm(matrix, dense), _row_counts(matrix).divisors
@@ -79,10 +81,10 @@ def _check_factors(name: str, mat1: Any, mat2: Any) -> SparseTensor:
     matrix = as_sparse(name, mat1)
     is_dense = isinstance(mat2, torch.Tensor) and not isinstance(mat2, SparseTensor)
     if not is_dense or mat2.layout is not torch.strided:
-        raise OperandError(f"{name} takes a dense matrix on the right; torch.mm takes sparse ones too")
+        raise OperandError(f"{name} expected a dense matrix on the right; torch.mm accepts sparse ones too")
     shapes = tuple(matrix.shape), tuple(mat2.shape)
     if matrix.dim() != 2 or mat2.dim() != 2 or shapes[0][1] != shapes[1][0]:
-        raise ShapeError(f"{name} takes matrices that fit, not of shapes {shapes[0]} and {shapes[1]}")
+        raise ShapeError(f"{name}: matrices of shapes {shapes[0]} and {shapes[1]} cannot be multiplied")
     return matrix
 
 
@@ -171,7 +173,9 @@ def sspaddmm(
     product = _multiply_to_format("sspaddmm", mat1, mat2, as_format(added.format, 2))
     shapes = tuple(product.shape), tuple(added.shape)
     if shapes[0] != shapes[1]:
-        raise ShapeError(f"sspaddmm adds a product of shape {shapes[0]} to a tensor of shape {shapes[1]}")
+        raise ShapeError(
+            f"sspaddmm cannot add a product of shape {shapes[0]} to a tensor of shape {shapes[1]}"
+        )
     total = products.add_scaled(added, product, beta, alpha)
     assert isinstance(total, SparseTensor)
     return total
@@ -187,14 +191,16 @@ def hspmm(mat1: Any, mat2: Any, *, out: Any = None) -> SparseTensor:
 
 def _refuse_out(name: str, out: Any) -> None:
     if out is not None:
-        raise OperandError(f"{name} does not write to out=; use the result instead")
+        raise OperandError(f"{name} does not support out=; use the result instead")
 
 
 def _multiply_to_format(name: str, mat1: Any, mat2: Any, form: Format) -> SparseTensor:
     """Compute ``mat1 @ mat2`` of a sparse and a dense matrix, stored as ``form``."""
     matrix = _check_factors(name, mat1, mat2)
     if matrix.dtype != mat2.dtype:
-        raise CallError(f"{name} takes matrices of one dtype, not {matrix.dtype} and {mat2.dtype}")
+        raise CallError(
+            f"{name} expected matrices of the same dtype, but got {matrix.dtype} and {mat2.dtype}"
+        )
     product = einsum("ij,jk->ik", matrix, mat2, format=form)
     assert isinstance(product, SparseTensor)
     return product
@@ -303,7 +309,7 @@ def _has_entries(input: SparseTensor, kept_dims: list[int], shape: tuple[int, ..
 def _check_dims(rank: int, dims: Sequence[int]) -> set[int]:
     for dim in dims:
         if not -rank <= dim < rank:
-            raise IndexRangeError(f"torch.sparse.sum over dimension {dim} of a tensor with {rank} dimensions")
+            raise IndexRangeError(f"torch.sparse.sum: dimension {dim} is out of range for a {rank}-D tensor")
     reduced = {dim % rank for dim in dims}
     if len(reduced) != len(dims):
         raise ArgumentError(f"torch.sparse.sum: a dimension appears twice in {tuple(dims)}")

@@ -1,1 +1,1 @@
-"""Run ``einsum`` and ``evaluate``, with gradients of any order."""
+"""Run ``einsum`` and ``evaluate``, with higher-order gradients."""

@@ -2,7 +2,7 @@
 
 Every statement is a function of arrays: dense tensors, and the values of sparse ones, whose patterns are
 fixed. Its gradients are statements again (``notation.differentiate``), sampled at the patterns of sparse
-operands, and run the same way; so there are gradients of any order, forward derivatives, and ``torch.func``.
+operands, and run the same way; so there are higher-order gradients, forward derivatives, and ``torch.func``.
 """
 
 from __future__ import annotations

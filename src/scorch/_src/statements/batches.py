@@ -103,7 +103,7 @@ def _shallower(pattern: Pattern) -> Pattern:
     form = pattern.format
     levels = len(form) - 1
     if not form.levels[-1].is_full or form.order[-1] != len(pattern.shape) - 1:
-        raise UnsupportedError("vmap over this expression gives a sparse result that is not batched evenly")
+        raise UnsupportedError("vmap over this expression returns a sparse result that is not batched evenly")
     outer = Format(form.levels[:-1], order=form.order[:-1], blocks=dict(form.blocks))
     return Pattern(
         outer, pattern.shape[:-1], pattern.pos[:levels], pattern.crd[:levels], pattern.counts[:levels]

@@ -3,7 +3,7 @@
     "ab,bc,cd,...->az"    ->    "ab,bc->ac", then "ab,bc->ac" of that and the next, ...
 
 Operands with the same indices are multiplied first, several at once; then, again and again, the two whose
-product is smallest beside what goes into it. That search is quick for any number of operands, and every
+product is smallest compared with its operands. That search is quick for any number of operands, and every
 product is an einsum of a few operands, whose kernels are chosen and cached like any other's.
 """
 
@@ -42,7 +42,7 @@ def contractions(
     """
     if len(terms) > MAX_CONTRACTED_OPERANDS:
         raise NotationError(
-            f"einsum of {len(terms):,} operands, and at most {MAX_CONTRACTED_OPERANDS:,} are planned; "
+            f"einsum got {len(terms):,} operands, but at most {MAX_CONTRACTED_OPERANDS:,} are supported; "
             "multiply some of them first"
         )
     plan = _Plan(terms, output, sizes)
@@ -120,8 +120,8 @@ def _equation(terms: Sequence[tuple[str, ...]], output: tuple[str, ...]) -> str:
     indices = dict.fromkeys(index for term in terms for index in term)
     if len(indices) > len(string.ascii_letters):
         raise NotationError(
-            f"einsum: a product of two operands has {len(indices)} indices, and at most "
-            f"{len(string.ascii_letters)} are planned; sum over some of them first"
+            f"einsum: a product of two operands has {len(indices)} indices, but at most "
+            f"{len(string.ascii_letters)} are supported; sum over some of them first"
         )
     letters = dict(zip(indices, string.ascii_letters, strict=False))
     words = ["".join(letters[index] for index in term) for term in (*terms, output)]

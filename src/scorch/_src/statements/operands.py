@@ -29,11 +29,11 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     if not isinstance(value, torch.Tensor):
         is_sharded = hasattr(value, "__torch_function__")
         advice = (
-            "compute with it by scorch.distributed.einsum and evaluate"
+            "use scorch.distributed.einsum or evaluate"
             if is_sharded
             else "create one with torch.tensor or scorch.from_scipy"
         )
-        raise OperandError(f"{name} is a {type(value).__name__}, not a tensor; {advice}")
+        raise OperandError(f"{name} must be a tensor, but got a {type(value).__name__}; {advice}")
     _check_has_memory(name, value)
     check_device(name, value.device)
     checked_dtype(name, value.dtype)
@@ -65,9 +65,7 @@ def _scalar(name: str, value: Any) -> torch.Tensor:
     try:
         return torch.tensor(value, device=HOST)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise OperandError(
-            f"{name} is the number {value!r}, which no dtype holds; numbers go up to 64 bits"
-        ) from None
+        raise OperandError(f"{name} is the number {value!r}, which does not fit in 64 bits") from None
 
 
 def _check_has_memory(name: str, value: torch.Tensor) -> None:
@@ -81,7 +79,7 @@ def _check_has_memory(name: str, value: torch.Tensor) -> None:
     if is_wrapper or is_functorch_wrapped_tensor(value):
         word = "a tensor inside torch.func" if not is_wrapper else f"a {kind.__name__}"
         raise UnsupportedError(
-            f"{name} is {word}, which Scorch cannot read; call it outside of torch.func, vmap, "
+            f"{name} is {word}, which Scorch cannot read; call it outside torch.func, vmap, "
             "torch.compile and fake tensor modes, on plain tensors"
         )
 

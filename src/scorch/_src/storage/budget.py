@@ -15,7 +15,7 @@ def check_budget(size: int, what: str, cure: str) -> None:
     if not is_within_budget(size):
         raise DensityError(
             f"{what} needs {size:,} bytes of dense memory, more than the budget of {_budget():,}; {cure}, "
-            "or raise scorch.settings(dense_budget=...)"
+            "or increase scorch.settings(dense_budget=...)"
         )
 
 

@@ -93,7 +93,7 @@ class _Completion:
             return
         if 8 * room > UNCHECKED_BYTES:
             what = f"a tensor of shape {self.entries.shape} in format {self.entries.format}"
-            check_budget(8 * room, what, "ask for a format that is not filled up, such as 'csr'")
+            check_budget(8 * room, what, "use a format without padding, such as 'csr'")
         whole, listed = kind.complete(pos, crd, size)
         self.places = _places(pos, crd, whole, listed, size)
         self.pos[level], self.crd[level], self.counts[level] = whole, listed, room
@@ -123,5 +123,5 @@ def _check_memory(form: Format, shape: tuple[int, ...], counts: Sequence[int]) -
             length = kind.length(parents, form.level_size(level, shape), counts[level])
             if 8 * length > UNCHECKED_BYTES:
                 what = f"a tensor of shape {shape} in format {form}"
-                check_budget(8 * length, what, "ask for a sparser format such as 'coo' or 'dcsr'")
+                check_budget(8 * length, what, "use a sparser format such as 'coo' or 'dcsr'")
         parents = counts[level]

@@ -1,1 +1,1 @@
-"""``SparseTensor``: what users hold, and how torch's functions and autograd reach it."""
+"""``SparseTensor``: what users hold, and how PyTorch functions and autograd reach it."""

@@ -4,11 +4,11 @@ A sparse tensor that requires a gradient is a leaf, or has a ``grad_fn``, like a
 on its pattern: it is a ``SparseTensor`` that shares it. Three functions connect computations on arrays:
 
     values_of(S)               the values of S                       backward: a tensor on the pattern of S
-    sparse_of(pattern, v)      the tensor with values v              backward: the gradient at its places
+    sparse_of(pattern, v)      the tensor with values v              backward: the gradient at its pattern
     placed(v, source, target)  entries moved to another pattern      backward: entries moved back
 
 ``placed`` is its own kind of adjoint: sampling a dense gradient at a pattern, and spreading values over a
-dense tensor, are one function with both patterns exchanged. So all of them have gradients of any order.
+dense tensor, are one function with both patterns exchanged. So all of them have higher-order gradients.
 
 ``torch.func`` tracks the values of a sparse tensor, not the tensor itself, and so does forward mode
 (``tensor/transforms/forward_mode.py``).
@@ -85,7 +85,7 @@ def gradient_target(tensor: SparseTensor) -> torch.Tensor:
 
 
 def watcher_of(tensor: weakref.ref[torch.Tensor] | None) -> Callable[..., None] | None:
-    """Return the callback for gradients of a tensor outside of its pattern, if one is registered."""
+    """Return the callback for gradients of a tensor outside its sparsity pattern, if one is registered."""
     watched = tensor() if WATCHED and tensor is not None else None
     return None if watched is None else WATCHED.get(id(watched))
 
@@ -96,12 +96,12 @@ def _check_watched(tensor: weakref.ref[torch.Tensor] | None) -> None:
 
 
 def outside_pattern_error() -> UnsupportedError:
-    """Return the error for gradients outside of a pattern that are requested but not computed."""
+    """Return the error for gradients outside a sparsity pattern that are requested but not computed."""
     return UnsupportedError(
-        "grad_topk knows gradients outside of the pattern from einsum, evaluate, matmul and linear with "
-        "dense results; this tensor was used otherwise too (transposed, converted, elementwise, for a sparse "
-        "result): write the product as one einsum, as in scorch.einsum('bj,ij->bi', x, W), and take a "
-        "penalty on the weights outside of the with block"
+        "grad_topk supports gradients outside the sparsity pattern from einsum, evaluate, matmul and "
+        "linear with dense results only, but this tensor was also used differently (transposed, "
+        "converted, elementwise, for a sparse result): write the product as one einsum, as in "
+        "scorch.einsum('bj,ij->bi', x, W), and take a penalty on the weights outside the with block"
     )
 
 
@@ -109,8 +109,8 @@ def check_gradient(tensor: SparseTensor) -> None:
     if tensor.has_unknown_gradient:
         raise InPlaceError(
             "a view that was created inside torch.no_grad(), by a function with several results (unbind, "
-            "split, chunk), or that requires a gradient of its own, is used after its base has been modified "
-            "inplace; take it again"
+            "split, chunk), or that requires a gradient of its own, is used after its base has been "
+            "modified inplace; create the view again"
         )
 
 
@@ -176,8 +176,8 @@ def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """Return the gradient of a tensor on ``pattern`` that has these values, connected to them."""
     if is_legacy_batchedtensor(values):
         raise UnsupportedError(
-            "gradients of a sparse tensor for a batch of directions (is_grads_batched, vectorize); "
-            "use torch.func.jacrev over its values(), or one direction after the other"
+            "batched gradients of a sparse tensor (is_grads_batched, vectorize) are not supported; use "
+            "torch.func.jacrev over its values(), or compute one gradient at a time"
         )
     values = clear_padding(values, pattern)
     if is_grad_enabled() or type(values) is not torch.Tensor:
@@ -200,7 +200,7 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         arrays = [array for pair in pairs for array in pair if array is not None]
         arguments = spelled(pattern.format), list(pattern.shape), arrays, values
         return torch.ops.scorch.assemble(*arguments)  # type: ignore[no-any-return]
-    if type(values) not in _MEMORY:  # inside of a graph that torch.export traces
+    if type(values) not in _MEMORY:  # inside a graph that torch.export traces
         return hooks.trace(pattern, values)  # type: ignore[no-any-return]
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
         tensor: SparseTensor = apply(_Wrap, values, pattern)
@@ -222,7 +222,7 @@ def map_values(tensor: SparseTensor, function: Callable[..., Any], *args: Any, *
 
 
 def used(tensor: Any) -> Any:
-    """Wrap a tensor that requires a gradient for one use of it by a function of torch."""
+    """Wrap a tensor that requires a gradient for one use of it by a PyTorch function."""
     if isinstance(tensor, torch.Tensor) and any_requires_grad(tensor) and peek_interpreter_stack() is None:
         return apply(_Use, tensor)
     return tensor
@@ -390,14 +390,14 @@ def stored(dense: torch.Tensor, form: Format) -> SparseTensor:
     """Store the nonzeros of a dense tensor as ``form``, connected to it."""
     if is_functorch_wrapped_tensor(dense):
         raise UnsupportedError(
-            "which elements are zero is not known inside of torch.func; make the sparse tensor outside, and "
-            "inside give it values: scorch.sparse_csr_tensor(crow, col, values)"
+            "the sparsity pattern of a dense tensor is unknown inside torch.func; compute the pattern "
+            "outside, and pass the values inside: scorch.sparse_csr_tensor(crow, col, values)"
         )
     storage = from_dense(dense.detach(), form)
     return sparse_of(storage.pattern, values_at(dense, storage.pattern))
 
 
-# functions of torch ----------------------------------------------------------------------------------
+# PyTorch functions -----------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=1024)

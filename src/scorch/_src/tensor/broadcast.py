@@ -3,7 +3,7 @@
     v[:, None] * w[None, :]     every entry of v with every entry of w
     A[:, None, :] * B[None]     the entries of A and B with the same last coordinate
 
-The second way takes time and memory for the pairs only, however often broadcasting repeats an entry.
+The second case takes time and memory for the pairs only, however often broadcasting repeats an entry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Translate errors of torch's functions into the words of the user's call.
+"""Translate errors of PyTorch functions into the words of the user's call.
 
 A call that fails is repeated on meta tensors of the same shapes and dtypes. torch raises for those what it
 raises for dense tensors: the user gets an error of the same type, which is one of Scorch's too, naming the
@@ -77,11 +77,11 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if elsewhere is not None:
         return _scorch_error(DeviceError, name, elsewhere, tensors)
     if "doesn't have storage" in str(error) and is_transformed():
-        text = "it has no form inside of torch.func for a sparse tensor whose values are tracked; "
+        text = "it is not supported inside torch.func for a sparse tensor whose values are tracked; "
         return _scorch_error(UnsupportedError, name, f"{text}apply it outside, or to .to_dense()", tensors)
     refused = re.search(r"you tried to allocate (\d+) bytes", str(error))
     if refused is not None and not isinstance(error, ScorchError):
-        text = f"{int(refused[1]):,} bytes of dense memory are more than there is"
+        text = f"{int(refused[1]):,} bytes of dense memory are more than is available"
         return _scorch_error(DensityError, name, text, tensors)
     is_too_large = isinstance(error, DensityError)  # if not an operand, then the result
     if func in DIFFERENTIATING:  # it needs the graph of these very tensors
@@ -140,7 +140,10 @@ def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:
     for tensor in tensors:
         if own is not None and tensor.device != own and tensor.dim() > 0:
             other = tensor.device
-            return f"all tensors must be on one device, but the sparse one is on {own} and another on {other}"
+            return (
+                f"expected all tensors to be on the same device, but the sparse one is on {own} and "
+                f"another on {other}"
+            )
     return None
 
 
@@ -243,7 +246,7 @@ def described(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def name_of(func: Any) -> str:
-    """Return the name that users write for a function of torch."""
+    """Return the name that users write for a PyTorch function."""
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         name = str(getattr(func.__self__, "__name__", name))

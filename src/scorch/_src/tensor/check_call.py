@@ -1,6 +1,6 @@
 """Check a call as torch would: sparse tensors refuse what torch refuses for dense ones.
 
-A handler that does not call torch's own function (a product as an einsum, a gradient by a rule of its own)
+A handler that does not call the PyTorch function (a product as an einsum, a gradient by a rule of its own)
 would accept too much: einsum broadcasts an index of size 1, and mixes dtypes. So torch runs the call on small
 dense tensors, once for all calls with the same shapes, dtypes and numbers. Equal sizes stay equal there, and
 0, 1 and 3 (of a cross product) are not replaced: that is exact for functions that compare sizes only with

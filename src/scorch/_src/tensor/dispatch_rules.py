@@ -24,7 +24,7 @@ COMMON = (
     "neg", "ones_like", "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze",
     "sub", "sub_", "sum", "t", "transpose", "unbind", "unsqueeze", "view", "zero_", "zeros_like",
 )
-COMPOSED_OF = {  # what functions of torch call under another name
+COMPOSED_OF = {  # what PyTorch functions call under another name
     "allclose": ("isclose",), "argsort": ("sort",), "block_diag": ("constant_pad_nd",),
     "cdist": ("_cdist_forward", "_euclidean_dist"),
     "cosine_similarity": ("linalg_vector_norm", "clamp_min"), "diag": ("diag_embed", "diagonal_copy"),
@@ -51,7 +51,7 @@ def register_common() -> None:
 
 @functools.lru_cache(maxsize=4096)
 def register_for(function: Any) -> None:
-    """Register rules for the operators of the name of a function or operator of torch, and common ones."""
+    """Register rules for the operators named like a PyTorch function or operator, and common ones."""
     register_common()
     name = getattr(function, "__name__", "")
     if name == "__get__":  # of an attribute

@@ -18,7 +18,7 @@ _skip: Any = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 def skip_tracing(function: Function) -> Function:
-    """Let dynamo run ``function`` eagerly inside of compiled programs, and return it."""
+    """Let dynamo run ``function`` eagerly inside compiled programs, and return it."""
     if isinstance(function, types.FunctionType):
         set_code_exec_strategy(function.__code__, _skip)
     return function

@@ -1,7 +1,7 @@
 """The entries of a sparse tensor as two lists, for operations that move entries instead of computing.
 
-The place of an entry is one number, its *key*: the place in the dense tensor counted row by row, which fits
-in 64 bits because torch numbers places so. Reshaping leaves keys as they are, slices and permutations are
+The position of an entry is one number, its *key*: the index in the flattened dense tensor, which fits
+in 64 bits because torch numbers elements so. Reshaping leaves keys as they are, slices and permutations are
 arithmetic on them, and two patterns are united or intersected as sorted lists of numbers.
 """
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Entries:
-    """``values`` at the places ``keys``, which increase, of a tensor of ``shape``.
+    """``values`` at the positions ``keys``, which increase, of a tensor of ``shape``.
 
     They are built from keys or from ``columns``, the coordinates in each dimension; the other is computed on
     first use.
@@ -55,13 +55,13 @@ class Entries:
         return list(self._columns)
 
     def sorted(self) -> Entries:
-        """Return the same entries in the order of their places."""
+        """Return the same entries sorted by position."""
         keys, order = torch.sort(self.keys, stable=True)
         columns = None if self._columns is None else [column[order] for column in self._columns]
         return Entries(keys, self.values[order], self.shape, columns)
 
     def at(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return the values at the places ``keys``, zero where nothing is stored."""
+        """Return the values at the positions ``keys``, zero where nothing is stored."""
         return self.find(keys)[0]
 
     def find(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,7 +92,7 @@ def number_entries(pattern: Pattern, begin: int = 0) -> SparseTensor:
 
 
 def entries_of(tensor: SparseTensor) -> Entries:
-    """Return the stored entries in the order of their places."""
+    """Return the stored entries sorted by position."""
     shape = tensor.storage.pattern.shape
     coo = stored_as(tensor.storage, as_format("coo", len(shape)))
     crd = [array.to(torch.int64) for array in coo.pattern.crd if array is not None]

@@ -17,7 +17,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 def differentiable_entries(tensor: SparseTensor) -> Entries:
-    """Return the stored entries in the order of their places, connected to the tensor."""
+    """Return the stored entries sorted by position, connected to the tensor."""
     if not is_differentiable(tensor):
         return entries_of(tensor)
     with untracked():
@@ -26,12 +26,12 @@ def differentiable_entries(tensor: SparseTensor) -> Entries:
 
 
 def numbered_entries(pattern: Pattern) -> Entries:
-    """Return the places of a pattern, in their order, with the positions of its values."""
+    """Return the keys of a sparsity pattern in ascending order, with the positions of its values."""
     return entries_of(number_entries(pattern))
 
 
 def from_differentiable_entries(entries: Entries, form: Format, in_order: bool = True) -> SparseTensor:
-    """Return the tensor with these entries, whose places differ, connected to their values."""
+    """Return the tensor with these entries, which have distinct positions, connected to their values."""
     if not is_differentiable(entries.values):
         return from_entries(entries, form, in_order)
     with untracked():

@@ -112,7 +112,7 @@ def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tens
 
 
 class TracedStorage(Storage):
-    """The storage of a tensor inside of a graph that is traced: arrays with shapes, but no memory yet."""
+    """The storage of a tensor inside a graph that is traced: arrays with shapes, but no memory yet."""
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern, self.values = pattern, values

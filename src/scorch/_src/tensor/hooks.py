@@ -23,7 +23,7 @@ class Hooks:
     run_as_one_function: Callable[..., Any]  # tensor.transforms.functorch: one autograd function
     is_tracked: Callable[..., bool]  # tensor.transforms.functorch: whether it tracks values of sparse tensors
     is_any_tracked: Callable[..., bool]  # tensor.transforms.functorch: or anything else
-    trace: Callable[..., Any]  # tensor.traced: a tensor inside of a graph that is traced
+    trace: Callable[..., Any]  # tensor.traced: a tensor inside a graph that is traced
     check_write: Callable[..., None]  # tensor.write_checks: refuse to write where torch does
     record: Callable[..., Any]  # compile.capture.trace: add a call to the graph that is traced
     run_by_torch: Callable[..., Any]  # tensor.operators: a function without an entry, of what nothing tracks

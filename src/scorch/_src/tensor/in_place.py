@@ -63,8 +63,8 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     check_writable(target)
     if is_overlapping(target.storage.meta_tensor()):
         raise InPlaceError(
-            f"{name} on a view of shape {tuple(target.shape)} whose elements share memory has no gradient; "
-            "write to the tensor before expand, to a clone(), or inside of torch.no_grad()"
+            f"{name} on a view of shape {tuple(target.shape)} whose elements share memory is not "
+            "differentiable; write to the tensor before expand, to a clone(), or inside torch.no_grad()"
         )
     working = used(target)
     if working is target:
@@ -150,8 +150,8 @@ def _become(target: SparseTensor, values: torch.Tensor, pattern: Pattern, is_vie
 def _check_current(target: SparseTensor) -> None:
     if target.view_of is not None and not _is_current(target):
         raise InPlaceError(
-            "the base of this view was reshaped in place (squeeze_, t_ ...) after the view was taken; take "
-            "the view again"
+            "the base of this view was reshaped in place (squeeze_, t_ ...) after the view was created; "
+            "create the view again"
         )
 
 

@@ -50,9 +50,9 @@ def _refuse_parameter_of_dtensor() -> None:
         is_parameter = frame.f_globals.get("__name__") == torch.nn.Parameter.__module__
         if is_parameter and not isinstance(frame.f_locals.get("data"), SparseTensor):
             raise UnsupportedError(
-                "nn.Parameter of a DTensor that holds a sparse tensor would get a dense gradient. Make the "
-                "local tensor the parameter, weight = nn.Parameter(S), and a DTensor of it where it is used, "
-                "DTensor.from_local(weight, mesh, placements): the gradient of weight is sparse"
+                "an nn.Parameter of a DTensor with a sparse local tensor would get a dense gradient. Make "
+                "the local tensor the parameter, weight = nn.Parameter(S), and wrap it where it is used, "
+                "DTensor.from_local(weight, mesh, placements): then the gradient of weight is sparse"
             )
         frame = frame.f_back
 
@@ -80,9 +80,8 @@ def to_copy(
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and not is_served(device):
         raise DeviceError(
-            f"cannot create a sparse tensor on device {device}, but Scorch computes on the "
-            f"{served_in_words()}; "
-            f"S.to_torch().to('{device}') is one of torch's own there"
+            f"cannot create a sparse tensor on device {device}, because Scorch supports only the "
+            f"{served_in_words()}; S.to_torch().to('{device}') returns a PyTorch sparse tensor there"
         )
     values = self.storage.values
     if dtype is not None:
@@ -140,32 +139,31 @@ def _refuse(error: type[ScorchError], message: str, *functions: Any, differentia
     implements(*functions, differentiable=differentiable)(handler)
 
 
-NO_DLPACK = "DLPack has no sparse tensors; hand over .values() and .levels, or .to_dense()"
+NO_DLPACK = "DLPack does not support sparse tensors; pass .values() and .levels, or .to_dense()"
 _refuse(OperandError, NO_DLPACK, torch.Tensor.__dlpack__)
 _refuse(
     OperandError,
-    "a sparse tensor is no NumPy array; use .to_scipy(), or .to_dense().numpy(). "
-    "To compute with it, make the other operand a tensor: torch.from_numpy(array), scorch.from_scipy(matrix)",
+    "a sparse tensor cannot be converted to a NumPy array; use .to_scipy(), or .to_dense().numpy(). To "
+    "compute with it, make the other operand a tensor: torch.from_numpy(array), scorch.from_scipy(matrix)",
     torch.Tensor.numpy,
     torch.Tensor.__array__,
 )
 _refuse(
     OperandError,
-    "a sparse tensor has several arrays; ask one of them: .values().data_ptr()",
+    "a sparse tensor has several arrays; use one of them: .values().data_ptr()",
     torch.Tensor.data_ptr,
     getattr(torch.Tensor, "const_data_ptr", None),  # new in torch 2.13
 )
 _refuse(
     UnsupportedError,
-    "a sparse tensor cannot be resized in place; make a new one: "
-    "scorch.sparse_coo_tensor(S.indices(), S.values(), size)",
+    "a sparse tensor cannot be resized in place; create a new one: scorch.sparse_coo_tensor(S.indices(), "
+    "S.values(), size)",
     torch.Tensor.sparse_resize_,
     torch.Tensor.sparse_resize_and_clear_,
 )
 _refuse(
     UnsupportedError,
-    "set_ hands over memory, which a sparse tensor has several arrays of; write with copy_, "
-    "or hand over .to_dense()",
+    "set_ is not supported for sparse tensors, which have several arrays; use copy_, or pass .to_dense()",
     aten.set_,
     differentiable=False,
 )
@@ -200,8 +198,8 @@ def resize_(self: torch.Tensor, *size: Any, **_: Any) -> torch.Tensor:
         return self.resize_(wanted)
     if wanted != tuple(self.shape):
         raise UnsupportedError(
-            f"a sparse tensor of shape {tuple(self.shape)} cannot be resized to {wanted} in place; "
-            "take a slice, or torch.nn.functional.pad"
+            f"a sparse tensor of shape {tuple(self.shape)} cannot be resized to {wanted} in place; use a "
+            "slice or torch.nn.functional.pad"
         )
     return self
 

@@ -77,17 +77,18 @@ def as_operand(value: Any) -> Any:
 def array_ufunc(
     self: SparseTensor, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any
 ) -> Any:
-    """Compute NumPy's function ``ufunc`` of a sparse tensor by torch's function of the same meaning."""
+    """Compute the NumPy function ``ufunc`` of a sparse tensor with the equivalent PyTorch function."""
     name = ufunc.__name__
     function = OPERATORS.get(name) or getattr(torch, RENAMED.get(name, name), None)
     if method != "__call__" or function is None:
         called = name if method == "__call__" else f"{name}.{method}"
         raise UnsupportedError(
-            f"numpy.{called} does not take sparse tensors; use a function of torch, or S.to_scipy()"
+            f"numpy.{called} does not support sparse tensors; use a PyTorch function, or S.to_scipy()"
         )
     if kwargs:
         raise UnsupportedError(
-            f"numpy.{name} with {', '.join(kwargs)}= does not take sparse tensors; use torch's function"
+            f"numpy.{name} with {', '.join(kwargs)}= does not support sparse tensors; use the PyTorch "
+            "function"
         )
     operands = [as_operand(value) for value in inputs]
     if name not in OPERATORS:  # torch's other functions of two take no numbers
@@ -112,15 +113,21 @@ def _of_one_dtype(operands: list[Any]) -> list[Any]:
 def _written(out: Any, computed: torch.Tensor, name: str) -> Any:
     """Write the result to the array, for ``array += S``."""
     if not isinstance(out, np.ndarray):
-        raise UnsupportedError(f"numpy.{name} writes to arrays only, not to a {type(out).__name__}")
+        raise UnsupportedError(
+            f"numpy.{name} expected out to be a NumPy array, but got a {type(out).__name__}"
+        )
     if not out.flags.writeable:
-        raise ArgumentError(f"numpy.{name} cannot write to an array that is read-only")
+        raise ArgumentError(f"numpy.{name} cannot write to a read-only array")
     if tuple(computed.shape) != out.shape:
-        raise InPlaceError(f"numpy.{name} gives shape {tuple(computed.shape)}, but the array has {out.shape}")
+        raise InPlaceError(
+            f"numpy.{name} returns shape {tuple(computed.shape)}, but out has shape {out.shape}"
+        )
     result = computed.to_dense() if isinstance(computed, SparseTensor) else computed
     values = result.detach().numpy()
     if not np.can_cast(values.dtype, out.dtype, "same_kind"):
-        raise InPlaceError(f"numpy.{name} gives {values.dtype}, which an array of {out.dtype} cannot take")
+        raise InPlaceError(
+            f"numpy.{name} returns {values.dtype}, which cannot be cast to the dtype of out, {out.dtype}"
+        )
     out[...] = values
     return out
 

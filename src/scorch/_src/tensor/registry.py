@@ -1,4 +1,4 @@
-"""The registry: one entry for each function of torch that Scorch implements.
+"""The registry: one entry for each PyTorch function that Scorch implements.
 
 ``ops`` fills it with ``@implements(torch.matmul, torch.Tensor.matmul)``, and everyone else reads it:
 ``SparseTensor`` for what users call (``__torch_function__``) and for what torch's own C++ calls
@@ -20,7 +20,7 @@ Rule = Callable[..., Any] | None
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """How Scorch computes a function of torch, or an operator of ATen."""
+    """How Scorch computes a PyTorch function, or an ATen operator."""
 
     run: Rule = None  # computes it
     is_differentiable: bool = False  # ``run`` keeps the result connected to what requires gradients
@@ -81,7 +81,7 @@ for _name in ("add", "matmul", "mul", "sub"):
 
 
 def implements(*functions: Any, differentiable: bool = False) -> Callable[[Handler], Handler]:
-    """Register a handler for functions of torch, or operators of ATen, that takes the same arguments.
+    """Register a handler for PyTorch functions, or ATen operators, that takes the same arguments.
 
     The result of a ``differentiable`` handler is connected to tensors that require gradients. Other handlers
     are skipped for those: torch decomposes the function and differentiates it by its own formulas.

@@ -1,4 +1,4 @@
-"""``SparseTensor``: a ``torch.Tensor`` of any order, stored in any format.
+"""``SparseTensor``: a ``torch.Tensor`` with any number of dimensions, stored in any format.
 
 To torch it is a wrapper subclass: it has a shape, a dtype and a device but no storage of its own. Calls of
 torch functions arrive in ``__torch_function__`` whole, before torch takes them apart; what torch's C++ calls
@@ -91,7 +91,7 @@ class SparseTensor(torch.Tensor):
     parameter: torch.Tensor | None = None  # of a detached one: what statements connect their results to
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
-    is_shared_in_graph: bool = False  # whether it has views, or is one, inside of a graph that is traced
+    is_shared_in_graph: bool = False  # whether it has views, or is one, inside a graph that is traced
     copied_by: str | None = None  # the function that returned it, where dense tensors have a view
     is_inside_dtensor: bool = False  # a DTensor's local tensor, which calls of torch do not show
     samples_gradient: bool = False  # whether gradients that arrive dense are sampled at its entries
@@ -253,8 +253,8 @@ class SparseTensor(torch.Tensor):
         """
         if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(
-                "the gradient of a sparse tensor has its sparsity pattern (masked_grad=True); for "
-                "a dense gradient make the dense tensor the parameter: S.detach().to_dense().requires_grad_()"
+                "the gradient of a sparse tensor has its sparsity pattern (masked_grad=True); for a dense "
+                "gradient, make a dense tensor the parameter: S.detach().to_dense().requires_grad_()"
             )
         dense = self.to_format("dense") if self.storage.pattern.shape else hooks.values_of(self).reshape(())
         return dense if dtype is None else dense.to(dtype)
@@ -399,7 +399,7 @@ def without_base(result: Any) -> Any:
     """Replace views by tensors that torch does not treat as views: ``view_of`` has the base instead.
 
     torch would write through a view by its strides, which a sparse tensor does not have.
-    Call it where torch's functions do not reenter ``__torch_function__``.
+    Call it where PyTorch functions do not reenter ``__torch_function__``.
     """
     if isinstance(result, SparseTensor):
         if type(result.storage) is TracedStorage or not result._is_view():

@@ -31,7 +31,7 @@ from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, 
 def implements_method(*names: str) -> Callable[[Handler], Handler]:
     """Register a handler for methods of ``torch.Tensor``, in the table of functions and on the class.
 
-    Below torch's own functions, which bypass the table, the methods of the class still work.
+    Below PyTorch functions, which bypass the table, the methods of the class still work.
     """
 
     def register(handler: Handler) -> Handler:
@@ -121,7 +121,9 @@ def indices(self: SparseTensor) -> torch.Tensor:
     """Return the coordinates of a COO tensor, one row for each sparse dimension (int64, as in torch)."""
     pattern = self.storage.pattern
     if not pattern.format.is_coo:
-        raise FormatError(f"indices() is for coo, this is {pattern.format}; use .to_format('coo')")
+        raise FormatError(
+            f"indices() is only available for coo tensors, but got {pattern.format}; use .to_format('coo')"
+        )
     return torch.stack([array.to(torch.int64) for array in pattern.crd if array is not None])
 
 
@@ -133,11 +135,13 @@ def _implement_array(method: str, kind: str, word: str, place: int) -> None:
         form = self.storage.pattern.format
         layout = compressed_kind(form)
         if layout is None or layout[0][-1] != kind[-1]:
-            raise FormatError(f"{method}() is for {kind}, this is {form}; use .to_format({kind!r})")
+            raise FormatError(
+                f"{method}() is only available for {kind} tensors, but got {form}; use .to_format({kind!r})"
+            )
         arrays = compressed_arrays(self.storage.pattern)
         if arrays is None:
             raise FormatError(
-                f"{method}() is for batches of matrices with equal numbers of entries, and these differ; "
+                f"{method}() is only available for batches of matrices with the same number of entries; "
                 "use .levels"
             )
         return own(arrays[place])
@@ -170,7 +174,7 @@ def to_sparse(
     if layout is not None and layout != torch.sparse_coo:
         if sparse_dim is not None:
             raise ArgumentError(
-                f"to_sparse takes sparse_dim= or layout=, not both ({sparse_dim} and {layout})"
+                f"to_sparse expected sparse_dim= or layout=, but got both ({sparse_dim} and {layout})"
             )
         if layout not in COMPRESSED:
             raise FormatError(
@@ -178,11 +182,13 @@ def to_sparse(
             )
         return _to_compressed(self, COMPRESSED[layout], blocksize, dense_dim)
     if blocksize is not None:
-        raise ArgumentError("blocksize= is for layout=torch.sparse_bsr and torch.sparse_bsc")
+        raise ArgumentError("blocksize= is only supported for layout=torch.sparse_bsr and torch.sparse_bsc")
     if sparse_dim is None:
         sparse_dim = dims - (0 if dense_dim is None else dense_dim)
     if not 1 <= sparse_dim <= dims:
-        raise ShapeError(f"a tensor of {dims} dimensions has from 1 to {dims} sparse ones, not {sparse_dim}")
+        raise ShapeError(
+            f"sparse_dim must be between 1 and {dims}, the number of dimensions, but got {sparse_dim}"
+        )
     return as_sparse(self.to_format(Format("o" * sparse_dim + "d" * (dims - sparse_dim))))
 
 
@@ -192,17 +198,19 @@ def _to_compressed(
     dims, dense = len(S.storage.pattern.shape), dense_dim or 0
     if not 0 <= dense <= dims - 2:
         raise ShapeError(
-            f"{kind} has two sparse dimensions, but of {dims} dimensions {dense} dense ones leave "
+            f"{kind} has two sparse dimensions, but {dims} dimensions minus {dense} dense ones leave "
             f"{max(dims - dense, 0)}"
         )
     if (kind[0] == "b") != (blocksize is not None):
         raise ArgumentError(
-            f"{kind} needs blocksize=, such as (4, 4)" if kind[0] == "b" else f"{kind} has no blocksize="
+            f"{kind} needs blocksize=, such as (4, 4)"
+            if kind[0] == "b"
+            else f"{kind} does not support blocksize="
         )
     blocks = () if blocksize is None else tuple(blocksize)
     if blocksize is not None and (len(blocks) != 2 or not all(isinstance(b, int) and b > 0 for b in blocks)):
         raise ArgumentError(
-            f"blocksize is the rows and columns of a block, such as (4, 4), not {blocksize!r}"
+            f"blocksize must be the rows and columns of a block, such as (4, 4), but got {blocksize!r}"
         )
     return as_sparse(S.to_format(compressed_format(kind, dims - 2 - dense, blocks, dense)))
 
@@ -228,14 +236,18 @@ for _kind in COMPRESSED.values():
 def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     """Sample ``self`` at the entries of ``mask``, in its format."""
     if not isinstance(mask, torch.Tensor):
-        raise OperandError(f"sparse_mask takes a sparse tensor as mask, not a {type(mask).__name__}")
+        raise OperandError(
+            f"sparse_mask expected mask to be a sparse tensor, but got a {type(mask).__name__}"
+        )
     if tuple(self.shape) != tuple(mask.shape):
         raise ShapeError(
-            f"sparse_mask takes a mask of the same shape, but this is {tuple(self.shape)} "
-            f"and the mask {tuple(mask.shape)}"
+            f"sparse_mask expected a mask of shape {tuple(self.shape)}, but got {tuple(mask.shape)}"
         )
     if not isinstance(mask, SparseTensor) and mask.layout == torch.strided:
-        raise OperandError("the mask of sparse_mask is dense; use mask.to_sparse(), or * for every element")
+        raise OperandError(
+            "sparse_mask expected a sparse mask, but got a dense one; use mask.to_sparse(), or * to "
+            "multiply elementwise"
+        )
     pattern = as_sparse(from_torch(mask)).storage.pattern
     if is_differentiable(self):
         return sparse_of(pattern, values_at(self, pattern))
@@ -273,25 +285,24 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
     """
     shape = S.storage.pattern.shape
     if len(shape) != 2:
-        raise ShapeError(f"setdiag is for matrices, but this tensor has shape {shape}")
+        raise ShapeError(f"setdiag expected a matrix, but got shape {shape}")
     if isinstance(k, bool) or not isinstance(k, int):
-        raise OperandError(f"k numbers a diagonal, 0 for the main one, not {k!r}")
+        raise OperandError(f"k must be an integer, 0 for the main diagonal, but got {k!r}")
     length = min(shape[0] + min(k, 0), shape[1] - max(k, 0))
     if length <= 0:
         raise ArgumentError(
-            f"k is {k}, but a matrix of shape {shape} has diagonals {1 - shape[0]} to {shape[1] - 1}"
+            f"k must be between {1 - shape[0]} and {shape[1] - 1} for a matrix of shape {shape}, but got {k}"
         )
     new_values = as_differentiable_values("values", values)
     if not isinstance(values, torch.Tensor) or not new_values.dim():
         new_values = new_values.to(S.storage.device)
     if not torch.can_cast(new_values.dtype, S.dtype):
         raise DtypeError(
-            f"values are {new_values.dtype}, which a tensor of {S.dtype} cannot hold; convert one of them"
+            f"values of {new_values.dtype} cannot be cast to the tensor's dtype {S.dtype}; convert one of "
+            "them"
         )
     if new_values.dim() > 1:
-        raise ShapeError(
-            f"values has shape {tuple(new_values.shape)}; a diagonal is one number or a list of them"
-        )
+        raise ShapeError(f"values must be a number or 1-D, but got shape {tuple(new_values.shape)}")
     new_values = (new_values.expand(length) if new_values.dim() == 0 else new_values[:length]).to(S.dtype)
     entries = differentiable_entries(S)
     rows, columns = entries.coordinates

@@ -1,4 +1,4 @@
-"""A sparse tensor inside of a graph that is traced: its arrays have shapes, but no memory yet.
+"""A sparse tensor inside a graph that is traced: its arrays have shapes, but no memory yet.
 
 ``torch.compile`` and ``torch.export`` run a program once on such tensors and record the operations on their
 arrays. Every call on one is an operator of the graph (``compile.capture``), which repeats the call.
@@ -65,7 +65,7 @@ def arrays_of(tensor: SparseTensor) -> list[torch.Tensor]:
     names = [*names_of(storage.pattern.format), VALUES]
     try:
         return [getattr(tensor, name) for name in names]
-    except RuntimeError:  # computed inside of the graph, which has its arrays already
+    except RuntimeError:  # computed inside the graph, which has its arrays already
         return [array_of(storage, name) for name in names]
 
 

@@ -106,7 +106,7 @@ def forget_gradient(view: SparseTensor) -> None:
 def _refuse_gradient(_: torch.Tensor) -> None:
     raise InPlaceError(
         "a view that requires a gradient of its own has been moved into the graph of its base, which was "
-        "modified inplace; take the view again"
+        "modified inplace; create the view again"
     )
 
 

@@ -75,8 +75,8 @@ def check_memory(name: str, target: SparseTensor, rest: Any) -> None:
     base = target if target.view_of is None else target.view_of.parent
     if base.copied_by is not None:
         raise InPlaceError(
-            f"{name} on the result of {base.copied_by}, which is a copy, not a view, for sparse "
-            f"tensors: its base would not change; write to the base, or to a clone() of this tensor"
+            f"{name} on the result of {base.copied_by}, which for sparse tensors is a copy, not a view, so "
+            "its base would not change; write to the base, or to a clone() of this tensor"
         )
     is_itself = name == "copy_" and any(leaf is target for leaf in tree_leaves(rest))
     if target.storage.origin is not None and name not in WRITE_TO_COPIES and not is_itself:
@@ -116,8 +116,8 @@ def check_assignment(target: SparseTensor, key: Any, value: Any) -> None:
 def _check_overlap(name: str, meta: torch.Tensor) -> None:
     if is_overlapping(meta):
         raise InPlaceError(
-            f"unsupported operation: more than one element of the written-to tensor, a view of shape "
-            f"{tuple(meta.shape)} made by expand or unfold, refers to a single memory location. Please "
+            "unsupported operation: more than one element of the written-to tensor, a view of shape "
+            f"{tuple(meta.shape)} created by expand or unfold, refers to a single memory location. Please "
             f"clone() the tensor before performing {name}."
         )
 
@@ -161,8 +161,8 @@ def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None)
     if link is not None and is_grad_enabled() and link.parent.requires_grad:
         check_writable(target)
         raise InPlaceError(
-            f"this view of shape {tuple(target.shape)} is not connected to the tensor that it is a view of, "
-            "which requires a gradient; take the view again, or write inside of torch.no_grad()"
+            f"this view of shape {tuple(target.shape)} is not connected to the tensor that it is a view "
+            "of, which requires a gradient; create the view again, or write inside torch.no_grad()"
         )
 
 

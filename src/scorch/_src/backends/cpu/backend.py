@@ -1,4 +1,4 @@
-"""The backend of the processor: kernels in C, compiled by the compiler of the machine."""
+"""The CPU backend: kernels in C, compiled by this machine's C compiler."""
 
 from __future__ import annotations
 

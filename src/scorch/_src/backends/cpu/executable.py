@@ -50,8 +50,8 @@ def warn_not_compiled(error: CompilationError) -> None:
     if not _has_warned:
         _has_warned = True
         warn(
-            f"no C compiler on this machine could compile a kernel; it and similar ones fall back "
-            f"to PyTorch operators, slowly: {error}"
+            "no C compiler on this machine could compile a kernel; it and similar kernels fall back to "
+            f"PyTorch operators, which are slower: {error}"
         )
 
 
@@ -279,7 +279,7 @@ class CpuGroup(Compiled, GroupExecutable):
             results.append(torch.empty(shapes[-1], dtype=self.dtype, device="cpu"))
             slots = [self.parallel_for, self.workers(), *sizes, *map(engine.slot, (*arrays, *results))]
             if engine.call("scorch_compute", slots):
-                raise KernelError(f"memory ran out while computing {self.label}")
+                raise KernelError(f"out of memory while computing {self.label}")
             return results
         numbers, last = (self.workers(), *sizes), shapes[-1]
         header, output = self._headers.get(numbers), self._outputs.get(last)

@@ -63,7 +63,7 @@ class Library:
             function = getattr(self._handle, name)
         except AttributeError:
             source = self.path.with_suffix(".c")
-            raise CompilationError(f"there is no function {name!r} in the kernel {source}") from None
+            raise CompilationError(f"the kernel {source} has no function {name!r}") from None
         return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -200,9 +200,9 @@ def _warn_passed_over(failure: _FailedError, used: Toolchain, is_scalar: bool) -
         _passed_over.add(failure.tools.command)
     how = "in scalar form, which is slower, " if is_scalar else ""
     warn(
-        f"{failure.reason} by {shlex.join(failure.tools.command)} ({failure.tools.version}); it is compiled "
-        f"{how}with {shlex.join(used.command)} instead, as are others like it. What the compiler said is in "
-        f"{failure.log}. Set SCORCH_CC to the compiler to use."
+        f"{failure.reason} by {shlex.join(failure.tools.command)} ({failure.tools.version}); it is "
+        f"compiled {how}with {shlex.join(used.command)} instead, as are others like it. The compiler's "
+        f"output is in {failure.log}. Set SCORCH_CC to the compiler to use."
     )
 
 
@@ -263,11 +263,13 @@ def _compile(tools: Toolchain, source: str, key: str, label: str) -> bytes:
                 library = Path(folder, "kernel.so").read_bytes()
                 if not is_cut_off(library):
                     return library
-                said = f"the library of {len(library)} bytes is cut off"
+                said = f"the library of {len(library)} bytes is truncated"
     except subprocess.TimeoutExpired as error:
         toolchain.skip_compiler(tools)
         limit = f"it did not finish within {error.timeout:g} seconds"
-        raise _FailedError("a kernel was not compiled in time", limit, tools, source, key, label) from error
+        raise _FailedError(
+            "the C compiler timed out on a kernel", limit, tools, source, key, label
+        ) from error
     except NotPrivateError as error:
         raise CompilationError(f"a kernel cannot be compiled safely: {error}") from error
     except OSError as error:

@@ -1,7 +1,7 @@
 """``torch_parallel_for`` for versions of torch that do not export it (before 2.10).
 
 torch's own loops run on the threads of OpenMP. The same library, the one that torch has loaded, runs these,
-with the same rules: as many threads as ``torch.set_num_threads`` allows, and one inside of a parallel loop.
+with the same rules: as many threads as ``torch.set_num_threads`` allows, and one inside a parallel loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The function that runs loops on several threads, and how many threads share one.
 
 Kernels share torch's threads instead of starting their own: two pools spinning on the same cores make both
-slow, and ``torch.set_num_threads`` is obeyed for free. Only beside busy processes, where torch's loops wait
+slow, and ``torch.set_num_threads`` is obeyed for free. Only next to busy processes, where torch's loops wait
 for threads that get no core, ``c/pool.c`` has threads of its own.
 """
 
@@ -44,7 +44,7 @@ def parallel_runtime() -> int:
 
 
 def _torch_loop() -> int:
-    """Return the address of torch's own function, or of one that does the same for older versions."""
+    """Return the address of PyTorch's function, or of one that does the same for older versions."""
     name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
@@ -110,9 +110,9 @@ _costs: BoundedCache[int, _Cost] = BoundedCache(1024)  # by the number of thread
 
 
 def relative_cost(threads: int) -> float:
-    """Return what a loop on ``threads`` costs beside its work, in terms of the usual cost.
+    """Return the overhead of a loop on ``threads``, relative to the usual overhead.
 
-    It is measured once; again, a few times, where it is dear: threads of other libraries that have just
+    It is measured once, and a few more times where it is high: threads of other libraries that have just
     worked wait for more by spinning, and take the cores for a while.
     """
     cost = _costs.get(threads)
@@ -134,7 +134,7 @@ def _time_of_loop(threads: int) -> int:
 
 
 def is_settled(threads: int, work: float, least: float) -> bool:
-    """Tell whether as many threads will share ``work`` at the next call: a cost only falls."""
+    """Check whether as many threads will share ``work`` at the next call: overheads only fall."""
     cost = _costs.get(threads)
     is_small = work < least * CHEAPEST
     return cost is None or cost.is_settled or is_small or work >= BUSY_FACTOR * least * cost.relative

@@ -3,7 +3,7 @@
 Kernels are plain C without headers or libraries, so nearly any compiler will do: the one named by
 ``SCORCH_CC``, else clang or gcc, else the ``ziglang`` wheel. A candidate counts only if it has just
 compiled a small library with the very flags kernels get, which another process could load and call; what the
-others said is saved for the error message. The result is noted beside the kernels, so that a process whose
+others said is saved for the error message. The result is noted next to the kernels, so that a process whose
 kernels are all on disk starts no compiler; the note holds while the candidates are the same files. A compiler
 that fails at a kernel is passed over for the next one (``jit``), and none may run for ever. Flags never
 include ``-ffast-math``: results must not depend on the compiler's licence.
@@ -212,7 +212,7 @@ def _named_command() -> list[str]:
     program, *options = shlex.split(_named())
     path = shutil.which(program)
     if path is None:
-        raise FileNotFoundError(f"there is no program {program!r}")
+        raise FileNotFoundError(f"program {program!r} not found")
     return [os.path.abspath(path), *options]
 
 
@@ -222,7 +222,7 @@ def _program(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _descriptor() -> list[str]:
-    """Return what the search depends on: the candidates as files, their flags, the processor."""
+    """Return what the search depends on: the candidates as files, their flags, the CPU."""
     named = _named()
     descriptor = [named, processor(), _PROBE, _LOAD, *(repr(_flag_sets(kind)) for kind in _KINDS)]
     if named:
@@ -251,8 +251,8 @@ def _try_candidates() -> Toolchain:
         if isinstance(outcome, Toolchain):
             return outcome
         raise CompilerNotFoundError(
-            f"SCORCH_CC is set to {named!r}, which does not compile a small C library: {outcome}. "
-            f"Correct it, or unset it to let Scorch look for clang, gcc and the ziglang package itself."
+            f"SCORCH_CC is set to {named!r}, which could not compile a small C library: {outcome}. Fix it, "
+            "or unset it to let Scorch look for clang, gcc and the ziglang package."
         )
     failures = []
     for name, command in _candidates():
@@ -261,10 +261,10 @@ def _try_candidates() -> Toolchain:
             return outcome
         failures.append(f"  {name}: {outcome}")
     raise CompilerNotFoundError(
-        "Scorch compiles kernels with a C compiler, and none works on this machine. It looked for\n"
+        "Scorch needs a C compiler, but found none that works on this machine. It tried\n"
         + "\n".join(failures)
-        + "\nTo get one: `apt install gcc` (or your system's equivalent), or `pip install ziglang`, which "
-        "needs no administrator rights; or set SCORCH_CC to the command of a C compiler."
+        + "\nTo install one: `apt install gcc` (or your system's equivalent), or `pip install ziglang`, "
+        "which needs no administrator rights; or set SCORCH_CC to the command of a C compiler."
     )
 
 
@@ -320,7 +320,7 @@ def _load_probe(folder: str) -> str:
     """Load and call the probe in another process; return why that failed, or ""."""
     library = Path(folder, "probe.so")
     if not library.is_file():
-        return "it made no library, and it said nothing"
+        return "it produced no library and no output"
     python = Path(sys.executable or "")
     if not python.name.startswith(("python", "pypy")):  # inside another program: nobody to ask
         return ""
@@ -329,11 +329,11 @@ def _load_probe(folder: str) -> str:
         library.unlink()
         return ""
     last = said.splitlines()[-1] if said else f"signal {-status}" if status < 0 else f"status {status}"
-    return f"what it made cannot be loaded and called: {last}"
+    return f"its output cannot be loaded and called: {last}"
 
 
 def _flag_sets(kind: str) -> list[tuple[str, ...]]:
-    """Return the flags to try, best first: compilers differ in those that select this very processor."""
+    """Return the flags to try, best first: compilers differ in those that select this very CPU."""
     base = ["-x", "c", f"-O{_effort()}", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
     base += ["-fno-math-errno", "-fno-trapping-math"]  # square roots and branches in vectors; same numbers
     if sys.platform == "darwin":  # which insists on linking its libSystem
@@ -359,7 +359,7 @@ def _effort() -> str:
     """Return the optimization level of ``SCORCH_OPTIMIZE``: a low one takes half the time."""
     said = os.environ.get("SCORCH_OPTIMIZE", "").strip() or "3"
     if said not in ("0", "1", "2", "3"):
-        raise ArgumentError(f"SCORCH_OPTIMIZE is {said!r}; it is 0, 1, 2 or 3")
+        raise ArgumentError(f"SCORCH_OPTIMIZE must be 0, 1, 2 or 3, but got {said!r}")
     return said
 
 

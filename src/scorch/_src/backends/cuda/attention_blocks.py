@@ -79,7 +79,7 @@ class CudaBlocks:
         return pos.to(self.pos.dtype), (row % max(1, self.queries))[order].to(self.crd.dtype)
 
     def remembered(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what belongs to ``key``, made when it is first asked for."""
+        """Return what belongs to ``key``, created on first use."""
         if key not in self.known:
             self.known[key] = make()
         return self.known[key]

@@ -1,7 +1,7 @@
 """Entries that repeat, added up on CUDA devices, by ``c/sort_entries.cu`` and ``c/coalesce.cu``.
 
-The host waits once, for the number of places, and goes on while a kernel that is launched already lists them:
-arrays have room for as many places as entries, and are copied to shorter ones only where much of it is left.
+The host waits once, for the number of positions, and goes on while a kernel already lists them:
+arrays have room for as many positions as entries, and are copied to shorter ones only where much is left.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Numbers(NamedTuple):
 
 
 class _Sort:
-    """The launches that sort entries by ``coordinates``, the slots that tell of them."""
+    """The launches that sort entries by ``coordinates``, the slots that report them."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class _Sort:
         self.unplaced = [0] * (len(coordinates) // 3 + 5)
 
     def __call__(self, count: int, told: int, placed: Sequence[int]) -> _Numbers:
-        """Sort entries, and list their places at ``placed``; ``told`` learns how many there are."""
+        """Sort entries, and list their positions at ``placed``; ``told`` receives their number."""
         numbers, slots = self._sort(self._allocate(count, 0, told), placed)
         self._place(numbers, slots)
         return numbers
@@ -244,7 +244,7 @@ class _Sort:
         self.kernel.launch_blocks(name, slots, blocks, threads, shared, self.device.index)
 
     def place(self, numbers: _Numbers, placed: Sequence[int]) -> None:
-        """List the places of sorted entries once more, at ``placed``."""
+        """List the positions of sorted entries once more, at ``placed``."""
         self._place(numbers, self._slots(numbers, placed))
 
     def _place(self, numbers: _Numbers, slots: Slots) -> None:

@@ -38,7 +38,7 @@ def describe_cost(
 
 
 def _predict(launches: int, waves: float, call: base.Call) -> tuple[str, float | None]:
-    """Say how long a call should take, and return the seconds; nothing where the device does not tell."""
+    """Say how long a call should take, and return the seconds; nothing where the device is unknown."""
     bandwidth = ATTAINED * driver.bandwidth(call.device.index or 0) if call.device.type == "cuda" else 0.0
     if not bandwidth or not launches:
         return "", None

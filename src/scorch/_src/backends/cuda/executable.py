@@ -25,7 +25,7 @@ HERE = nullcontext()
 
 
 class CudaExecutable(base.Executable):
-    """A kernel that fills values whose places are known. Without a text there is none, and joins run."""
+    """A kernel that fills values of a known sparsity pattern. Without a text there is none, and joins run."""
 
     slot: Callable[[torch.Tensor], Any] = staticmethod(address_of)  # how a kernel takes an array
 
@@ -214,7 +214,7 @@ class CudaExecutable(base.Executable):
         return parts.count * self.threads_of_part, parts.long * self.threads_of_long_row
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
-        raise KernelError(f"there is no kernel for {self.label}")
+        raise KernelError(f"no CUDA kernel is available for {self.label}")
 
 
 def in_context(device: torch.device) -> AbstractContextManager[Any]:

@@ -41,7 +41,7 @@ _kernels: BoundedCache[str, CudaKernel] = BoundedCache(MAX_KERNELS)
 
 
 def refuse(why: str) -> None:
-    """Tell those who record launches why there is none."""
+    """Report why there is no kernel to those who record launches."""
     for record in LAUNCHES:
         record.why_not = why
 
@@ -117,7 +117,7 @@ class CudaKernel:
         driver.launch_blocks(function, slots, blocks, threads, shared, device)
 
     def record(self, launch: Launch, device: int | None) -> None:
-        """Tell those who record launches."""
+        """Report the launch to those who record launches."""
         for record in LAUNCHES:
             record.launched.append((self, launch, device))
 

@@ -48,8 +48,8 @@ def _compile_and_store(source: str, architecture: str, key: str, label: str) -> 
     if not code:
         path = cache.store_text(key, ".c", source)
         raise CompilationError(
-            f"a kernel was refused by NVRTC{f' for {label}' if label else ''}\n"
-            f"source:  {path}\nit said: {said}"
+            f"NVRTC could not compile a kernel{f' for {label}' if label else ''}\nsource:  {path}\nerror:  "
+            f" {said}"
         )
     cache.store(key, code, source)
     return code
@@ -104,9 +104,9 @@ def nvrtc() -> ctypes.CDLL:
         except OSError:
             tried.append(candidate)
     raise CompilerNotFoundError(
-        "Scorch compiles kernels for CUDA devices with NVRTC, which comes with torch, and has none; "
-        f"it looked for {', '.join(dict.fromkeys(tried)) or 'nothing, as torch is built without CUDA'}.\n"
-        "To get it: pip install nvidia-cuda-nvrtc"
+        "Scorch compiles CUDA kernels with NVRTC, which comes with torch, but could not find it; it tried "
+        f"{', '.join(dict.fromkeys(tried)) or 'nothing, as torch is built without CUDA'}.\nTo install it: "
+        "pip install nvidia-cuda-nvrtc"
     )
 
 

@@ -1,8 +1,8 @@
-"""Routines over the neighbours in graphs, in CUDA C: ``c/graph_attention.cu`` and ``c/neighbour_max.cu``.
+"""Routines over the neighbors in graphs, in CUDA C: ``c/graph_attention.cu`` and ``c/neighbour_max.cu``.
 
-Texts are made for the dtypes, and for how the numbers of a row are spread over the lanes of warps. Long rows
+Texts depend on the dtypes, and on how the numbers of a row are spread over the lanes of warps. Long rows
 are cut into parts (``rows.parts_of``) that further launches put together in a fixed order, so that results
-repeat bit for bit. What has no kernel is computed by torch's own operations.
+repeat bit for bit. What has no kernel is computed with PyTorch operators.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Units:
 
 
 class CudaRoutines(CudaAttention):
-    """The routines, those over the neighbours in graphs by kernels of their own."""
+    """The routines, those over the neighbors in graphs by kernels of their own."""
 
     make_kernel = CudaKernel
 

@@ -17,8 +17,8 @@ def check_waiting(device: torch.device, what: str) -> None:
     """Raise while a CUDA graph is captured, in which the host cannot wait for the device."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise DeviceError(
-            f"a CUDA graph is being captured, in which Scorch cannot wait for {what}; run the function once "
-            "before the capture, and keep operations whose results have a new pattern out of it"
+            f"Scorch cannot wait for {what} while a CUDA graph is being captured; run the function once "
+            "before the capture, and keep operations whose results have a new sparsity pattern out of it"
         )
 
 

@@ -68,7 +68,7 @@ class InterpretedGroup(base.GroupExecutable):
         results = [torch.full(shape, -101, dtype=self.dtype, device="cpu") for shape in shapes]
         slots = [0, WORKERS, *sizes, *(engine.slot(array) for array in (*arrays, *results))]
         if engine.call("scorch_compute", slots):
-            raise KernelError(f"memory ran out while computing {self.label}")
+            raise KernelError(f"out of memory while computing {self.label}")
         return results
 
 

@@ -414,8 +414,8 @@ class Scope(ExpressionPrinter):
 def _summed(body: ir.Stmt) -> ir.Var | None:
     """The variable of a loop that does nothing but add to it: its terms may be added in vector lanes.
 
-    Compilers must keep the order of floating-point sums unless told otherwise; this tells them for one sum,
-    where ``-ffast-math`` would tell them for everything, and for the whole process.
+    Compilers must keep the order of floating-point sums unless allowed otherwise; this allows it for one sum,
+    where ``-ffast-math`` would allow it for everything, and for the whole process.
     """
     statements = body.body if isinstance(body, ir.Block) else (body,)
     if not statements or not all(isinstance(s, ir.Declare) for s in statements[:-1]):

@@ -1,8 +1,8 @@
 """Say how much effort a compiler spends on the functions of a long kernel.
 
-A kernel that collects the rows of its result has the longest text of all, most of it beside the loops:
+A kernel that collects the rows of its result has the longest text of all, most of it outside the loops:
 memory is allocated, work is shared out, parts are joined. Compiling that as hard as the loops takes a third
-of the time and gains nothing, so gcc is told to hurry there:
+of the time and gains nothing, so gcc optimizes less there:
 
     #pragma GCC push_options
     #pragma GCC optimize("O1")
@@ -34,7 +34,7 @@ _EFFORTS = {
 
 
 def is_long(kernel: Kernel) -> bool:
-    """Whether a kernel is compiled with less effort beside its loops: it collects rows in a workspace."""
+    """Whether a kernel is compiled with less effort outside its loops: it collects rows in a workspace."""
     nodes = (node for function in kernel.functions for node in walk(function))
     return any(isinstance(node, Call) and node.function == "sort_places" for node in nodes)
 

@@ -3,7 +3,7 @@
     x = n ln 2 + r, |r| <= ln 2 / 2          exp(x) = 2^n exp(r)        exp(r) by its series
 
 ``n`` is rounded by adding a number so large that it has no digits after the point; its last bits are then the
-integer. Powers of two are made of their bits, in two halves, so that none overflows before the result does.
+integer. Powers of two are built from their bits, in two halves, so that none overflows before the result.
 Results are within one unit in the last place for ``exp``, two for ``expm1`` and three for ``tanh``.
 """
 

@@ -162,7 +162,7 @@ class ExpressionPrinter:
         return text, level
 
     def operand(self, e: Expr, op: str, context: int) -> str:
-        """``e`` beside ``op``; ``&&`` within ``||`` is set apart, as compilers ask for."""
+        """``e`` as an operand of ``op``; ``&&`` within ``||`` gets parentheses, as compilers recommend."""
         text, precedence = self.term(e)
         apart = precedence < context or (op == "||" and precedence == PRECEDENCE["&&"])
         return f"({text})" if apart else text

@@ -11,7 +11,7 @@
     acc += total_f32x8(acc_lanes);
 
 A row takes as many turns as it fills registers, most rows one: what a scalar loop loses on rows of few
-entries is the jump out of it, which processors foresee badly. Loads under a mask, and gathers, are
+entries is the jump out of it, which CPUs predict badly. Loads under a mask, and gathers, are
 instructions of AVX-512 or AVX2, in assembly as each compiler has other names for them; elsewhere loops.
 """
 

@@ -2,7 +2,7 @@
 
     const f32 acc_0 = total_f32x4(sums_0);
 
-halves the register until one number is left. Where several sums follow each other, neighbouring lanes of two
+halves the register until one number is left. Where several sums follow each other, adjacent lanes of two
 registers are added into one, which ends with a sum in every lane:
 
     f32x4 totals;
@@ -120,7 +120,7 @@ def total_helper(element: Type, lanes: int) -> str:
 
 
 def totals_helper(element: Type, lanes: int, count: int) -> str:
-    """A function that gives the sums of ``count`` registers, by halves and then by neighbouring lanes."""
+    """A function that gives the sums of ``count`` registers, by halves and then by adjacent lanes."""
     name, result = vector_name(element, lanes), vector_name(element, count)
     names = [chr(ord("a") + place) for place in range(count)]
     arguments = ", ".join(f"{name} {x}" for x in names)
@@ -139,7 +139,7 @@ def totals_helper(element: Type, lanes: int, count: int) -> str:
 
 
 def neighbours_helper(element: Type, lanes: int) -> str:
-    """A function that adds neighbouring lanes of two registers into one."""
+    """A function that adds adjacent lanes of two registers into one."""
     name = vector_name(element, lanes)
     places = [(x, lane) for x in "ab" for lane in range(0, lanes, 2)]
     even, odd = (", ".join(f"{x}[{lane + more}]" for x, lane in places) for more in (0, 1))

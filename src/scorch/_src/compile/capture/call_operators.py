@@ -150,8 +150,8 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
     """Return a gradient with memory of its own: operators of graphs must not return their inputs."""
     if isinstance(gradient, SparseTensor):
         warnings.warn(
-            "sparse_grad=True: inside of a graph of torch.compile the gradient of a dense weight is dense; "
-            "call the layer without the graph for one that stores only what the batch meets",
+            "sparse_grad=True has no effect inside torch.compile, where the gradient of a dense weight is "
+            "dense; call the layer outside the graph for a sparse gradient",
             stacklevel=2,
         )
         gradient = gradient.to_dense()
@@ -177,8 +177,8 @@ def _match_trace(
     shape = tuple(sizes[slice(*result.shape)])
     if tuple(tensor.shape) != shape or tensor.dtype != result.dtype:
         raise UnsupportedError(
-            f"the graph was made for a result of {program.name} of shape {shape} and {result.dtype}, but it "
-            f"has shape {tuple(tensor.shape)} and {tensor.dtype} now"
+            f"the graph expected {program.name} to return shape {shape} and {result.dtype}, but got shape "
+            f"{tuple(tensor.shape)} and {tensor.dtype}"
         )
     if result.format is None:
         return (tensor.to_dense() if isinstance(tensor, SparseTensor) else tensor), None
@@ -202,8 +202,8 @@ def _sample_on_pattern(program: Program, tensor: SparseTensor, pattern: Pattern)
     lost = int(torch.count_nonzero(tensor.storage.values)) - int(torch.count_nonzero(values.detach()))
     if lost:
         raise UnsupportedError(
-            f"the graph was made for a result of {program.name} that is zero where its operand is, but "
-            f"{lost} other elements are not, as with infinite or NaN factors; call it without the graph"
+            f"the graph expected the result of {program.name} to be zero wherever its operand is, but "
+            f"{lost} other elements are nonzero, as with infinite or NaN factors; call it without the graph"
         )
     return values
 
@@ -284,8 +284,8 @@ def _differentiable_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> lis
         return list(_DifferentiableCall.apply(text, sizes, *arrays))
     if has_tangents(arrays):
         raise UnsupportedError(
-            "calls on sparse tensors in graphs have no forward derivatives, which torch.func.linearize makes "
-            "a graph of; use torch.func.jvp"
+            "torch.func.linearize is not supported for sparse tensors, because captured calls have no "
+            "forward derivatives; use torch.func.jvp"
         )
     with AutoDispatchBelowAutograd():
         outputs: list[torch.Tensor] = torch.ops.scorch.call(text, arrays, sizes)

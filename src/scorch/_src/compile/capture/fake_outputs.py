@@ -80,7 +80,7 @@ def infer_outputs(
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 raise graph_break(
-                    f"{_name(function)} gives a {type(leaf).__name__}, which depends on numbers"
+                    f"{_name(function)} returns a {type(leaf).__name__} that depends on the values"
                 )
         numbers: dict[int, int] = {}  # of the arrays of samples, by id
         for kind, sample in zip(kinds, samples, strict=True):

@@ -2,7 +2,7 @@
 
 A graph holds arrays only: dense tensors, and values and index arrays of sparse ones. The text of a program
 says how they form the arguments of a call, and which arrays of its result are new to the graph. All sizes
-stand beside the text, so that it stays the same when they change.
+stand next to the text, so that it stays the same when they change.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def serialize(value: Any) -> Any:
         if isinstance(value, kind):
             return {name: encode(value)}
     raise UnsupportedError(
-        f"a {type(value).__name__} cannot be an argument inside of a compiled graph; "
+        f"a {type(value).__name__} cannot be an argument inside a compiled graph; "
         "pass numbers, strings, dtypes, slices or tensors"
     )
 
@@ -245,18 +245,18 @@ def name_of(target: Any) -> str:
         return f"torch.ops.{target}"
     name = resolve_name(target)
     if name is None:
-        raise UnsupportedError(f"{getattr(target, '__name__', target)} has no name that a graph could keep")
+        raise UnsupportedError(f"{getattr(target, '__name__', target)} has no name that a graph could store")
     return str(name)
 
 
 @functools.cache
 def _overridable_functions() -> frozenset[Any]:
-    """Return all functions of torch that dispatch on the type of their arguments."""
+    """Return all PyTorch functions that dispatch on the type of their arguments."""
     return frozenset(itertools.chain.from_iterable(get_overridable_functions().values()))
 
 
 def find_function(name: str) -> Any:
-    """Find a function of torch or Scorch; refuse other names, which a file may hold."""
+    """Find a PyTorch or Scorch function; refuse other names, which a file may hold."""
     if name in GRAPH_FUNCTIONS:
         return GRAPH_FUNCTIONS[name]
     module, *path = name.split(".")

@@ -95,18 +95,22 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
         return target
     if getattr(target, "is_shared_in_graph", False):
         raise skip_frame(
-            f"{name} changes a sparse tensor that is a view or has views, which compiled graphs do not follow"
+            f"{name} changes a sparse tensor that is a view or has views, which compiled graphs do not "
+            "support"
         )
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
         result = record(functional, args, kwargs)
         is_on_pattern = is_traced(result) and same_arrays(result.storage.pattern, target.storage.pattern)
         if is_on_pattern and result.dtype == target.dtype:
             if torch.is_grad_enabled() and (result.requires_grad or target.requires_grad):
-                raise graph_break(f"{name} changes a sparse tensor that is learned in place; use {plain}")
+                raise graph_break(
+                    f"{name} changes a sparse tensor that requires a gradient in place; use {plain}"
+                )
             target.storage.values.copy_(result.storage.values)
             return target
     raise graph_break(
-        f"{name} changes a sparse tensor in place, where compiled graphs know changes of stored values only"
+        f"{name} changes a sparse tensor in place; compiled graphs support in-place changes of stored "
+        "values only"
     )
 
 
@@ -150,7 +154,7 @@ class _Call:
             self.sizes.append(value)
             return Slot("size", len(self.sizes) - 1)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
-            raise graph_break("a number that is not known yet, as an argument of a sparse function")
+            raise graph_break("a data-dependent number as an argument of a function on sparse tensors")
         if not isinstance(value, torch.Tensor):
             return value
         self.tensors.append(value)
@@ -278,12 +282,10 @@ class _Call:
         mode = detect_fake_mode(self.tensors)
         shapes = infer_dense_shapes(self.func, self.args, self.kwargs, specs, self.sizes, mode)
         if shapes is None or [tuple(map(size_hint, shape)) for shape in shapes] != sample_shapes:
-            raise graph_break(
-                f"the shape of {name_of(self.func)} of sparse tensors with sizes that are not known"
-            )
+            raise graph_break(f"the shape of {name_of(self.func)} of sparse tensors with symbolic sizes")
         if _needs_new_symbols(shapes, [*self.sizes, *(size for shape, *_ in specs for size in shape)]):
             raise graph_break(
-                f"sizes that {name_of(self.func)} computes of sizes that are not known, in this torch"
+                f"sizes that {name_of(self.func)} computes from symbolic sizes, with this version of torch"
             )
         return shapes
 

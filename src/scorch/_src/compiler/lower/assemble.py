@@ -1,6 +1,6 @@
 """How a result is built: where the value of a point goes, and what becomes of it at the end.
 
-An assembly and its collector are asked by ``lower`` at fixed places: before and after everything, around
+An assembly and its collector are asked by ``lower`` at fixed points: before and after everything, around
 each depth of the loops, and at the leaf. The assembly keeps an accumulator where reductions are innermost, a
 workspace where results come out of order (``formats.scratch``), and hands finished entries, in order, to:
 
@@ -104,7 +104,7 @@ class Assembly:
         return ir.block(self.scratch.free() if self.scratch else None, places)
 
     def limits(self, entries: int, inserted: int, in_row: int) -> dict[str, int]:
-        """How far the counters get that arrays grow with, if ``inserted`` values have ``entries`` places.
+        """How far the counters get that arrays grow with, if ``inserted`` values have ``entries`` positions.
 
         ``in_row``: how many come while a workspace is filled.
         """

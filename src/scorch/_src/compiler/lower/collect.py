@@ -22,7 +22,7 @@ LEAST_MOVED = 1 << 15  # entries of all chunks that threads move together
 
 
 class Collector:
-    """Takes finished entries; most places need nothing done."""
+    """Takes finished entries; most points of the loops need nothing done."""
 
     appends = True  # entries that were never found must not be placed
     chunks_per_thread = 16
@@ -38,7 +38,7 @@ class Collector:
 
     @property
     def copied(self) -> ir.Expr:
-        """How many rows, or places, of the result each chunk has an array for, if it needs one."""
+        """How many rows, or positions, of the result each chunk has an array for, if it needs one."""
         raise NotImplementedError
 
     def helpers(self) -> tuple[ir.Function, ...]:
@@ -82,7 +82,7 @@ class Collector:
         raise NotImplementedError
 
     def only_where(self, condition: ir.Expr, inner: ir.Stmt) -> ir.Stmt:
-        """``inner``, which places what is found at a coordinate, if ``condition`` holds."""
+        """``inner``, which inserts what is found at a coordinate, if ``condition`` holds."""
         return ir.If(condition, inner)
 
     def finish(self, sizes: tuple[ir.Var, ...]) -> ir.Function | None:
@@ -101,7 +101,7 @@ class Values(Collector):
 
     @property
     def copied(self) -> ir.Expr:
-        """Places that loops over stored levels lead to: the work of each is that of all along other loops."""
+        """Positions that stored levels lead to: the work of each is that of all along other loops."""
         stored = {
             loop
             for access in self.plan.step.accesses
@@ -143,7 +143,7 @@ def writes_everything(plan: Plan) -> bool:
 
 
 def _writes_once(plan: Plan) -> bool:
-    """Whether each value is complete when it is written: no reduction is outside of the result's loops.
+    """Whether each value is complete when it is written: no reduction is outside the result's loops.
 
     A stretch of a row that stays in registers is complete when it is stored.
     """

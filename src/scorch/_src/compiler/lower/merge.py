@@ -89,7 +89,7 @@ def _both_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Insi
 def _through_places(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> ir.Stmt:
     """The coordinates that two levels have in common: while both go on alike, side by side; then looked up.
 
-    What was noted of other rows lies outside of the entries at hand, so nothing has to be cleared.
+    What was noted of other rows lies outside the entries at hand, so nothing has to be cleared.
     """
     noted, walked = sorted(drivers, key=lambda c: c.access != levels.plan.noted)
     places = noted_places(levels.plan)

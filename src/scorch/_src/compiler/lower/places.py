@@ -20,7 +20,7 @@ def noted_places(plan: Plan) -> ir.Array:
 
 
 def allocate_places(plan: Plan) -> ir.Stmt:
-    """Decide whether workers note places, and give them an array if they do."""
+    """Decide whether workers note positions, and give them an array if they do."""
     assert plan.noted is not None
     places, size, length = noted_places(plan), plan.splits.size(plan.order[-1]), ir.Var("places_length")
     entries = Levels(plan).count(plan.noted, len(plan.uses(plan.noted)) - 1)

@@ -106,7 +106,7 @@ def unblocked_format(form: Format) -> Format:
 def gather_rows(
     step: Step, operands: Mapping[Access, Operand], conversions: list[Conversion], root: str = ""
 ) -> tuple[Step, dict[Access, Operand]]:
-    """Convert lists of entries to rows, whose places are known without a look at the entries before.
+    """Convert lists of entries to rows, whose positions are known without reading the entries before.
 
     ``root``: the level of the rows, if not as many as suit them.
     """

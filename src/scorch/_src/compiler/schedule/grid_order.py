@@ -25,7 +25,7 @@ MIN_READS_PER_ELEMENT = 2  # from which on a dense operand is laid out for threa
 
 
 def order_for_grid(problem: Problem, chosen: Cost, is_allowed: Callable[[Sequence[str]], bool]) -> Cost:
-    """Return the order for a grid, near the one that was chosen for threads of a processor."""
+    """Return the order for a grid, near the one that was chosen for CPU threads."""
     stored = {
         loop
         for access, operand in problem.operands.items()
@@ -90,7 +90,7 @@ def _spread(problem: Problem, outer: Sequence[str], free: Sequence[str], order: 
 
 
 def _jumping(problem: Problem, along: str) -> tuple[Access, ...]:
-    """Return the dense operands in which threads beside each other would read far from each other."""
+    """Return the dense operands in which adjacent threads would read far from each other."""
     reads = max((o.nnz for o in problem.operands.values() if o.is_sparse), default=0)
     found = []
     for access, operand in problem.operands.items():

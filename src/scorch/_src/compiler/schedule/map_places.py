@@ -1,8 +1,8 @@
-"""Whether two levels that are multiplied meet through a map of places instead of being merged.
+"""Whether two levels that are multiplied meet through a map of positions instead of being merged.
 
 A merge of two rows takes one step after the other: each waits for what the last one loaded, and nobody can
-foretell which row goes on. Instead the places of one row are noted under their coordinates, and each entry of
-the other one is looked up: no step waits for another.
+foretell which row goes on. Instead the positions of one row are noted under their coordinates, and each
+entry of the other one is looked up: no step waits for another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scorch.settings import enabled
 
 
 def map_places(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Plan:
-    """Choose the operand whose places are noted: not the one that bounds the entries of the result.
+    """Choose the operand whose positions are noted: not the one that bounds the entries of the result.
 
     C[i,j] = A[i,j] * B[i,j], in slots of B   ->   where A has j is noted, for all j of a row
     """

@@ -39,7 +39,7 @@ Origins = Mapping[Access, tuple[torch.Tensor | None, torch.Tensor | None]]
 
 @dataclass(frozen=True)
 class Places:
-    """A result: ``values`` at the places with these coordinates, each once.
+    """A result: ``values`` at these coordinates, each of which occurs once.
 
     ``trailing`` are indices of the target that are dimensions of ``values``, after the first one.
     """
@@ -220,7 +220,7 @@ class Statement:
         return Places(places.columns, out.to(dtype), trailing)
 
     def _places(self, indices: Sequence[str]) -> tuple[Relation, torch.Tensor]:
-        """Return the places of the result in ``indices``, each once and in order, and that of each point."""
+        """Return the positions of the result in ``indices``, each once, in order, and that of each point."""
         points = self.points
         if not indices:
             any_point = int(points.count > 0)
@@ -269,7 +269,7 @@ class Statement:
 def all_places(
     places: Places, order: Sequence[str], sizes: Mapping[str, int]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return the coordinates in each index of ``order``, and the values, of all places one by one."""
+    """Return the coordinates in each index of ``order``, and the values, of all positions one by one."""
     relation = Relation(places.columns, {}, places.values.shape[0], places.values.device)
     for index in places.trailing:
         relation = relation.crossed(index, sizes[index])

@@ -4,7 +4,7 @@
              j 1 2 1                 k 5 7                  j 1 1
                                                             k 5 5
 
-A *relation* has a column of coordinates for each index. The entry that each came from is stored beside them,
+A *relation* has a column of coordinates for each index. The entry that each came from is stored next to them,
 so that values are gathered without a search.
 """
 

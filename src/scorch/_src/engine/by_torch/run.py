@@ -108,7 +108,7 @@ def _on_pattern(prepared: Prepared, places: Places, operands: Sequence[Tensor]) 
 
 
 def _as_sparse(prepared: Prepared, places: Places) -> Storage:
-    """Build a new pattern: the places in the order of the levels of the result."""
+    """Build a new pattern: the positions in the order of the levels of the result."""
     plan = prepared.planned.plan
     target = plan.step.target.indices
     columns, values = all_places(places, target, prepared.sizes)

@@ -1,7 +1,7 @@
 """Where the entries of elementwise results lie and come from, worked out once for the patterns of operands.
 
 A result such as ``A[i,j] + B[i,j]`` or ``A`` in another format has entries wherever operands have them. Its
-pattern, and the entry of every operand at each of its places, follow from their patterns alone: they are
+pattern, and the entry of every operand at each of its positions, follow from their patterns alone: they are
 cached with the first one, so that the next call only computes values.
 """
 
@@ -131,7 +131,7 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
 
 
 def is_transposition(prepared: Prepared) -> bool:
-    """Check whether a matrix of compressed rows becomes one of compressed columns, or the other way round."""
+    """Check whether a matrix of compressed rows becomes one of compressed columns, or vice versa."""
     plan, form = prepared.planned.plan, prepared.format
     step = plan.step
     if len(step.accesses) != 1 or not plan.operands[0].is_sparse:

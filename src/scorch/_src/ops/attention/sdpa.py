@@ -59,11 +59,11 @@ def scaled_dot_product_attention(
     assert isinstance(attn_mask, SparseTensor)
     query, key, value = (_to_dense(tensor) for tensor in (query, key, value))
     if not 0 <= dropout_p <= 1:
-        raise ArgumentError(f"dropout_p must be a probability between 0 and 1, not {dropout_p}")
+        raise ArgumentError(f"dropout_p must be a probability between 0 and 1, but got {dropout_p}")
     if not query.dtype == key.dtype == value.dtype or not query.dtype.is_floating_point:
         raise DtypeError(
-            "query, key and value must have one floating-point dtype, not "
-            f"{query.dtype}, {key.dtype} and {value.dtype}"
+            f"expected query, key and value to have the same floating-point dtype, but got {query.dtype}, "
+            f"{key.dtype} and {value.dtype}"
         )
     if enable_gqa:
         key, value = _repeat_heads("key", key, query), _repeat_heads("value", value, query)
@@ -77,7 +77,7 @@ def scaled_dot_product_attention(
 
 
 def _to_dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense tensor as it is, a sparse one as a dense copy within the budget."""
+    """Return a dense tensor as it is, a sparse one converted to dense within the budget."""
     return run_densely(torch.Tensor.contiguous, (tensor,), {}) if isinstance(tensor, SparseTensor) else tensor
 
 
@@ -90,8 +90,8 @@ def _is_pair_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Ten
         return False
     if min(query.dim(), key.dim(), mask.dim()) < 2:
         raise ShapeError(
-            f"attention takes tensors of at least two dimensions: query has shape {tuple(query.shape)}, "
-            f"key {tuple(key.shape)} and attn_mask {tuple(mask.shape)}"
+            f"expected query, key and attn_mask to be at least 2-D, but got shapes {tuple(query.shape)}, "
+            f"{tuple(key.shape)} and {tuple(mask.shape)}"
         )
     pairs = (query.shape[-2], key.shape[-2])
     if any(mask_size not in (1, size) for mask_size, size in zip(mask.shape[-2:], pairs, strict=True)):
@@ -118,7 +118,7 @@ def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
     if value.dim() < 2 or query.shape[-1] != key.shape[-1] or value.shape[-2] != key.shape[-2]:
         raise ShapeError(
             f"query (L, E), key (S, E) and value (S, V) have shapes {tuple(query.shape)}, "
-            f"{tuple(key.shape)} and {tuple(value.shape)}, which do not fit"
+            f"{tuple(key.shape)} and {tuple(value.shape)}, which do not match"
         )
     try:
         batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (query, key, value)))

@@ -1,4 +1,4 @@
-"""Aggregate over neighbours, with gradients: weighted sums, means, maxima, attention.
+"""Aggregate over neighbors, with gradients: weighted sums, means, maxima, attention.
 
 Each is one kernel over the rows of the graph; backward is one over its columns, kept as rows of the
 transposed graph, so that both read rows of features in parallel and write each result once.
@@ -122,7 +122,7 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     if not isinstance(x, SparseTensor) or is_compiling() or is_tracked(x):
         return torch.nn.functional.linear(x, weight, bias)
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
-        raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight takes {weight.shape[1]} features")
+        raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight expects {weight.shape[1]} features")
     check_same_dtype("x", x, weight)
     graph, values = graph_of(x, (x.shape[0], x.shape[1]))
     assert values is not None
@@ -132,8 +132,8 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 def maximum(graph: Graph, x: Tensor) -> Tensor:
-    """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
-    if is_transformed():  # in functions of torch
+    """Compute the maximum over the neighbors' rows of ``x``; zeros where there are none."""
+    if is_transformed():  # in PyTorch functions
         rows, columns = graph.edge_ends
         start = x.new_zeros(graph.shape[0], x.shape[1])
         positions = rows.unsqueeze(1).expand(-1, x.shape[1])
@@ -144,7 +144,7 @@ def maximum(graph: Graph, x: Tensor) -> Tensor:
 
 
 class _NeighbourMax(torch.autograd.Function):
-    """The maximum over neighbours; of several that reach it, each gets an equal part of the gradient."""
+    """The maximum over neighbors; of several that reach it, each gets an equal part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, graph: Graph, needs_grad: bool) -> Tensor:
@@ -190,8 +190,8 @@ def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float
     sources, targets, edges = scores
     if x.dim() != 3 or sources.shape != x.shape[:2] or targets.shape != (graph.shape[0], x.shape[1]):
         raise ShapeError(
-            f"attention takes x (sources, heads, features) and scores (nodes, heads), not {tuple(x.shape)}, "
-            f"{tuple(sources.shape)} and {tuple(targets.shape)}"
+            "attention expected x of shape (sources, heads, features) and scores of shape (nodes, heads), "
+            f"but got {tuple(x.shape)}, {tuple(sources.shape)} and {tuple(targets.shape)}"
         )
     if is_transformed():
         return attend_composed(graph, x, scores, Options(slope, dropout))
@@ -287,11 +287,11 @@ def sum_heads(graph: Graph, weights: Tensor, x: Tensor) -> Tensor:
 def check_nodes(name: str, x: Any, features: int) -> None:
     """Raise unless ``x`` is a matrix of that many features for each node, or with -1 of any number."""
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"{name} is a tensor of features for each node, not a {type(x).__name__}")
+        raise OperandError(f"{name} must be a tensor of node features, but got a {type(x).__name__}")
     if x.dim() != 2 or (features != -1 and x.shape[1] != features):
-        raise ShapeError(f"{name} has shape {tuple(x.shape)}; this layer takes (nodes, {features})")
+        raise ShapeError(f"{name} must have shape (nodes, {features}), but got {tuple(x.shape)}")
     if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or not is_served(x.device)):
         raise OperandError(
-            f"{name} must be on the {served_in_words().upper()}, dense or a scorch.SparseTensor; "
-            f"it is {x.layout} on {x.device}"
+            f"{name} must be on the {served_in_words().upper()}, dense or a scorch.SparseTensor, but it is "
+            f"{x.layout} on {x.device}"
         )

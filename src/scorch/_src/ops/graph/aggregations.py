@@ -1,7 +1,7 @@
-"""Aggregations over neighbours by PyG's names.
+"""Aggregations over neighbors by PyG's names.
 
 Sums, means, maxima, variances and the softmax are kernels over the rows of a graph. Products and medians have
-none: they copy the neighbours' features to the edges.
+none: they copy the neighbors' features to the edges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Names = str | Sequence[str]
 
 
 def aggregate_neighbours(adj: Any, x: Tensor, targets: int, aggr: Names) -> Tensor:
-    """Aggregate the neighbours' rows of ``x`` for so many ``targets``; several names are put side by side."""
+    """Aggregate the neighbors' rows of ``x`` for ``targets`` nodes; concatenate several aggregations."""
     names = [aggr] if isinstance(aggr, str) else aggr
     found = [AGGREGATIONS[name](adj, x, targets) for name in names]
     return found[0] if len(found) == 1 else torch.cat(found, -1)
@@ -32,10 +32,12 @@ def check_aggr(aggr: Any) -> Names:
     """Return ``aggr``, a name of ``AGGREGATIONS`` or a list of them."""
     names = [aggr] if isinstance(aggr, str) else aggr
     if not isinstance(names, (list, tuple)) or not names:
-        raise ArgumentError(f"aggr is {aggr!r}; it may be a name or a list of names")
+        raise ArgumentError(f"aggr must be a name or a list of names, but got {aggr!r}")
     for name in names:
         if name not in AGGREGATIONS:
-            raise ArgumentError(f"aggr is {name!r}; it may be one of {', '.join(AGGREGATIONS)}, or a list")
+            raise ArgumentError(
+                f"aggr is {name!r}; it may be one of {', '.join(AGGREGATIONS)}, or a list of these"
+            )
     return aggr if isinstance(aggr, str) else list(aggr)
 
 
@@ -67,7 +69,7 @@ def _std(adj: Any, x: Tensor, targets: int) -> Tensor:
 
 
 def _softmax(adj: Any, x: Tensor, targets: int) -> Tensor:
-    """Compute for each feature the mean of neighbours, weighted by its own softmax over them."""
+    """Compute for each feature the mean of neighbors, weighted by its own softmax over them."""
     refuse_shards(adj, "aggr='softmax'")
     graph = graph_of(adj, (targets, x.shape[0]))[0]
     scores = Scores(x, x.new_zeros(targets, x.shape[1]), None)
@@ -75,7 +77,7 @@ def _softmax(adj: Any, x: Tensor, targets: int) -> Tensor:
 
 
 def _mul(adj: Any, x: Tensor, targets: int) -> Tensor:
-    """Compute the product of the neighbours' features; ones where there are none."""
+    """Compute the product of the neighbors' features; ones where there are none."""
     ends, sources = _edge_ends(adj, x, targets, "mul")
     index = ends.unsqueeze(1).expand(-1, x.shape[1])
     ones = x.new_ones(targets, x.shape[1])
@@ -83,7 +85,7 @@ def _mul(adj: Any, x: Tensor, targets: int) -> Tensor:
 
 
 def _median(adj: Any, x: Tensor, targets: int) -> Tensor:
-    """Compute the lower median of the neighbours' features; zeros where there are none."""
+    """Compute the lower median of the neighbors' features; zeros where there are none."""
     ends, sources = _edge_ends(adj, x, targets, "median")
     features = x.index_select(0, sources)
     by_value = features.argsort(dim=0, stable=True)

@@ -43,7 +43,7 @@ def additive_scores(
 def additive_scores_with(
     graph: Graph, sources: Tensor, targets: Tensor, attention: Tensor, slope: float, edges: Tensor
 ) -> Scores:
-    """Compute the same with ``edges`` (entries, heads, features) added inside of leaky_relu."""
+    """Compute the same with ``edges`` (entries, heads, features) added inside leaky_relu."""
     total = take_rows(sources, graph.sources) + take_rows(targets, graph.targets) + edges
     scores = (F.leaky_relu(total, slope) * attention).sum(-1)
     return Scores(sources.new_zeros(sources.shape[:2]), targets.new_zeros(targets.shape[:2]), scores)

@@ -52,7 +52,7 @@ def graph_with_features(
     if attributes.dim() != 2 or attributes.shape[0] != count:
         noun = "stored entries" if isinstance(matrix_or_edges, SparseTensor) else "edges"
         raise ShapeError(
-            f"edge_attr has shape {tuple(source.shape)}, but the graph has {count} {noun}: give a row of "
+            f"edge_attr has shape {tuple(source.shape)}, but the graph has {count} {noun}: pass one row of "
             "features for each"
         )
     graph, positions = edges
@@ -71,15 +71,15 @@ def graph_with_features(
 def _split_features(adj: Tensor) -> tuple[SparseTensor, Tensor, int]:
     """Split a tensor with features into a matrix, all features, and the number per entry."""
     if not isinstance(adj, SparseTensor):
-        raise ArgumentError("edge_index has no features of edges: give edge_attr")
+        raise ArgumentError("edge_index has no edge features: pass edge_attr")
     if adj.dim() == 2:
         return adj, values_of(adj), 1
     pattern = adj.storage.pattern
     form = pattern.format
     if not form.dense_tail or form.order[-1] != 2 or form.is_blocked or form.is_dense:
         raise UnsupportedError(
-            f"features of edges in a tensor are its last, dense dimension, as in format 'dsd', not {form}; "
-            "use .to_format('dsd')"
+            "edge features must be the last, dense dimension of the tensor, as in format 'dsd', but got "
+            f"{form}; use .to_format('dsd')"
         )
     matrix = _matrices.get(pattern)
     if matrix is None:

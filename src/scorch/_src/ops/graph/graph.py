@@ -1,8 +1,8 @@
-"""A graph as layers read it: for each target its sources, and what is computed of it once.
+"""A graph as layers read it: for each target its sources, and what is computed from it once.
 
 A graph is passed as a sparse matrix of targets x sources (PyG's ``adj_t``), or as PyG's ``edge_index``, whose
-first row has sources and whose second has targets. What is computed of it (rows, the transposed rows, loops,
-normalised weights) is cached as long as the tensor it comes from lives, and recomputed when that was changed.
+first row has sources and whose second has targets. What is computed from it (rows, transposed rows, loops,
+normalized weights) is cached as long as the tensor it comes from lives, and recomputed when that was changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 def outside_modes(make: Callable[..., Result]) -> Callable[..., Result]:
-    """Run ``make`` outside of ``torch.inference_mode`` and ``torch.func``: its tensors outlive them."""
+    """Run ``make`` outside ``torch.inference_mode`` and ``torch.func``: its tensors outlive them."""
 
     @functools.wraps(make)
     def run_outside(*args: Any) -> Result:
@@ -223,25 +223,26 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
         return adj
     if not isinstance(adj, torch.Tensor):
         raise OperandError(
-            f"a graph is a sparse matrix or an edge_index of shape (2, edges), not a {type(adj).__name__}"
+            "a graph must be a sparse matrix or an edge_index of shape (2, edges), but got a "
+            f"{type(adj).__name__}"
         )
     if adj.layout is not torch.strided:
         return cached_with(adj, None, lambda: from_torch(adj))
     if adj.dtype not in (torch.int64, torch.int32):
         raise DtypeError(
-            f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is not a graph: an edge_index holds integers, "
-            "and a matrix must be sparse (scorch.from_torch)"
+            f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is not a graph: an edge_index must hold "
+            "integers, and a matrix must be sparse (scorch.from_torch)"
         )
     if adj.dim() != 2 or adj.shape[0] != 2:
-        raise ShapeError(f"edge_index has shape {tuple(adj.shape)}; it must be (2, number of edges)")
+        raise ShapeError(f"edge_index must have shape (2, number of edges), but got {tuple(adj.shape)}")
     return adj
 
 
 def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
     if tuple(adj.shape) != shape:
         raise ShapeError(
-            f"the matrix of the graph has shape {tuple(adj.shape)}, but x says (targets, sources) = {shape}; "
-            "rows are targets: from_edge_index has them as columns, so take its .T"
+            f"the matrix of the graph has shape {tuple(adj.shape)}, but x requires (targets, sources) = "
+            f"{shape}; rows are targets: from_edge_index has them as columns, so use its .T"
         )
     storage = adj.storage
     if is_tracked(adj):
@@ -274,8 +275,8 @@ def _graph_of_tracked(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph,
     """Return the graph of a matrix whose values are differentiable."""
     if adj.format.is_padded:
         raise UnsupportedError(
-            "a graph with learned weights cannot be stored in blocks or bands, which are padded with zeros: "
-            "use .to_format('csr')"
+            "a graph whose weights require gradients cannot be stored in blocks or bands, which are "
+            "padded with zeros: use .to_format('csr')"
         )
     rows = adj.to_format(CSR)
     assert isinstance(rows, SparseTensor)
@@ -297,8 +298,8 @@ def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch
     for name, nodes, count in (("sources, row 0,", sources, columns), ("targets, row 1,", targets, rows)):
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
             raise IndexRangeError(
-                f"edge_index names nodes {int(nodes.min())} to {int(nodes.max())} as {name} "
-                f"but x has {count} rows"
+                f"edge_index names nodes {int(nodes.min())} to {int(nodes.max())} as {name}, but x has "
+                f"{count} rows"
             )
     return sources, targets
 

@@ -1,6 +1,6 @@
-"""Sums, maxima and attention over neighbours, for layers.
+"""Sums, maxima and attention over neighbors, for layers.
 
-``adj`` is a sparse matrix of targets x sources or an ``edge_index`` (see ``ops.graph``). Inside of a program
+``adj`` is a sparse matrix of targets x sources or an ``edge_index`` (see ``ops.graph``). Inside a program
 that ``torch.compile`` or ``torch.export`` traces, each of the three is one operator (``compile.capture``),
 which looks up the graph when it runs.
 """
@@ -27,7 +27,7 @@ Run = TypeVar("Run", bound=Callable[..., Tensor])
 
 
 class ShardedGraph(abc.ABC):
-    """A graph that several processes have together: it knows how they sum over neighbours."""
+    """A graph sharded over several processes: it defines how they sum over neighbors."""
 
     @abc.abstractmethod
     def over_neighbours(
@@ -40,12 +40,12 @@ def refuse_shards(adj: Any, what: str) -> None:
     """Raise where ``adj`` is shared by several processes and ``what`` has no rule for that."""
     if isinstance(adj, ShardedGraph):
         raise UnsupportedError(
-            f"{what} has no rule for a row-sharded graph; GCNConv, SAGEConv, GINConv and GATConv have"
+            f"{what} is not supported for row-sharded graphs; GCNConv, SAGEConv, GINConv and GATConv are"
         )
 
 
 def _as_operator(run: Run) -> Run:
-    """Return ``run``, which inside of a traced program is the operator of its name."""
+    """Return ``run``, which inside a traced program is the operator of its name."""
     name = run.__name__
     defaults = [(each.name, each.default) for each in inspect.signature(run).parameters.values()]
 
@@ -124,12 +124,14 @@ def edge_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype) -> Ten
 def sum_edge_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
     """Return a number for each entry, from one for each edge; weights of repeated edges add up."""
     if graph.entry_of_edge is None:
-        raise ArgumentError("edge_weight belongs to an edge_index; a sparse matrix has its weights as values")
+        raise ArgumentError(
+            "edge_weight is only supported with an edge_index; the values of a sparse matrix are its weights"
+        )
     if edge_weight.shape != graph.entry_of_edge.shape:
         edges = graph.entry_of_edge.numel()
         raise ShapeError(
-            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {edges} "
-            "edges: give one weight for each"
+            f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {edges} edges: pass one "
+            "weight for each"
         )
     return sum_rows(graph.entry_of_edge, edge_weight, graph.size)
 
@@ -155,7 +157,7 @@ def normalise_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype, l
 
 @_as_operator
 def max_neighbours(adj: Tensor, x: Tensor, targets: int) -> Tensor:
-    """Compute the maximum over the neighbours' rows of ``x``; zeros where there are none."""
+    """Compute the maximum over the neighbors' rows of ``x``; zeros where there are none."""
     return maximum(graph_of(adj, (targets, x.shape[0]))[0], x)
 
 

@@ -75,11 +75,11 @@ def eigsh(
     matrix = as_square("eigsh", A)
     rows = matrix.shape[0]
     if which not in _ORDERS:
-        raise ArgumentError(f"which is {which!r}; it may be one of {', '.join(_ORDERS)}")
+        raise ArgumentError(f"unknown which {which!r}; choose from {', '.join(_ORDERS)}")
     if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= rows:
-        raise ArgumentError(f"k is {k!r}, but a matrix of {rows} rows has 1 to {rows} eigenvalues")
+        raise ArgumentError(f"k must be between 1 and {rows}, the number of rows, but got {k!r}")
     if not is_hermitian(matrix):
-        raise LinAlgError("eigsh: the matrix is not symmetric; use torch.linalg.eig on a dense copy")
+        raise LinAlgError("eigsh: the matrix is not symmetric; use torch.linalg.eig on A.to_dense()")
     start = None if v0 is None else as_columns("v0 of eigsh", v0, rows, matrix.dtype)
     if rows <= MAX_DENSE_EIGEN_ROWS or 2 * k >= rows:
         dense = torch.linalg.eigh(matrix)  # within the dense budget
@@ -179,8 +179,8 @@ def lanczos(
 
 def _no_convergence(k: int, which: str, count: int) -> ConvergenceError:
     return ConvergenceError(
-        f"eigsh found {count} of {k} eigenvalues ({which}); raise maxiter or tol, or with SciPy installed "
-        "ask for those next to a number: sigma=0"
+        f"eigsh found {count} of {k} eigenvalues ({which}); increase maxiter or tol, or install SciPy and "
+        "pass sigma=0 for those near zero"
     )
 
 

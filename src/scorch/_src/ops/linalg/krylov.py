@@ -263,7 +263,8 @@ def _check(name: str, A: Any, b: Any, x0: Any, tol: Any, maxiter: int | None, M:
         start = as_columns(f"x0 of {name}", x0, rows, columns.dtype).clone()
     if start.shape != columns.shape:
         raise ShapeError(
-            f"{name}: x0 has shape {tuple(start.shape)}, the right-hand side {tuple(columns.shape)}"
+            f"{name}: x0 must have the shape of the right-hand side, {tuple(columns.shape)}, but got "
+            f"{tuple(start.shape)}"
         )
     max_steps = 10 * max(rows, 10) if maxiter is None else maxiter
     return columns, start, times, precondition, tolerance(tol, columns.dtype), max_steps
@@ -274,7 +275,7 @@ def _not_converged(
 ) -> ConvergenceError:
     relative = float((residual / b.norm(dim=0).clamp(min=1e-300)).max())
     return ConvergenceError(
-        f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the right-hand "
-        f"side, not {limit:.0e}; raise tol or maxiter, pass M (such as one over the diagonal), "
-        "or use torch.linalg.solve with SciPy installed"
+        f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the "
+        f"right-hand side, not {limit:.0e}; increase tol or maxiter, pass M (such as one over the "
+        "diagonal), or use torch.linalg.solve with SciPy installed"
     )

@@ -38,14 +38,14 @@ def as_matrix(name: str, A: Any) -> torch.Tensor:
     """Return ``A`` as a floating-point or complex matrix; torch's sparse layouts become ours."""
     if not isinstance(A, torch.Tensor):
         raise OperandError(
-            f"{name} takes a matrix, not a {type(A).__name__}; create one with scorch.from_scipy"
+            f"{name} expected a matrix, but got a {type(A).__name__}; create one with scorch.from_scipy"
         )
     if A.dim() != 2:
-        raise ShapeError(f"{name} takes a matrix, but this tensor has shape {tuple(A.shape)}")
+        raise ShapeError(f"{name} expected a matrix, but got a tensor of shape {tuple(A.shape)}")
     if A.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
         dtype = str(A.dtype).removeprefix("torch.")
         raise DtypeError(
-            f"{name} takes matrices of float32, float64 or complex numbers, not {dtype}; use .double()"
+            f"{name} expected a matrix of float32, float64 or complex numbers, but got {dtype}; use .double()"
         )
     return A if A.layout is torch.strided else from_torch(A)
 
@@ -54,26 +54,31 @@ def as_square(name: str, A: Any) -> torch.Tensor:
     """Return the same, where only square matrices have a meaning."""
     matrix = as_matrix(name, A)
     if matrix.shape[0] != matrix.shape[1]:
-        raise ShapeError(f"{name} takes a square matrix, but this one has shape {tuple(matrix.shape)}")
+        raise ShapeError(f"{name} expected a square matrix, but got shape {tuple(matrix.shape)}")
     return matrix
 
 
 def as_columns(name: str, b: Any, rows: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a right-hand side, one column or several, as a dense tensor."""
     if not isinstance(b, torch.Tensor):
-        raise OperandError(f"{name} takes a tensor as its right-hand side, not a {type(b).__name__}")
+        raise OperandError(
+            f"{name} expected the right-hand side to be a tensor, but got a {type(b).__name__}"
+        )
     if b.dim() not in (1, 2):
-        raise ShapeError(f"{name}: the right-hand side is (n,) or (n, k), not {tuple(b.shape)}")
+        raise ShapeError(
+            f"{name}: the right-hand side must have shape (n,) or (n, k), but got {tuple(b.shape)}"
+        )
     if rows is not None and b.shape[0] != rows:
         raise ShapeError(
             f"{name}: the right-hand side has shape {tuple(b.shape)}, but the matrix has {rows} rows; "
-            f"it may be ({rows},) or ({rows}, k)"
+            f"expected ({rows},) or ({rows}, k)"
         )
     if not b.is_floating_point() and not b.is_complex():
         raise DtypeError(f"{name}: the right-hand side is {b.dtype}; convert it with .double()")
     if dtype is not None and b.dtype != dtype:
         raise DtypeError(
-            f"{name}: the matrix is {dtype}, but the right-hand side {b.dtype}; convert one of them"
+            f"{name}: expected the matrix and the right-hand side to have the same dtype, but got {dtype} "
+            f"and {b.dtype}; convert one of them"
         )
     if b.layout is not torch.strided or isinstance(b, SparseTensor):
         return b.to_dense()
@@ -86,7 +91,7 @@ def as_product(name: str, A: Any, rows: int) -> Product:
         return _check_product(name, A)
     matrix = as_square(name, A)
     if matrix.shape[0] != rows:
-        raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not go with {rows} rows")
+        raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not match {rows} rows")
     return multiply_by(matrix)
 
 
@@ -109,7 +114,8 @@ def _check_product(name: str, function: Callable[[torch.Tensor], Any]) -> Produc
         if not isinstance(result, torch.Tensor) or result.shape != x.shape:
             kind = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
             raise ShapeError(
-                f"{name}: the function gave {kind} for columns of shape {tuple(x.shape)}; give the same shape"
+                f"{name}: the function returned {kind} for columns of shape {tuple(x.shape)}; return the "
+                "same shape"
             )
         return result
 

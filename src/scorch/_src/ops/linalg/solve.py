@@ -49,7 +49,7 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
     if out is not None:
         solution = solve(A, B, left=left)
         if out.dtype != solution.dtype:
-            raise CallError(f"solve gives {solution.dtype}, but out is of {out.dtype}")
+            raise CallError(f"expected out of solve to have dtype {solution.dtype}, but got {out.dtype}")
         return write_out(out, solution, "solve")
     is_sparse = isinstance(A, SparseTensor) or A.layout is not torch.strided
     if not is_sparse or A.dim() != 2 or B.dim() > 2:
@@ -57,7 +57,7 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
     matrix = as_square("solve", A)
     assert isinstance(matrix, SparseTensor)
     if not left and B.dim() == 1:
-        raise ShapeError("solve with left=False takes a matrix on the right; use b.unsqueeze(0)")
+        raise ShapeError("solve with left=False expected B to be a matrix; use B.unsqueeze(0)")
     if not left:
         return solve(matrix.T, torch.transpose(B, 0, 1)).T
     if isinstance(B, SparseTensor):
@@ -135,14 +135,12 @@ def solve_triangular(
         transposed = torch.transpose(B, 0, 1)
         return solve_triangular(matrix.T, transposed, upper=not upper, unitriangular=unitriangular).T
     if B.dim() != 2:
-        raise ShapeError(
-            f"solve_triangular takes a matrix on the right, not a tensor of shape {tuple(B.shape)}"
-        )
+        raise ShapeError(f"solve_triangular expected B to be a matrix, but got shape {tuple(B.shape)}")
     columns = as_columns("solve_triangular", B, matrix.shape[0], matrix.dtype)
     triangle = torch.triu(matrix) if upper else torch.tril(matrix)
     assert isinstance(triangle, SparseTensor)
     if not unitriangular and not bool(as_dense(torch.diagonal(triangle)).all()):
-        raise LinAlgError("solve_triangular: the matrix is singular, it has a zero on its diagonal")
+        raise LinAlgError("solve_triangular: the matrix is singular: it has a zero on its diagonal")
     result = linalg.spsolve_triangular(
         as_scipy(triangle).tocsr(),
         as_scipy(columns),

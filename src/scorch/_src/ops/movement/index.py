@@ -43,9 +43,9 @@ def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, t
 @implements(aten.index_select)
 def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     if index.dtype not in (torch.int32, torch.int64):
-        raise CallError(f"index_select expects an index of int32 or int64, not {index.dtype}")
+        raise CallError(f"index_select expected an int32 or int64 index, but got {index.dtype}")
     if index.dim() > 1:
-        raise IndexRangeError(f"index_select expects a 1-D index, not a tensor of {index.dim()} dimensions")
+        raise IndexRangeError(f"index_select expected a 1-D index, but got a {index.dim()}-D tensor")
     shape = infer_shape(aten.index_select.default, self, dim, index.to("meta"))
     if not self.numel():
         return run_on_empty(aten.index_select.default, self, dim, index)
@@ -80,7 +80,7 @@ def check_indices(index: torch.Tensor, size: int, dim: int, from_end: bool = Fal
     first_allowed = -size if from_end else 0
     if largest >= size or smallest < first_allowed:
         offending = largest if largest >= size else smallest
-        allowed = f"places go from {first_allowed} to {size - 1}" if size else "it has no places"
+        allowed = f"expected an index from {first_allowed} to {size - 1}" if size else "it has no places"
         raise IndexRangeError(
             f"index {offending} is out of bounds for dimension {dim} with size {size}: {allowed}"
         )
@@ -89,7 +89,7 @@ def check_indices(index: torch.Tensor, size: int, dim: int, from_end: bool = Fal
 
 def check_int64(name: str, index: torch.Tensor) -> None:
     if index.dtype != torch.int64:
-        raise CallError(f"{name} expects an index of int64, not {index.dtype}")
+        raise CallError(f"{name} expected an int64 index, but got {index.dtype}")
 
 
 def run_on_empty(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
@@ -170,12 +170,14 @@ def normalize_indices(self: torch.Tensor, indices: Indices) -> list[torch.Tensor
             size = tuple(self.shape[len(normalized) : len(normalized) + value.dim()])
             if tuple(value.shape) != size:
                 raise IndexRangeError(
-                    f"a mask of shape {tuple(value.shape)} does not fit dimensions of {size}"
+                    f"the shape of the mask {tuple(value.shape)} does not match the indexed dimensions {size}"
                 )
             places = torch.nonzero(value)  # of a sparse mask, by its entries
             normalized += list(_from_host(places, device).unbind(1))
         elif value.dtype not in (torch.int32, torch.int64):
-            raise IndexRangeError(f"indices are int64, int32, uint8 or bool, not {value.dtype}")
+            raise IndexRangeError(
+                f"tensors used as indices must be int64, int32, uint8 or bool, but got {value.dtype}"
+            )
         else:
             normalized.append(_from_host(as_dense(value), device))
     return normalized + [None] * (self.dim() - len(normalized))
@@ -225,7 +227,7 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> Any:
     if not isinstance(self, SparseTensor):
         return torch.masked_select(self, mask.to_dense())
     if mask.dtype != torch.bool:
-        raise CallError(f"masked_select expects a boolean mask, not {mask.dtype}")
+        raise CallError(f"masked_select expected a boolean mask, but got {mask.dtype}")
     shape = broadcast_shape(tuple(self.shape), tuple(mask.shape))
     if not self.dim():
         return torch.masked_select(self.to_dense(), mask)
@@ -245,7 +247,7 @@ def nonzero(self: SparseTensor) -> torch.Tensor:
 def embedding(weight: torch.Tensor, indices: torch.Tensor, *_: Any) -> Any:
     """Gather rows of ``weight``; the other arguments are about its gradient."""
     if weight.dim() != 2:
-        raise CallError(f"embedding takes rows of a matrix, but weight has shape {tuple(weight.shape)}")
+        raise CallError(f"embedding expected weight to be 2-D, but got shape {tuple(weight.shape)}")
     row_numbers = as_dense(indices)
     rows = torch.index_select(weight, 0, row_numbers.reshape(-1))
     return rows.reshape(*row_numbers.shape, *weight.shape[1:])

@@ -84,7 +84,7 @@ def _as_tensor(x: Any) -> torch.Tensor:
     if isinstance(x, (list, tuple)) and x and all(isinstance(item, torch.Tensor) for item in x):
         return torch.stack(list(x))
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"rearrange takes a tensor or a list of tensors, not a {type(x).__name__}")
+        raise OperandError(f"rearrange expected a tensor or a list of tensors, but got a {type(x).__name__}")
     return x if x.layout is torch.strided else from_torch(x)
 
 
@@ -94,7 +94,7 @@ def _as_tensor(x: Any) -> torch.Tensor:
 def _parse(pattern: Any) -> tuple[Side, Side]:
     """Parse the groups of axes on both sides of the arrow."""
     if not isinstance(pattern, str):
-        raise NotationError(f"the pattern must be a string such as 'b (h w) -> b h w', not {pattern!r}")
+        raise NotationError(f"the pattern must be a string such as 'b (h w) -> b h w', but got {pattern!r}")
     sides = pattern.split("->")
     if len(sides) != 2:
         raise NotationError(f"pattern {pattern!r} must have one arrow: 'b (h w) -> b h w'")
@@ -120,7 +120,7 @@ def _parse_side(tokens: Sequence[str], pattern: str) -> Side:
             side.append(tuple(group))
             group = None
         elif token in ("(", ")"):
-            raise NotationError(f"pattern {pattern!r}: parentheses open and close in turn, around axes")
+            raise NotationError(f"pattern {pattern!r}: parentheses must be balanced and cannot be nested")
         elif token != ELLIPSIS and not token.replace("_", "a").isalnum():
             raise NotationError(
                 f"pattern {pattern!r} has {token!r}; axes are names, numbers, '...' and parentheses"
@@ -177,7 +177,7 @@ def _axis_lengths(
         if len(unknown) > 1:
             raise ShapeError(
                 f"pattern {pattern!r} splits dimension {dim} into {' '.join(group)}: the sizes of "
-                f"{len(unknown)} of them are unknown; give all but one: {unknown[0]}=..."
+                f"{len(unknown)} of them are unknown; pass all but one: {unknown[0]}=..."
             )
         fits = size % known_product == 0 if known_product and unknown else size == known_product
         if not fits:
@@ -196,12 +196,12 @@ def _check_axes(old: Sequence[str], new: Sequence[str], sizes: Mapping[str, int]
         if axis not in new:
             name = "'...'" if axis.startswith(ELLIPSIS) else repr(axis)
             raise NotationError(
-                f"axis {name} is lost on the right of pattern {pattern!r}; "
-                "to sum over it use scorch.einsum or .sum()"
+                f"axis {name} is missing on the right of pattern {pattern!r}; to sum over it, use "
+                "scorch.einsum or .sum()"
             )
     for axis in new:
         if axis not in old and axis not in sizes and not axis.isdigit():
-            raise ShapeError(f"axis {axis!r} is new in pattern {pattern!r}; say how long it is: {axis}=...")
+            raise ShapeError(f"axis {axis!r} is new in pattern {pattern!r}; pass its size: {axis}=...")
     for name in sizes:
         if name not in old and name not in new:
             raise NotationError(f"{name}={sizes[name]} names an axis that pattern {pattern!r} does not have")

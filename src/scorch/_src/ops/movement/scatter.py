@@ -43,7 +43,7 @@ REDUCE = {"add": "sum", "multiply": "prod"}  # scatter's names of scatter_reduce
 def write_at_keys(self: SparseTensor, keys: Tensor, values: Tensor, adds: bool) -> SparseTensor:
     """Return ``self`` with ``values`` at ``keys``, replaced or added; of several the last stays.
 
-    Every function that writes ends here, so that none creates an entry outside of the tensor.
+    Every function that writes ends here, so that none creates an entry outside the tensor.
     """
     keys = check_indices(keys, self.numel(), 0)
     entries = entries_of(self)
@@ -123,7 +123,7 @@ def slice_scatter(
         return aten.slice_scatter(self, src.to_dense(), dim, start, end, step)
     size = _size_of(self, dim)
     if step < 1:
-        raise CallError(f"slice_scatter expects a positive step, not {step}")
+        raise CallError(f"slice_scatter expected a positive step, but got {step}")
     dim %= self.dim()
     positions = range(*slice(start, end, step).indices(size))
     _check_source(src, _with_size(self, dim, len(positions)), "the slice")
@@ -133,7 +133,9 @@ def slice_scatter(
 def _size_of(self: SparseTensor, dim: int) -> int:
     rank = self.dim()
     if not -rank <= dim < rank:
-        raise IndexRangeError(f"dimension {dim} is out of range: this tensor has {-rank} to {rank - 1}")
+        raise IndexRangeError(
+            f"dimension {dim} is out of range (expected to be in range of [{-rank}, {rank - 1}])"
+        )
     return self.shape[dim]
 
 
@@ -190,11 +192,14 @@ def check_slices(
     The index is a vector of one of the dtypes ``kinds``.
     """
     if index.dim() > 1:
-        raise IndexRangeError(f"index must be 1-D, not a tensor of shape {tuple(index.shape)}")
+        raise IndexRangeError(f"index must be 1-D, but got shape {tuple(index.shape)}")
     if index.dtype not in kinds:
-        raise CallError(f"places are {index.dtype}, not {' or '.join(map(str, kinds))}")
+        raise CallError(f"index must be {' or '.join(map(str, kinds))}, but got {index.dtype}")
     if source.dtype != self.dtype:
-        raise CallError(f"the source is {source.dtype}, but the tensor is {self.dtype}; convert one of them")
+        raise CallError(
+            f"expected source and self to have the same dtype, but got {source.dtype} and {self.dtype}; "
+            "convert one of them"
+        )
     shape = _with_size(self, dim, index.numel())
     _check_source(source, shape, "what the places name")
     return shape
@@ -229,7 +234,7 @@ def index_fill(self: SparseTensor, dim: int, index: Tensor, value: Any) -> Any:
         return run_on_empty(func, self, dim, index, value)
     check_int64("index_fill", index)
     if index.dim() > 1:
-        raise CallError(f"index_fill expects a 1-D index, not a tensor of shape {tuple(index.shape)}")
+        raise CallError(f"index_fill expected a 1-D index, but got shape {tuple(index.shape)}")
     dim %= self.dim()
     shape = tuple(self.shape)
     number = value.item() if isinstance(value, Tensor) else value
@@ -253,7 +258,10 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
     if not isinstance(self, SparseTensor):
         return aten.index_put(self, normalize_indices(self, indices), dense, accumulate)
     if values.dtype != self.dtype:
-        raise CallError(f"values are {values.dtype}, but the tensor is {self.dtype}; convert one of them")
+        raise CallError(
+            f"expected values and self to have the same dtype, but got {values.dtype} and {self.dtype}; "
+            "convert one of them"
+        )
     normalized = normalize_indices(self, indices)
     if not self.numel():
         return run_on_empty(aten.index_put.default, self, normalized, dense, accumulate)
@@ -298,7 +306,7 @@ def scatter_with(self: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str
         return run_densely(func, (self, dim, index, src), {"reduce": reduce})
     if is_number:
         size = self.storage.values.element_size() * index.numel()
-        check_budget(size, f"scatter of a number to {index.numel()} places", "use fewer places")
+        check_budget(size, f"scatter of a number to {index.numel()} elements", "use fewer places")
         src = torch.full(tuple(index.shape), src, dtype=self.dtype, device=index.device)
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 

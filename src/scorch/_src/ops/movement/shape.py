@@ -285,7 +285,9 @@ def diagonal(self: SparseTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
 def fill_diagonal_(self: SparseTensor, fill_value: Any, wrap: bool = False) -> SparseTensor:
     """Set the diagonal of a matrix to a number; below a tall one only with ``wrap``."""
     if self.dim() != 2 or wrap:
-        raise UnsupportedError("fill_diagonal_ works on sparse matrices without wrap; use S.setdiag(values)")
+        raise UnsupportedError(
+            "fill_diagonal_ supports only sparse matrices, without wrap; use S.setdiag(values)"
+        )
     self.diagonal().fill_(fill_value)
     return self
 

@@ -56,7 +56,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _cache_key(sign: str) -> tuple[tuple[str], None]:
-    """Return what calls of an operation are cached by beside their operands; they ask for no format."""
+    """Return the part of a cache key that does not depend on the operands; no format is requested."""
     return (sign,), None
 
 

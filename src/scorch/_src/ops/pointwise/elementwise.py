@@ -1,10 +1,10 @@
-"""Every elementwise function of torch, by one rule.
+"""Every elementwise PyTorch function, by one rule.
 
 Such a function f is computed by torch itself on lists of stored values. Its result at implicit zeros decides
 the rest:
 
     f(0) = 0                    the result has the pattern of the operand, or of all operands together
-    f(0, d) = 0 for every d     mul, div by d and their like: the pattern of the sparse operand; for any
+    f(0, d) = 0 for every d     mul, div by d and so on: the pattern of the sparse operand; for any
                                 other function, if it is zero for the operand d at hand
     anything else               the result is dense: f of the dense operands and zeros, then f at the entries
 
@@ -243,7 +243,7 @@ def _fill_dense(name: str, entries: Entries, fill: torch.Tensor, held_bytes: int
     """Return a dense tensor, refused beyond the budget if larger than the operands' ``held_bytes``."""
     size = math.prod(entries.shape) * entries.values.element_size()
     if size > held_bytes:
-        hint = f"{name} is not zero where nothing is stored, so its result is dense; apply it to .values() "
+        hint = f"{name} is not zero-preserving, so its result is dense; apply it to .values() "
         hint += "(of S, S.numel() - S.count_nonzero() elements are zero)"
         check_budget(size, f"{name} of a tensor of shape {entries.shape}", hint)
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
@@ -255,7 +255,7 @@ def _fill_dense(name: str, entries: Entries, fill: torch.Tensor, held_bytes: int
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is infinite or NaN; False too where their sum overflows."""
     if is_functorch_wrapped_tensor(tensor):
-        return True  # inside of torch.func values cannot be inspected
+        return True  # inside torch.func values cannot be inspected
     refuse_freed(tensor)
     if tensor.dtype.is_complex:
         tensor = torch.view_as_real(tensor.detach().resolve_conj())

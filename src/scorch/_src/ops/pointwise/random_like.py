@@ -5,10 +5,10 @@ ones_like, full_like              what they are on dense tensors, so dense
 empty_like, rand_like, randn_like, randint_like,
 normal_, uniform_, random_, bernoulli_, dropout
                                   the pattern of the tensor: random numbers stand where it has entries
-new_zeros, new_ones ...           dense tensors, as small as asked for
+new_zeros, new_ones ...           dense tensors of the requested size
 
 That random numbers keep the pattern is what torch does with CSR tensors: noise on a sparse weight, and
-initialising one, take the time and memory of its entries.
+initializing one, take the time and memory of its entries.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ for _dropout in (F.alpha_dropout, F.feature_alpha_dropout):
 
 def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype: Any = None) -> torch.Tensor:
     dtype = dtype or like.dtype
-    hint = "its result is dense; scorch.zeros and its like take format= for sparse ones"
+    hint = "its result is dense; scorch.zeros and similar functions accept format= for sparse results"
     check_budget(math.prod(shape) * dtype.itemsize, f"{name} of shape {tuple(shape)}", hint)
     return torch.full(tuple(shape), value, dtype=dtype, device=like.storage.device)
 
@@ -160,7 +160,7 @@ def ones_like(self: SparseTensor, *, dtype: torch.dtype | None = None, **_: Any)
 @implements(aten.fill.Scalar, aten.fill.Tensor)
 def fill(self: SparseTensor, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dim() > 0:
-        raise CallError(f"fill_ takes one number, not a tensor of shape {tuple(value.shape)}")
+        raise CallError(f"fill_ expected a number or a 0-D tensor, but got shape {tuple(value.shape)}")
     if not isinstance(value, torch.Tensor):
         return full_like(self, value)
     if are_patterns_fixed():  # a zero of a tensor has a gradient

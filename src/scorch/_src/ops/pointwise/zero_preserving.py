@@ -117,7 +117,7 @@ def _is_dense(value: Any) -> bool:
 
 @implements(aten.searchsorted.Tensor)
 def searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-    """Return where each element would stand in a sorted list; lists per row work on dense copies."""
+    """Return where each element would be inserted in a sorted list; one list per row is computed densely."""
     if isinstance(sorted_sequence, SparseTensor) or sorted_sequence.dim() != 1 or _is_dense(self):
         return run_densely(aten.searchsorted.Tensor, (sorted_sequence, self), options)
     return map_elements(

@@ -38,7 +38,7 @@ def name_of_activation(activation: Any) -> str | None:
 
 def check_activation(name: str | None) -> None:
     if name is not None and name not in ACTIVATIONS:
-        raise ArgumentError(f"activation is one of {', '.join(ACTIVATIONS)}, not {name!r}")
+        raise ArgumentError(f"unknown activation {name!r}; choose from {', '.join(ACTIVATIONS)}")
 
 
 def finish(output: Any, activation: str | None, residual: Any) -> Any:

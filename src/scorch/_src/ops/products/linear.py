@@ -221,7 +221,7 @@ def stft(input: Any, *args: Any, **kwargs: Any) -> Any:
 def rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
-    """Zero for zero; in training a slope is drawn for every stored element that is negative."""
+    """Apply the zero-preserving rrelu; in training draw a slope for every stored element that is negative."""
     given = values_of(input).clone() if inplace else values_of(input)  # gradients need it as it is
     values = torch.rrelu(given, lower, upper, training)
     found = sparse_of(input.storage.pattern, values)
@@ -249,7 +249,9 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
         if least < 0:
             raise CallError(f"one_hot: class values must be non-negative, but got {least}")
         if -1 != num_classes <= most:
-            raise CallError(f"one_hot: class {most} is not one of {num_classes} classes")
+            raise CallError(
+                f"one_hot: class values must be smaller than num_classes={num_classes}, but got {most}"
+            )
     return run_torch(F.one_hot, tensor, num_classes)
 
 
@@ -257,9 +259,9 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
 def native_batch_norm(
     input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *numbers: float
 ) -> Any:
-    """Normalise; in training the running mean and variance change in place, sparse ones too.
+    """Normalize; in training update the running mean and variance in place, sparse ones too.
 
-    A result scaled by a sparse weight is sparse, and so is one that is moved by a sparse mean.
+    A result scaled by a sparse weight is sparse, and so is one that is shifted by a sparse mean.
     """
     func, statistics = torch.ops.aten.native_batch_norm.default, (running_mean, running_var)
     dense = [as_dense(statistic) for statistic in statistics]

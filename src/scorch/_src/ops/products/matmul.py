@@ -168,10 +168,12 @@ def _rows_format(dims: int) -> Format:
 def _subscripts(left: int, right: int) -> tuple[str, str, str]:
     """The subscripts of both operands and the result; leading dimensions are batches."""
     if not left or not right:
-        raise ShapeError("matmul takes vectors, matrices or batches of them, not scalars; use * instead")
+        raise ShapeError(
+            "matmul expected operands with at least one dimension, but got a scalar; use * instead"
+        )
     batch = max(left, right) - 2
     if batch > len(_BATCH):
-        raise ShapeError(f"matmul takes up to {len(_BATCH)} batch dimensions, not {batch}")
+        raise ShapeError(f"matmul supports up to {len(_BATCH)} batch dimensions, but got {batch}")
     letters = _BATCH[: max(batch, 0)]
     first = "j" if left == 1 else letters[len(letters) - (left - 2) :] + "ij"
     second = "j" if right == 1 else letters[len(letters) - (right - 2) :] + "jk"

@@ -1,4 +1,4 @@
-"""Products added to something: ``beta * input + alpha * (a @ b)`` and its like, and products of several."""
+"""Products added to something: ``beta * input + alpha * (a @ b)`` and similar, and products of several."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
 
 Function = Callable[..., Any]
-COUNTING = ("kthvalue", "topk")  # their k is checked by torch's own function
+COUNTING = ("kthvalue", "topk")  # their k is checked by the PyTorch function
 _GLOBAL = {"max": amax, "min": amin}
 
 
@@ -52,7 +52,9 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 def glu(self: SparseTensor, dim: int = -1) -> SparseTensor:
     """Compute the first half times the sigmoid of the second, at the entries of the first."""
     if not self.dim() or self.shape[dim] % 2:
-        raise ShapeError(f"glu splits dimension {dim}, whose size must be even, of shape {tuple(self.shape)}")
+        raise ShapeError(
+            f"glu expected dimension {dim} to have an even size, but got shape {tuple(self.shape)}"
+        )
     first, second = torch.chunk(self, 2, dim)
     assert isinstance(first, SparseTensor)
     pattern = first.storage.pattern

@@ -66,7 +66,7 @@ def unique(
 def unique_consecutive(
     self: SparseTensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
-    """Return the first of every run of equal elements, row by row; along a dimension on a dense copy."""
+    """Return the first of every run of equal elements, row by row; along a dimension densely."""
     if dim is not None:
         args = (self, return_inverse, return_counts, dim)
         return run_densely(aten.unique_consecutive.default, args, {})
@@ -105,7 +105,7 @@ def histc(self: SparseTensor, bins: int = 100, min: Any = 0, max: Any = 0) -> An
 
 
 def _histogram(func: Any, self: Any, bins: Any = 100, *, weight: Any = None, **options: Any) -> Any:
-    """Count the elements in each bin, and return the edges; with weights on a dense copy."""
+    """Count the elements in each bin, and return the edges; with weights densely."""
     bins = as_dense(bins)
     if weight is not None or not isinstance(self, SparseTensor):
         return run_densely(func, (self, bins), {**options, "weight": weight})
@@ -129,7 +129,10 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
     aten.bincount.default(small)  # raises torch's error
     if weights is not None and self.numel() and tuple(weights.shape) != tuple(self.shape):
         weights_shape = tuple(weights.shape)
-        raise ShapeError(f"bincount: weights have shape {weights_shape}, but the numbers {tuple(self.shape)}")
+        raise ShapeError(
+            f"bincount: input and weights must have the same shape, but got {tuple(self.shape)} and "
+            f"{weights_shape}"
+        )
     sample, zeros, keys = _sample(self)
     length = max(int(sample.max()) + 1 if sample.numel() else 0, minlength)
     check_budget(8 * length, f"bincount with {length} bins", "use unique(return_counts=True)")

@@ -89,7 +89,9 @@ def _define_with_position(name: str) -> Operation:
         if dim is None:
             return extreme(S)
         if isinstance(dim, bool) or not isinstance(dim, int):
-            raise OperandError(f"{name} with masked=True takes a dimension, not a {type(dim).__name__}")
+            raise OperandError(
+                f"{name} with masked=True expected dim to be an integer, but got a {type(dim).__name__}"
+            )
         is_tracked = is_differentiable(S)
         values = _extreme_value(S, dim, keepdim, f"a{name}") if is_tracked else extreme(S, dim, keepdim)
         return getattr(torch.return_types, name)((values, position(S, dim, keepdim)))
@@ -135,7 +137,7 @@ def norm(
     S: SparseTensor, p: Any = 2, dim: Dims = None, keepdim: bool = False, dtype: Any = None
 ) -> torch.Tensor:
     if isinstance(p, str) and p != "fro":
-        raise ArgumentError(f"norm with masked=True is that of a vector: p is a number, not {p!r}")
+        raise ArgumentError(f"norm with masked=True is a vector norm: p must be a number, but got {p!r}")
     order = 2.0 if p in (None, "fro") else float(p)
     like = run_on_sample(torch.linalg.vector_norm, S, order, dim, keepdim, dtype=dtype)
     empty = math.inf if order < 0 else 0.0
@@ -148,8 +150,8 @@ def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> to
     rows = math.prod(size for d, size in enumerate(S.shape) if dim is not None and d != dim % S.dim())
     if not like.dtype.is_floating_point and groups_of(S, dim, masked=True).keys.numel() < rows:
         raise ArgumentError(
-            f"median with masked=True: a line without entries has NaN, but {like.dtype} has none; "
-            "use .float()"
+            f"median with masked=True is NaN where there are no entries, which {like.dtype} cannot "
+            "represent; use .float()"
         )
 
     def body(groups: Groups, values: torch.Tensor) -> Reduced:

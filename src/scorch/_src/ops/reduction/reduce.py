@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 
 def _forms(name: str, *overloads: str) -> list[Function]:
-    """Return a function of torch, the method, and the operators of ATen of that name."""
+    """Return a PyTorch function, the method, and the operators of ATen of that name."""
     packet = getattr(aten, name)
     operators = (getattr(packet, overload) for overload in overloads or ("default",))
     return [getattr(torch, name), getattr(torch.Tensor, name), *operators]

@@ -57,7 +57,7 @@ def bind(names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def direct(*functions: Function, takes: str, differentiable: bool = False) -> Callable[[Function], Function]:
     """Register ``run`` for functions of a sparse tensor with elements; ``takes`` names other arguments.
 
-    Where it returns None, and for other arguments, torch's own function is called. What is
+    Where it returns None, and for other arguments, the PyTorch function is called. What is
     ``differentiable`` computes on connected values and serves tensors that require gradients as well.
     """
     names = tuple(takes.split())
@@ -85,7 +85,7 @@ def direct(*functions: Function, takes: str, differentiable: bool = False) -> Ca
 
 
 def run_on_sample(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """Run torch's function on a small tensor of the same rank and dtype, for its dtype or its error.
+    """Run the PyTorch function on a small tensor of the same rank and dtype, for its dtype or its error.
 
     (A meta tensor of the same shape would do, but torch imports its compilers for one.)
     """
@@ -154,7 +154,7 @@ def reduction(
     dense: bool = False,
     of_sum: OfSum | None = None,
 ) -> Callable[[Body], Reduction]:
-    """Register a reduction, by its body, for functions of torch and operators of ATen."""
+    """Register a reduction, by its body, for PyTorch functions and ATen operators."""
 
     def register(body: Body) -> Reduction:
         instance = Reduction(body, functions[0], dense, of_sum)
@@ -170,7 +170,7 @@ def reduction(
 
 
 def as_operator(operator: Any, run: Function, takes: str) -> Function:
-    """Return the handler of an operator of ATen; without elements a dense copy costs nothing."""
+    """Return the handler of an ATen operator; without elements the dense computation costs nothing."""
     names = tuple(takes.split())
 
     def handler(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:

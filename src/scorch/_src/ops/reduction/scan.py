@@ -1,7 +1,7 @@
 """Cumulative sums and products: zero until the first entry of a row, so they are sparse too.
 
 Each row is scanned by itself and in its order, as torch does: one sum over all of them, or products of
-neighbours first, would lose what is small beside large numbers.
+adjacent entries first, would lose what is small compared with large numbers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     next_entry[:-1] = torch.where(group[1:] != group[:-1], shape[dim], along[1:])
     length = next_entry - along
     size = (64 + 16 * len(shape)) * int(length.sum())
-    check_budget(size, f"cumsum of {shape}", "it fills every line from its first entry on")
+    check_budget(size, f"cumsum of {shape}", "it fills every row after its first entry")
     entry_number = torch.repeat_interleave(torch.arange(group.numel(), device=group.device), length)
     begin = (torch.cumsum(length, 0) - length)[entry_number]
     offset = torch.arange(entry_number.numel(), device=entry_number.device) - begin

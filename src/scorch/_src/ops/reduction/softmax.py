@@ -43,9 +43,11 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
     storage = A.storage
     shape = storage.pattern.shape
     if not -len(shape) <= dim < len(shape):
-        raise ShapeError(f"{name} over dimension {dim} of a tensor with {len(shape)} dimensions")
+        raise ShapeError(f"{name}: dimension {dim} is out of range for a {len(shape)}-D tensor")
     if not storage.values.dtype.is_floating_point:
-        raise OperandError(f"{name} needs floating-point values, not {storage.values.dtype}; use .float()")
+        raise OperandError(
+            f"{name} expected floating-point values, but got {storage.values.dtype}; use .float()"
+        )
     if half_to_float:
         storage = Storage(storage.pattern, storage.values.float())
     key = (name, dim % len(shape), storage.key, current().disable, is_deterministic())

@@ -36,7 +36,7 @@ def _check(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> None:
     """Raise what torch raises for such arguments.
 
     A tensor of a single element refuses dtypes and dimensions as any other; the first is the only one to
-    select of it. Whether there are as many as asked for, a meta tensor checks, by way of sympy.
+    select of it. Whether there are as many as requested, a meta tensor checks, by way of sympy.
     """
     dtype, name = self.storage.values.dtype, func.overloadpacket.__name__
     small = (min(args[0], 1), *args[1:]) if name in COUNTING else args
@@ -75,7 +75,7 @@ def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     """Return sorted values, and the indices that they had."""
     size = self.shape[dim]
     hint = "the values alone are torch.msort(S), for rows torch.msort(S.T).T, and S.topk(k) has the first k"
-    what = f"the places of all elements in sort of {tuple(self.shape)}"
+    what = f"the indices of all elements in sort of {tuple(self.shape)}"
     return _select_first(self, size, dim, descending, what, hint)
 
 
@@ -85,8 +85,8 @@ _selects(aten.sort.stable)(lambda self, *, stable=None, **options: sort(self, **
 @_selects(aten.topk.default)
 def topk(self: SparseTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """Return the ``k`` largest or smallest elements of each segment, and their indices."""
-    what = f"the places of the first {k} elements in topk of {tuple(self.shape)}"
-    return _select_first(self, k, dim, largest, what, "take a smaller k, or fewer lines")
+    what = f"the indices of the first {k} elements in topk of {tuple(self.shape)}"
+    return _select_first(self, k, dim, largest, what, "use a smaller k, or fewer rows")
 
 
 def _select_first(self: SparseTensor, k: int, dim: int, descending: bool, what: str, hint: str) -> Any:
@@ -141,7 +141,7 @@ for _packet in (aten.median, aten.nanmedian):
 def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     """Return the most frequent element of each segment, of several the smallest, and its last index.
 
-    In a segment with a NaN torch's answer follows the order of its elements, which a dense copy has.
+    In a segment with a NaN, PyTorch's answer depends on the order of its elements, so it is computed densely.
     """
     values = self.storage.values
     has_order = bool(values.isnan().any()) and is_within_budget(self.numel() * values.element_size())
@@ -218,7 +218,7 @@ def _compute_quantiles(
     if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks():
         fractions = fractions.double()
     size = 8 * fractions.numel() * segments.keys.numel()
-    check_budget(size, f"{fractions.numel()} quantiles of each line", "ask for fewer")
+    check_budget(size, f"{fractions.numel()} quantiles of each row", "ask for fewer")
     nans = segments.count_in_segments(segments.values.isnan())
     if skips_nan:
         ranks = (fractions * (segments.size - nans - 1)).clamp(min=0)

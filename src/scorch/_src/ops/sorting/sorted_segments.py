@@ -1,7 +1,7 @@
 """The segments of a sparse tensor along a dimension, each sorted by value.
 
-Sorting needs no dense copy of a segment. Its entries are sorted, and its zeros are a count: they stand
-together, behind the negative entries and before the positive ones. The element of any rank is an entry or a
+Sorting needs no dense segment. Its entries are sorted, and its zeros are a count: they stand
+together, after the negative entries and before the positive ones. The element of any rank is an entry or a
 zero, and the index of a zero follows from the indices of the entries: as many zeros stand before an entry at
 position ``p``, the ``i``-th of its segment, as ``p - i``.
 """
@@ -106,7 +106,7 @@ class SortedSegments:
         if keepdim and self.dim is not None:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
         hint = "the values alone are torch.quantile(S, q, dim, interpolation='lower')"
-        check_budget(8 * self.count, f"the places of shape {shape}", hint)
+        check_budget(8 * self.count, f"indices of shape {shape}", hint)
         numbers = torch.arange(self.keys.numel(), device=self.keys.device)
         positions = torch.full(shape, empty, dtype=torch.int64, device=self.keys.device)
         positions.view(-1)[self.keys] = self.positions_at(numbers, rank)

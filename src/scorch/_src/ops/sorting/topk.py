@@ -37,16 +37,16 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
             [5., 0., 4.]])
     """
     if not isinstance(h, torch.Tensor):
-        raise OperandError(f"topk_sparse takes a tensor, not a {type(h).__name__}")
+        raise OperandError(f"topk_sparse expected a tensor, but got a {type(h).__name__}")
     if h.dim() == 0:
-        raise ShapeError("topk_sparse takes a tensor with at least one dimension")
+        raise ShapeError("topk_sparse expected a tensor with at least one dimension")
     if not -h.dim() <= dim < h.dim():
-        raise ShapeError(f"dim is {dim}, but the tensor has {h.dim()} dimensions")
+        raise ShapeError(f"dimension {dim} is out of range for a {h.dim()}-D tensor")
     if h.is_complex() or h.dtype == torch.bool:
-        raise DtypeError(f"{h.dtype} values have no largest")
+        raise DtypeError(f"topk_sparse is not supported for {h.dtype}")
     size = h.shape[dim]
     if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= size:
-        raise ArgumentError(f"k is a number from 0 to {size}, the size of dimension {dim}, not {k!r}")
+        raise ArgumentError(f"k must be between 0 and {size}, the size of dimension {dim}, but got {k!r}")
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]
     if isinstance(h, SparseTensor):
@@ -130,7 +130,7 @@ def _unwrap(h: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
 
 
 def _topk_of_batch(h: torch.Tensor, k: int, abs: bool) -> SparseTensor:
-    """Select inside of ``torch.vmap``, where one pattern serves all: the union of all, with zeros."""
+    """Select inside ``torch.vmap``, where one pattern serves all: the union of all, with zeros."""
     score = h.detach().abs() if abs else h.detach()
     is_kept = torch.zeros_like(score, dtype=torch.bool).scatter(-1, score.topk(k, sorted=False).indices, True)
     union, batches = _unwrap(is_kept)

@@ -197,7 +197,7 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
         for dim, row in enumerate(rows):
             if row.dim() != 1:
                 raise ShapeError(
-                    f"{name}[{dim}] must be a list of coordinates, not of shape {tuple(row.shape)}"
+                    f"{name}[{dim}] must be a 1-D list of coordinates, but got shape {tuple(row.shape)}"
                 )
             if row.numel() != rows[0].numel():
                 raise ShapeError(
@@ -228,7 +228,7 @@ def _check_coordinate_shapes(
         raise transposed_error(name, (len(crd), count))
     if values.dim() == 0 or values.shape[0] != count:
         number = "is a scalar" if values.dim() == 0 else f"has {values.shape[0]}"
-        raise ShapeError(f"{name} has {count} entries, but values {number}: give one value for each entry")
+        raise ShapeError(f"{name} has {count} entries, but values {number}: pass one value for each entry")
     dense = tuple(values.shape[1:])
     if len(crd) + len(dense) != len(sizes):
         raise ShapeError(
@@ -308,7 +308,7 @@ def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, va
     """Check the shapes of the arrays, and return the number of batch dimensions."""
     pointer_name, plain_name, _ = _ARRAYS[kind[-1]]
     if pos.dim() == 0:
-        raise ShapeError(f"{pointer_name} is a scalar; it must list where each row or column begins")
+        raise ShapeError(f"{pointer_name} must list where each row or column begins, but got a scalar")
     batch = pos.dim() - 1
     if crd.dim() != pos.dim() or crd.shape[:-1] != pos.shape[:-1]:
         raise ShapeError(
@@ -317,17 +317,18 @@ def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, va
         )
     if values.shape[: batch + 1] != crd.shape:
         raise ShapeError(
-            f"values has shape {tuple(values.shape)}, but {plain_name} has shape {tuple(crd.shape)}: "
-            "give one value for each entry"
+            f"values has shape {tuple(values.shape)}, but {plain_name} has shape {tuple(crd.shape)}: pass "
+            "one value for each entry"
         )
     if kind[0] == "b" and values.dim() < batch + 3:
         raise ShapeError(
-            f"values has shape {tuple(values.shape)}; in {kind} each value is a block: its shape ends with "
-            "the rows and columns of a block"
+            f"values has shape {tuple(values.shape)}; in {kind} each value is a block, so the shape must "
+            "end with the rows and columns of a block"
         )
     if kind[0] == "b" and 0 in values.shape[batch + 1 : batch + 3]:
         raise ShapeError(
-            f"values has blocks of shape {tuple(values.shape[batch + 1 : batch + 3])}; sizes start at 1"
+            "values must have blocks with positive sizes, but got "
+            f"{tuple(values.shape[batch + 1 : batch + 3])}"
         )
     return batch
 
@@ -359,8 +360,8 @@ def _check_compressed_size(
     wanted = batch + 2 + len(dense)
     if len(sizes) != wanted:
         raise ShapeError(
-            f"size {sizes} has {len(sizes)} dimensions, but the arrays are those of a tensor of {wanted}: "
-            f"{batch} batch, 2 sparse and {len(dense)} dense"
+            f"size {sizes} has {len(sizes)} dimensions, but the arrays describe {wanted}: {batch} batch, 2 "
+            f"sparse and {len(dense)} dense"
         )
     if sizes[:batch] != tuple(pos.shape[:-1]):
         raise ShapeError(
@@ -372,7 +373,9 @@ def _check_compressed_size(
         )
     for dim, block in form.blocks:
         if sizes[dim] % block:
-            raise ShapeError(f"dimension {dim} has size {sizes[dim]}, which blocks of {block} do not divide")
+            raise ShapeError(
+                f"dimension {dim} has size {sizes[dim]}, which is not divisible by the block size {block}"
+            )
 
 
 def _joined_pointers(pos: torch.Tensor, entries: int) -> torch.Tensor:

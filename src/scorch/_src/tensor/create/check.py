@@ -35,7 +35,9 @@ def check_device(name: str, device: Any) -> None:
         return
     needs = needs_of(torch.device(device).type)
     cure = f". {needs}" if needs else f"; use .{served_devices()[0]}()"
-    raise OperandError(f"{name} is on device {device}, but Scorch computes on the {served_in_words()}{cure}")
+    raise OperandError(
+        f"{name} is on device {device}, but Scorch supports only the {served_in_words()}{cure}"
+    )
 
 
 def device_for(name: str, device: Any = None) -> torch.device:
@@ -48,7 +50,7 @@ def device_for(name: str, device: Any = None) -> torch.device:
 def refuse_pinning(pin_memory: bool) -> None:
     if pin_memory:
         raise UnsupportedError(
-            "a constructor has no pin_memory=True; leave it out and pin the tensor, as in S.pin_memory()"
+            "pin_memory=True is not supported here; pin the tensor afterwards, as in S.pin_memory()"
         )
 
 
@@ -71,7 +73,7 @@ def freed_in_words(tensor: torch.Tensor) -> str:
 
 
 def refuse_freed(*values: Any) -> None:
-    """Refuse dense tensors whose memory was freed: torch's own functions would crash the process."""
+    """Refuse dense tensors whose memory was freed: PyTorch functions would crash the process."""
     for value in values:
         if isinstance(value, torch.Tensor):
             if is_freed(value):
@@ -92,7 +94,7 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
         check_device(name, data.device)
         refuse_freed(data)
         if data.layout != torch.strided:
-            raise OperandError(f"{name} must be a dense tensor, not one of layout {data.layout}")
+            raise OperandError(f"{name} must be a dense tensor, but got layout {data.layout}")
         return data.detach().resolve_conj().resolve_neg()
     if isinstance(data, np.ndarray):
         return from_numpy(name, data).to(device_for(name, device))
@@ -113,8 +115,8 @@ def from_numpy(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError:
         raise DtypeError(
-            f"{name} has NumPy's dtype {array.dtype}, which torch does not have; "
-            f"convert it with .astype('{'complex128' if array.dtype.kind == 'c' else 'float64'}')"
+            f"{name} has the NumPy dtype {array.dtype}, which PyTorch does not support; convert it with "
+            f".astype('{'complex128' if array.dtype.kind == 'c' else 'float64'}')"
         ) from None
 
 
@@ -127,7 +129,7 @@ def as_indices(name: str, data: Any, device: torch.device | None = None) -> torc
     if is_unsigned or indices.numel() == 0:  # the dtype of an empty list means nothing
         return indices.to(torch.int64)
     dtype = str(indices.dtype).removeprefix("torch.")
-    raise DtypeError(f"{name} has dtype {dtype}; coordinates must be int64 or int32")
+    raise DtypeError(f"{name} must be int64 or int32, but got {dtype}")
 
 
 def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -172,11 +174,11 @@ def checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
 
 
 def as_shape(name: str, size: Any) -> tuple[int, ...]:
-    """Convert sizes to a tuple of whole numbers from 0."""
+    """Convert sizes to a tuple of non-negative integers."""
     if isinstance(size, (torch.Tensor, np.ndarray)):
         size = size.tolist()
     if isinstance(size, str) or not isinstance(size, Sequence):
-        raise ShapeError(f"{name} lists the size of each dimension, such as (3, 4), not {size!r}")
+        raise ShapeError(f"{name} must list the size of each dimension, such as (3, 4), but got {size!r}")
     return tuple(_checked_size(name, dim, length) for dim, length in enumerate(size))
 
 
@@ -186,7 +188,7 @@ def _checked_size(name: str, dim: int, length: Any) -> int:
     except TypeError:
         number = -1
     if isinstance(length, bool) or number < 0:
-        raise ShapeError(f"{name}[{dim}] is {length!r}; sizes must be non-negative integers")
+        raise ShapeError(f"{name}[{dim}] must be a non-negative integer, but got {length!r}")
     if number > MAX_SIZE:
         raise ShapeError(f"{name}[{dim}] is {number}; the largest size is 2**63 - 1")
     return number
@@ -216,7 +218,7 @@ def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block
     flat = array.reshape(-1)
     entry = int(((flat < 0) | (flat >= places)).nonzero()[0])
     has = f"has size {size}" if block is None else f"has {places} blocks of {block}"
-    allowed = f"coordinates go from 0 to {places - 1}" if places else "it has no coordinates"
+    allowed = f"coordinates must be from 0 to {places - 1}" if places else "it has no coordinates"
     raise IndexRangeError(
         f"{name} has {int(flat[entry])} at entry {entry}, but dimension {dim} {has}: {allowed}"
     )
@@ -238,12 +240,14 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
     row = batches[number].tolist()
     at = next((place for place in range(rows) if row[place + 1] < row[place]), None)
     if row[0] != 0:
-        mistake = f"begins with {row[0]}; the first pointer is 0"
+        mistake = f"begins with {row[0]}; the first pointer must be 0"
     elif at is not None:
         falls = f"falls from {row[at]} at entry {at} to {row[at + 1]} at entry {at + 1}"
-        mistake = f"{falls}; pointers never go down"
+        mistake = f"{falls}; pointers must not decrease"
     else:
-        mistake = f"ends with {row[-1]}, but there are {entries} entries; the last pointer is their number"
+        mistake = (
+            f"ends with {row[-1]}, but there are {entries} entries; the last pointer must be their number"
+        )
     where = f"{name} of batch {number}" if pointers.dim() > 1 else name
     raise IndexRangeError(f"{where} {mistake}")
 

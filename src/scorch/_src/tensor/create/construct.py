@@ -72,8 +72,8 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
         return t if format is None else t.to_format(format)
     if not isinstance(t, torch.Tensor):
         raise OperandError(
-            f"from_torch takes a torch.Tensor, not a {type(t).__name__}; "
-            "use scorch.from_scipy for SciPy's and scorch.tensor(data, format=...) for lists and arrays"
+            f"from_torch expected a torch.Tensor, but got a {type(t).__name__}; use scorch.from_scipy for "
+            "SciPy arrays and scorch.tensor(data, format=...) for lists and NumPy arrays"
         )
     check_device("the tensor", t.device)
     refuse_freed(t)
@@ -176,7 +176,7 @@ def from_edge_index(
     if edges.dim() == 2 and edges.shape[1] == 2 != edges.shape[0]:
         raise transposed_error("edge_index", (edges.shape[0], 2))
     if edges.dim() != 2 or edges.shape[0] != 2:
-        raise ShapeError(f"edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
+        raise ShapeError(f"edge_index must have shape (2, number of edges), but got {tuple(edges.shape)}")
     weights = (
         torch.ones(edges.shape[1], device=edges.device)
         if edge_weight is None
@@ -185,7 +185,7 @@ def from_edge_index(
     if weights.shape[:1] != edges.shape[1:]:
         raise ShapeError(
             f"edge_weight has shape {tuple(weights.shape)}, but edge_index has {edges.shape[1]} edges: "
-            "give one weight for each edge"
+            "pass one weight for each edge"
         )
     if size is None:
         size = (int(edges.max()) + 1 if edges.numel() else 0,) * 2
@@ -201,7 +201,7 @@ def from_edge_index(
 def _in_graph(
     kind: str, index: list[torch.Tensor], values: torch.Tensor, size: Any, format: str | Format | None
 ) -> SparseTensor:
-    """Construct a tensor inside of a compiled program, from tensors there."""
+    """Construct a tensor inside a compiled program, from tensors there."""
     arguments = kind, index, values, list(size), spelled(format)
     return torch.ops.scorch.sparse(*arguments)  # type: ignore[no-any-return]
 
@@ -306,7 +306,7 @@ def sparse_compressed_tensor(
     kind = None if layout is None else COMPRESSED.get(layout)
     if kind is None:
         raise FormatError(
-            f"layout {layout} is not compressed; there are torch.sparse_csr, torch.sparse_csc, "
+            f"{layout} is not a compressed layout; choose from torch.sparse_csr, torch.sparse_csc, "
             "torch.sparse_bsr and torch.sparse_bsc"
         )
     return sparse_compressed(kind, compressed_indices, plain_indices, values, size, **options)

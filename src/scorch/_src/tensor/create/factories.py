@@ -39,7 +39,7 @@ MIN_DENSITY_OF_PERMUTATION = 0.25  # from this share of places on, draw from a p
 
 
 def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
-    """Let torch's function ``dense`` answer without ``format`` and ``density``; add ``requires_grad``."""
+    """Let the PyTorch function ``dense`` answer without ``format`` and ``density``; add ``requires_grad``."""
 
     def register(maker: Maker) -> Maker:
         own = {"format", "density"} & inspect.signature(maker).parameters.keys()
@@ -126,7 +126,7 @@ def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any
     try:
         inferred = torch.full((), fill_value, device=HOST).dtype
     except TypeError:
-        raise OperandError(f"fill_value is one number, not {fill_value!r}") from None
+        raise OperandError(f"fill_value must be a number, but got {fill_value!r}") from None
     return filled("full", (as_shape("size", size),), fill_value, format, options, inferred)
 
 
@@ -177,7 +177,7 @@ def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form
     places = math.prod(shape)
     sparse = sum(not level.is_full for level in form.levels)
     size = places * (dtype.itemsize + sparse * index_dtype(shape, [places]).itemsize)
-    check_budget(size, f"{name} of shape {shape}, which stores every place,", "ask for fewer entries")
+    check_budget(size, f"{name} of shape {shape}, which stores every element,", "ask for fewer entries")
 
 
 # some of the places ----------------------------------------------------------------------------------
@@ -329,18 +329,16 @@ def _randint_arguments(positional: tuple[Any, ...], options: dict[str, Any]) -> 
     if "low" in free and len(positional) < len(free):
         free.remove("low")
     if len(positional) != len(free):
-        raise OperandError("randint takes (high, size) or (low, high, size)")
+        raise OperandError("randint expected (high, size) or (low, high, size)")
     arguments = {"low": 0, **named, **dict(zip(free, positional, strict=True))}
     try:
         low, high = operator.index(arguments["low"]), operator.index(arguments["high"])
     except TypeError:
         raise OperandError(
-            f"randint draws integers, but its bounds are {arguments['low']!r} and {arguments['high']!r}"
+            f"randint expected integer bounds, but got {arguments['low']!r} and {arguments['high']!r}"
         ) from None
     if low >= high:
-        raise ArgumentError(
-            f"randint draws from low up to, but not including, high: {low} is not below {high}"
-        )
+        raise ArgumentError(f"randint expected low to be less than high, but got low={low} and high={high}")
     return low, high, arguments["size"]
 
 
@@ -353,13 +351,13 @@ def drawn(
     options: dict[str, Any],
     default: torch.dtype | None = None,
 ) -> AnyTensor:
-    """Draw values at random places of ``shape``, or at all without a ``density``."""
+    """Draw values at random positions of ``shape``, or at all of them without a ``density``."""
     form = as_format("coo" if format is None else format, len(shape))
     generator = options.pop("generator", None)
     dtype, device = _dtype_of(name, options, default), device_for(name, options.get("device"))
     if default is None and not (dtype.is_floating_point or dtype.is_complex):
         plain = str(dtype).removeprefix("torch.")
-        raise DtypeError(f"{name} has no {plain} values; draw them with scorch.randint")
+        raise DtypeError(f"{name} does not support {plain}; use scorch.randint")
     if density is None:
         check_all_stored(name, shape, dtype, form)
         return from_torch(draw(shape, dtype=dtype, generator=generator, device=device), form)
@@ -381,9 +379,9 @@ def _checked_density(density: Any) -> float:
     try:
         share = float(density)
     except (TypeError, ValueError):
-        raise OperandError(f"density must be a number from 0 to 1, not {density!r}") from None
+        raise OperandError(f"density must be a number between 0 and 1, but got {density!r}") from None
     if not 0 <= share <= 1:
-        raise ArgumentError(f"density must be between 0 and 1, not {density!r}")
+        raise ArgumentError(f"density must be between 0 and 1, but got {density!r}")
     return share
 
 
@@ -433,7 +431,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
             case "requires_grad":
                 if value:
                     raise UnsupportedError(
-                        f"{name} has no requires_grad=; call .requires_grad_() on the result"
+                        f"{name} does not support requires_grad=; call .requires_grad_() on the result"
                     )
             case "pin_memory":
                 refuse_pinning(value)
@@ -441,14 +439,16 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
                 pass
             case "layout":
                 if value not in (None, torch.strided):
-                    raise OperandError(f"{name} takes layout= or format=, not both; format names any layout")
+                    raise OperandError(
+                        f"{name} expected layout= or format=, but got both; format can name any layout"
+                    )
             case "out" | "names":
                 if value is not None:
-                    raise UnsupportedError(f"{name} with format= has no {option}=; leave it out")
+                    raise UnsupportedError(f"{name} with format= does not support {option}=")
             case _:
-                raise OperandError(f"{name} has no argument {option!r}")
+                raise OperandError(f"{name}() got an unexpected keyword argument {option!r}")
 
 
 def check_tensor(name: str, input: Any) -> None:
     if not isinstance(input, torch.Tensor):
-        raise OperandError(f"{name} takes a tensor, not a {type(input).__name__}")
+        raise OperandError(f"{name} expected a tensor, but got a {type(input).__name__}")

@@ -1,7 +1,7 @@
 """``zeros_like``, ``rand_like`` ... with ``format`` added, and ``density`` for the random ones.
 
-Without these they are torch's functions (``ops.pointwise.random_like`` has those of sparse tensors). With
-``density`` places are drawn at random; with ``format`` alone all places are stored, except that random
+Without these they are PyTorch's functions (``ops.pointwise.random_like`` has those of sparse tensors). With
+``density`` positions are drawn at random; with ``format`` alone all elements are stored, except that random
 numbers like a sparse tensor keep its pattern.
 """
 
@@ -169,7 +169,7 @@ def _like(name: str, input: torch.Tensor, options: dict[str, Any]) -> dict[str, 
     """Return the options for a tensor with the shape of ``input``, and its dtype and device by default."""
     check_tensor(name, input)
     if "size" in options:
-        raise OperandError(f"{name} has no argument 'size'")
+        raise OperandError(f"{name}() got an unexpected keyword argument 'size'")
     device = input.device if options.get("device") is None else options["device"]
     dtype = options.get("dtype") or input.dtype
     return {**options, "size": tuple(input.shape), "dtype": dtype, "device": device}

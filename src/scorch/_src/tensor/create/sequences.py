@@ -146,7 +146,7 @@ def normal(
     """
     if size is None:
         if density is not None:
-            raise OperandError("normal with density= takes two numbers and a size, not tensors")
+            raise OperandError("normal with density= expected two numbers and a size, but got tensors")
         return from_torch(torch.normal(mean, std, **options), format)
 
     draw = functools.partial(_normal, mean, std)
@@ -199,11 +199,11 @@ def diag_embed(
         return torch.diag_embed(input, offset, dim1, dim2)
     check_tensor("diag_embed", input)
     if input.dim() == 0:
-        raise ShapeError("diag_embed takes a tensor with at least one dimension, and this has none")
+        raise ShapeError("diag_embed expected a tensor with at least one dimension, but got a scalar")
     rank = input.dim() + 1
     form, dims = as_format(format, rank), [_checked_dim(dim, rank) for dim in (dim1, dim2)]
     if dims[0] == dims[1]:
-        raise ArgumentError(f"diag_embed puts diagonals into two dimensions, but {dim1} and {dim2} are one")
+        raise ArgumentError(f"diag_embed: dim1 and dim2 cannot be identical, but got {dim1} and {dim2}")
     if isinstance(input, SparseTensor) or input.layout != torch.strided:
         return from_torch(torch.diag_embed(input, offset, dim1, dim2), form)
     shape = tuple(input.shape)
@@ -219,7 +219,7 @@ def diag_embed(
 
 def _checked_dim(dim: int, rank: int) -> int:
     if not -rank <= dim < rank:
-        raise IndexRangeError(f"diag_embed to dimension {dim} of a tensor with {rank} dimensions")
+        raise IndexRangeError(f"diag_embed: dimension {dim} is out of range for a {rank}-D tensor")
     return dim % rank
 
 
@@ -257,5 +257,5 @@ def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyT
     if format is None:
         return torch.from_numpy(array)
     if not isinstance(array, np.ndarray):
-        raise OperandError(f"from_numpy takes an array of NumPy, not a {type(array).__name__}")
+        raise OperandError(f"from_numpy expected a numpy.ndarray, but got a {type(array).__name__}")
     return from_torch(as_dense("the array", array), as_format(format, array.ndim))

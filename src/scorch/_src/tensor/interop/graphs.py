@@ -46,7 +46,7 @@ def sparse_sizes(S: SparseTensor) -> tuple[int, int]:
     """Return the numbers of rows and columns."""
     shape = S.storage.pattern.shape
     if len(shape) < 2:
-        raise ShapeError(f"a matrix has rows and columns, but this tensor has shape {shape}")
+        raise ShapeError(f"expected a matrix, but got a tensor of shape {shape}")
     return shape[0], shape[1]
 
 
@@ -107,14 +107,14 @@ def from_networkx(
     """
     module = optional_module("networkx", "networkx")
     if not isinstance(graph, module.Graph):
-        raise OperandError(f"from_networkx takes a graph of networkx, not a {type(graph).__name__}")
+        raise OperandError(f"from_networkx expected a networkx graph, but got a {type(graph).__name__}")
     listed = list(graph) if nodes is None else list(nodes)
     number = {node: place for place, node in enumerate(listed)}
     if len(number) != len(listed):
-        raise OperandError("nodes names a node twice")
+        raise OperandError("nodes contains a node twice")
     unknown = [node for node in listed if node not in graph]
     if unknown:
-        raise OperandError(f"nodes names {unknown[0]!r}, which is not a node of the graph")
+        raise OperandError(f"nodes contains {unknown[0]!r}, which is not a node of the graph")
     edges = [
         (number[source], number[target], 1 if weight is None else data.get(weight, 1))
         for source, target, data in graph.edges(data=True)
@@ -128,7 +128,7 @@ def from_networkx(
 
 
 def _weights(edges: list[tuple[int, int, Any]], dtype: torch.dtype | None) -> torch.Tensor:
-    """Return the weights in torch's default dtype, but whole numbers other than 1 as int64."""
+    """Return the weights in torch's default dtype, but integers other than 1 as int64."""
     weights = [edge[2] for edge in edges]
     if dtype is None and all(value == 1 for value in weights):
         dtype = torch.get_default_dtype()
@@ -149,7 +149,7 @@ def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight
     module = optional_module("networkx", "networkx")
     rows, columns = sparse_sizes(S)
     if rows != columns or S.dim() != 2:
-        raise ShapeError(f"a graph has a square matrix, but this tensor has shape {tuple(S.shape)}")
+        raise ShapeError(f"expected a square matrix, but got shape {tuple(S.shape)}")
     graph = module.empty_graph(rows, create_using=create_using or module.DiGraph)
     row, column, value = coo(S)
     graph.add_weighted_edges_from(

@@ -15,5 +15,5 @@ def optional_module(name: str, title: str, instead: str = "") -> Any:
     except ImportError:
         package = name.partition(".")[0]
         raise UnsupportedError(
-            f"this needs {title}, which is not installed; get it with: pip install {package}{instead}"
+            f"this needs {title}, which is not installed; install it with: pip install {package}{instead}"
         ) from None

@@ -130,8 +130,8 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
     """
     if not optional_module("scipy.sparse", "SciPy").issparse(m):
         raise OperandError(
-            f"from_scipy takes one of SciPy's sparse arrays, not a {type(m).__name__}; "
-            "use scorch.from_torch or scorch.tensor(data, format=...)"
+            f"from_scipy expected a SciPy sparse array, but got a {type(m).__name__}; use "
+            "scorch.from_torch or scorch.tensor(data, format=...)"
         )
     if m.format in LAYOUTS and m.ndim == 2:
         entries = int(m.indptr[-1])  # SciPy lets the arrays be longer than what they hold
@@ -156,10 +156,12 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     sparse = optional_module("scipy.sparse", "SciPy")
     storage, shape = S.storage, S.storage.pattern.shape
     if not shape:
-        raise ShapeError("SciPy's sparse arrays have dimensions, but this tensor has none; use .item()")
+        raise ShapeError(
+            "SciPy sparse arrays have at least one dimension, but this tensor is a scalar; use .item()"
+        )
     if storage.values.dtype in (torch.bfloat16, torch.float16):
         name = str(storage.values.dtype).removeprefix("torch.")
-        raise DtypeError(f"SciPy's sparse arrays have no {name}; convert with .float() first")
+        raise DtypeError(f"SciPy sparse arrays do not support {name}; convert with .float() first")
     kind = scipy_kind(storage.pattern)
     if kind is None:
         storage = stored_as(storage, as_format("coo", len(shape)))
@@ -168,7 +170,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
             matrix = sparse.coo_array((storage.values.detach().numpy(), crd), shape=shape)
         except (TypeError, ValueError):
             raise ShapeError(
-                f"this SciPy's sparse arrays have 1 or 2 dimensions, but this tensor has shape {shape}; "
+                f"sparse arrays of this SciPy version are 1-D or 2-D, but this tensor has shape {shape}; "
                 "use .to_torch() or reduce it first"
             ) from None
         matrix.has_canonical_format = True

@@ -39,7 +39,9 @@ def draw(S: SparseTensor, most: int = 40) -> Drawing:
        └─ 2: 3.0
     """
     if not isinstance(S, SparseTensor):
-        raise OperandError(f"draw takes a sparse tensor, not a {type(S).__name__}; use scorch.from_torch")
+        raise OperandError(
+            f"draw expected a sparse tensor, but got a {type(S).__name__}; use scorch.from_torch"
+        )
     tree = _Tree(S.storage)
     lines = list(itertools.islice(tree.lines(0, 0, "", {}), most + 1))
     if len(lines) > most:

@@ -54,7 +54,7 @@ def _cell(coordinates: torch.Tensor, size: int, count: int) -> torch.Tensor:
 
 
 def to_html(S: SparseTensor) -> str:
-    """Render a table of a tensor's properties beside its picture."""
+    """Render a table of a tensor's properties next to its picture."""
     pattern = S.storage.pattern
     places = math.prod(pattern.shape)
     facts = {
@@ -132,7 +132,9 @@ def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) ->
         The matplotlib axes.
     """
     if not isinstance(S, SparseTensor):
-        raise OperandError(f"spy takes a sparse tensor, not a {type(S).__name__}; use scorch.from_torch")
+        raise OperandError(
+            f"spy expected a sparse tensor, but got a {type(S).__name__}; use scorch.from_torch"
+        )
     axes = optional_module("matplotlib.pyplot", "matplotlib").subplots()[1] if ax is None else ax
     counts, (rows, columns) = grid(S, cells)
     extent = (-0.5, max(columns, 1) - 0.5, max(rows, 1) - 0.5, -0.5)

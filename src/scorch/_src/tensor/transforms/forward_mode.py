@@ -70,8 +70,8 @@ def is_number(value: Any) -> bool:
 
 def _refused(func: Any) -> UnsupportedError:
     return UnsupportedError(
-        f"{getattr(func, '__name__', func)} of sparse tensors has no derivative in torch.autograd.forward_ad"
-        "; use the function that returns its result instead of writing it (mul for mul_), torch.func.jvp, or "
+        f"{getattr(func, '__name__', func)} of sparse tensors is not supported in "
+        "torch.autograd.forward_ad; use the out-of-place function (mul for mul_), torch.func.jvp, or "
         "torch.func.vjp"
     )
 
@@ -84,8 +84,8 @@ def make_dual(tensor: SparseTensor, tangent: torch.Tensor, level: int) -> torch.
             return internals.make_dual(tensor, tangent, level=level)
     if any(is_called_from("torch.autograd.gradcheck", depth) for depth in range(2, 6)):
         raise UnsupportedError(
-            "torch.autograd.gradcheck sets the elements of a tangent, which is as sparse as its tensor; "
-            "scorch.autograd.gradcheck checks forward derivatives of sparse tensors"
+            "torch.autograd.gradcheck cannot check forward derivatives of sparse tensors, whose tangents "
+            "are sparse; use scorch.autograd.gradcheck"
         )
     change = hooks.values_at(tangent, tensor.storage.pattern)
     values = internals.make_dual(tensor.storage.values, change, level=level)

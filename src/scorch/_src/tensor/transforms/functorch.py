@@ -1,7 +1,7 @@
-"""Functions inside of ``torch.func`` without a rule of their own: one autograd function each.
+"""Functions inside ``torch.func`` without a rule of their own: one autograd function each.
 
 A function of sparse tensors is one of arrays: dense tensors, and the values of sparse ones. ``torch.func``
-sees it as one step, whose backward runs autograd outside of ``torch.func``. That backward is such a function
+sees it as one step, whose backward runs autograd outside ``torch.func``. That backward is such a function
 itself; so there are derivatives of any order, forward mode too, and ``vmap`` runs batches one by one.
 """
 

@@ -1,6 +1,6 @@
-"""Arrays one after the other, and in whole numbers each further by some amount, in one call.
+"""Arrays one after the other, and integers each shifted by some amount, in one call.
 
-torch allocates what it joins anew every time; here large results lie in memory that was used before.
+torch allocates new memory for every result; here large results lie in memory that was used before.
 """
 
 from __future__ import annotations

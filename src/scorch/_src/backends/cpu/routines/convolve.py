@@ -4,8 +4,8 @@
 
 The input is copied once, with its padding. What an entry multiplies is then that copy from an offset on, at
 all positions y, x at once: lines of the output are computed as wide as those of the copy, and what hangs over
-is dropped. With a stride of s, every s-th pixel goes to an image of its own (a phase), in which neighbours of
-the output are neighbours again.
+is dropped. With a stride of s, every s-th pixel goes to an image of its own (a phase), in which neighbors of
+the output are neighbors again.
 """
 
 from __future__ import annotations

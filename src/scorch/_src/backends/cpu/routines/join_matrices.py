@@ -1,6 +1,6 @@
-"""Concatenate matrices of compressed rows, below or beside each other, in one call.
+"""Concatenate matrices of compressed rows, vertically or horizontally, in one call.
 
-Below each other their arrays follow each other; beside each other each row is the rows of all, one after the
+Vertically their arrays follow each other; horizontally each row is the rows of all, one after the
 other, with the columns moved on. Where rows of the result begin is known before, so threads share them.
 """
 

@@ -3,11 +3,11 @@
     out[b,o] = bias[o] + sum over entries (o,j) of W[o,j] * X[b,j]
 
 Rows of the batch are copied next to each other, a tile of them at a time, so that an entry of the weight
-meets neighbours in memory, whose sums stay in registers. An activation follows there, and a residual is added
+meets neighbors in memory, whose sums stay in registers. An activation follows there, and a residual is added
 where results are stored, so that nothing of them is read again. Both copies are transposed in registers.
-Threads share tiles times parts of the weight's rows. Beside a product of transposed copies this saves two
-passes, those of what follows, and much of the time of small calls. Values may be stored in bf16, or as 8-bit
-integers with a scale for each row; sums are in the type of the batch.
+Threads share tiles times parts of the weight's rows. Compared with a product of transposed copies, this saves
+two passes, those of what follows, and much of the time of small calls. Values may be stored in bf16, or as
+8-bit integers with a scale for each row; sums are in the type of the batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables of numbers in text, parsed by a routine in C on all threads.
 
-Each line has some whole numbers, which are coordinates and count from 1, and then some values. Decimal
+Each line has some integers, which are coordinates and count from 1, and then some values. Decimal
 numbers are rounded correctly: by one multiplication where both factors are exact, else with 128 bits of the
 power of ten (Lemire, "Number parsing at a gigabyte per second", 2021), else by ``strtod``. A text that is not
 such a table is left to the caller, who can say what is wrong with it.
@@ -29,10 +29,10 @@ SOURCE = jit.read_source("parse_table.c")
 def parse_table(
     data: bytes, begin: int, sizes: tuple[int, ...], parts: int, whole: bool
 ) -> tuple[Array, Array] | None:
-    """The coordinates, counted from 0, and values of each line from ``begin`` on, or None.
+    """Return the zero-based coordinates and the values of each line after ``begin``, or None.
 
     There is one coordinate for each of ``sizes``, and a row of the first array; they have 32 bits where that
-    is enough. ``parts`` values follow, whole numbers of 64 bits or float64.
+    is enough. ``parts`` values follow, int64 or float64.
     """
     functions = _functions()
     if functions is None:

@@ -1,4 +1,4 @@
-"""Values taken from places of an array on all threads; torch's ``index_select`` does it on one."""
+"""Values taken from positions of an array on all threads; torch's ``index_select`` does it on one."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def laid_out(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 def transposition(wanted: torch.Tensor) -> tuple[int, int, int] | None:
     """Return the number of matrices, and the rows and columns of each, whose transposes ``wanted`` holds.
 
-    None where its dimensions, the neighbours in memory taken together, are not those of transposed matrices.
+    None where its dimensions, those adjacent in memory taken together, are not those of transposed matrices.
     """
     sizes: list[int] = []
     strides: list[int] = []
