@@ -1,7 +1,7 @@
-"""Modules of torch that have a sparse layer and what follows it: both are computed in one pass.
+"""PyTorch modules that contain a sparse layer and what follows it: both are computed in one pass.
 
-``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``; their parts, names
-and ``state_dict`` stay as they are. Where a part has hooks, or is compiled, or Transformer layers are in
+``fuse_modules`` gives such modules of a model a subclass that overrides only ``forward``; their parts, names
+and ``state_dict`` stay the same. Where a part has hooks or is compiled, or Transformer layers are in
 training, the parts are called one after the other.
 """
 
@@ -18,7 +18,7 @@ from scorch._src.torch_internals import has_global_hooks
 
 
 class FusedSequential(torch.nn.Sequential):
-    """A ``Sequential`` whose sparse layers are computed with the activations after them."""
+    """A ``Sequential`` whose sparse layers are fused with the activations after them."""
 
     def forward(self, input: Any) -> Any:
         modules = list(self)
@@ -39,7 +39,7 @@ class FusedSequential(torch.nn.Sequential):
 
 
 def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute the perceptron of a Transformer's layer in evaluation, where nothing is dropped."""
+    """Compute the feed-forward block of a Transformer layer in evaluation mode, without dropout."""
     name = None if _has_hooks(layer.activation) else name_of_activation(layer.activation)
     if name is not None and _is_plain(layer.linear1):
         hidden = layer.linear1.fused(x, name)
@@ -52,7 +52,7 @@ def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = N
 
 
 class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
-    """A ``TransformerEncoderLayer`` whose perceptron is computed with its activation and residual."""
+    """A ``TransformerEncoderLayer`` whose feed-forward block is fused with its activation and residual."""
 
     def forward(
         self,
@@ -61,7 +61,7 @@ class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
         src_key_padding_mask: torch.Tensor | None = None,
         is_causal: bool = False,
     ) -> torch.Tensor:
-        """Do as torch's layer."""
+        """Compute the same as PyTorch's layer."""
         if self.training or torch.compiler.is_compiling() or src.is_nested:
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
 
@@ -80,7 +80,7 @@ class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
 
 
 class FusedDecoderLayer(torch.nn.TransformerDecoderLayer):
-    """A ``TransformerDecoderLayer`` whose perceptron is computed with its activation."""
+    """A ``TransformerDecoderLayer`` whose feed-forward block is fused with its activation."""
 
     def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
         if self.training or torch.compiler.is_compiling():
