@@ -30,7 +30,7 @@ def _elementwise(function: Any, a: Any, b: Any, **kwargs: Any) -> RowSharded:
 
 def _dense_partner(function: Any) -> UnsupportedError:
     return UnsupportedError(
-        f"{function.__name__} of these operands is not supported, because the result may be dense: add sharded "
+        f"{function.__name__} of these operands is not supported, as the result may be dense: add sharded "
         "tensors to sharded tensors, and multiply or divide them by scalars. To scale columns or rows, use "
         "einsum('ij,j->ij', A, x) or einsum('ij,i->ij', A, x)"
     )
