@@ -133,15 +133,15 @@ class Route:
     # with gradients ------------------------------------------------------------------------------------
 
     def send(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
-        """Send the picked rows of ``x``, with gradients of any order; ``wire`` is their dtype on the wire."""
+        """Send the picked rows of ``x``, with higher-order gradients; ``wire`` is their dtype on the wire."""
         return _Send.apply(x, self, narrower(x, wire), False)  # type: ignore[no-any-return]
 
     def send_back(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
-        """Return received rows to where they came from and add them up, with gradients of any order."""
+        """Return received rows to where they came from and add them up, with higher-order gradients."""
         return _SendBack.apply(g, self, narrower(g, wire), False)  # type: ignore[no-any-return]
 
     def extend(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
-        """Return ``x`` with the received rows below its own, with gradients of any order."""
+        """Return ``x`` with the received rows below its own, with higher-order gradients."""
         return _Send.apply(x, self, narrower(x, wire), True)  # type: ignore[no-any-return]
 
     def fold(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:

@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 
 
 def sum_processes(x: Tensor, group: Group) -> Tensor:
-    """Return the sum of a tensor over all ranks, bitwise identical on each, with gradients of any order.
+    """Return the sum of a tensor over all ranks, bitwise identical on each, with higher-order gradients.
 
     All ranks continue with the same sum and compute the same gradient, which is the gradient of each term.
 

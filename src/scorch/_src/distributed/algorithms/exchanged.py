@@ -1,4 +1,4 @@
-"""Products of local shards with rows that arrive while others are multiplied, with gradients of any order.
+"""Products of local shards with rows that arrive while others are multiplied, with higher-order gradients.
 
 Three operations are closed under differentiation: the product of the entries with rows, the transposed
 product, which returns its results for rows of others to their owners, and the sampled product, which
