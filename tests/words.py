@@ -54,7 +54,7 @@ REPLACED = {  # an expression that texts must not contain, and what to write ins
     r"(normal|optim|factor|initial|parametr|vector|parallel|serial)is(e[ds]?|ing|ations?)\b": AMERICAN,
 }
 SHOWN = re.compile(r"^( *)```(text|c|sh|\{literalinclude\}[^\n]*)\n.*?^\1```", re.DOTALL | re.MULTILINE)
-NAME = re.compile(r"(`+)[^`]+\1")
+NAME = re.compile(r"(`+)[^`]+\1|^ *>>> .*", re.MULTILINE)  # in a sentence, or a line of code
 
 
 def texts() -> dict[str, str]:

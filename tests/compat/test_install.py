@@ -50,7 +50,7 @@ def test_uninstalling_takes_everything_back(installed: types.ModuleType) -> None
 
 def test_another_torch_sparse_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_sparse", types.ModuleType("torch_sparse"))
-    with pytest.raises(CallError, match="imported already"):
+    with pytest.raises(CallError, match="already been imported"):
         ts.install()
 
 

@@ -204,7 +204,7 @@ def check_choices(rank: int) -> None:
     check_explained_function(sd.with_algorithm(A, "halo"), A.columns_of(X))
     back = sd.with_algorithm(sd.with_algorithm(A, "1.5d", replicas=4), "halo")
     assert not back.has_split_rows
-    with pytest.raises(scorch.errors.ArgumentError, match="divisor of the 4 processes"):
+    with pytest.raises(scorch.errors.ArgumentError, match="divisor of the number of ranks, 4"):
         sd.with_algorithm(A, "1.5d", replicas=3)
 
 

@@ -21,7 +21,7 @@ def test_processes_tell_what_happened_and_a_restart_continues_from_the_checkpoin
     for rank in (0, 2):
         assert told["disturbed"][rank]["error"] == "CommunicationError", told["disturbed"]
         assert "load the last checkpoint" in told["disturbed"][rank]["message"]
-        assert f"among 3 processes failed in process {rank}" in told["disturbed"][rank]["message"]
+        assert f"among 3 processes failed on rank {rank}" in told["disturbed"][rank]["message"]
     assert [found["error"] for found in told["restarted"]] == ["", "", ""], told["restarted"]
     for rank in range(3):
         begin, wanted = torch.load(tmp_path / "undisturbed" / f"{rank}.pt")
@@ -30,4 +30,4 @@ def test_processes_tell_what_happened_and_a_restart_continues_from_the_checkpoin
         assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     assert {found["error"] for found in told["late"]} == {"CommunicationError"}, told["late"]
     for found in told["differing"]:
-        assert found["error"] == "CommunicationError" and "process 1 has a tensor" in found["message"], found
+        assert found["error"] == "CommunicationError" and "rank 1 has a tensor" in found["message"], found

@@ -202,4 +202,4 @@ def test_calls_that_differ_between_processes_are_refused_in_all(tmp_path):
     for message, word in zip(
         one, ["(3,)", "float32", "split=3", "columns=", "bfloat16", "'rounds'"], strict=True
     ):
-        assert "process 1 has" in message and word in message
+        assert "rank 1 has" in message and word in message

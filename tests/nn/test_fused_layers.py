@@ -168,7 +168,7 @@ def test_attention_stores_values_in_fewer_bits() -> None:
 
 
 def test_a_weight_dtype_that_is_not_stored_is_named() -> None:
-    with pytest.raises(ArgumentError, match=r"weight_dtype is one of torch.bfloat16, torch.int8"):
+    with pytest.raises(ArgumentError, match=r"weight_dtype must be torch.bfloat16, torch.int8"):
         scorch.sparsify(torch.nn.Linear(4, 4), weight_dtype=torch.float16)
 
 

@@ -160,7 +160,7 @@ def test_gat_without_features_of_targets() -> None:
     torch.testing.assert_close(layer((x, None), S), layer((x, zeros), S))
     found = layer((x, None), edges((0, 1), (5, 1), (2, 0)), size=(6, 9))
     torch.testing.assert_close(found, layer((x, zeros), S))
-    with pytest.raises(scorch.errors.ArgumentError, match=r"give size="):
+    with pytest.raises(scorch.errors.ArgumentError, match=r"pass size="):
         layer((x, None), edges((0, 1)))
 
 
@@ -453,13 +453,13 @@ def test_wrong_arguments_are_refused() -> None:
             make()
     with pytest.raises(scorch.errors.ArgumentError, match=r"it may be one of sum, add, mean"):
         nn.SAGEConv(4, 3, aggr="lstm")
-    with pytest.raises(scorch.errors.ArgumentError, match=r"part of normalize"):
+    with pytest.raises(scorch.errors.ArgumentError, match=r"requires normalize=True"):
         nn.GCNConv(4, 3, normalize=False, add_self_loops=True)
     with pytest.raises(scorch.errors.ArgumentError, match=r"between 0 and 1"):
         nn.GATConv(4, 3, dropout=2)
-    with pytest.raises(scorch.errors.ArgumentError, match=r"give GATConv their number as edge_dim"):
+    with pytest.raises(scorch.errors.ArgumentError, match=r"pass their number to GATConv as edge_dim"):
         nn.GATConv(4, 3)(x, SOME, torch.ones(SOME.shape[1], 1))
-    with pytest.raises(scorch.errors.UnsupportedError, match=r"SAGEConv takes a pair"):
+    with pytest.raises(scorch.errors.UnsupportedError, match=r"use SAGEConv for a pair"):
         nn.GCNConv(4, 3)((x, x), SOME)
     with pytest.raises(
         scorch.errors.ShapeError, match=r"edge_weight has shape \(3,\), but edge_index has 10"

@@ -169,17 +169,17 @@ def test_wrong_features_are_refused(layer: nn.GATConv) -> None:
         layer(x, EDGES, features[:4])
     with pytest.raises(errors.ShapeError, match=r"the graph has 9 stored entries"):
         layer(x, A, features[:4])
-    with pytest.raises(errors.ShapeError, match=r"edges have 3 features, but edge_dim is 2"):
+    with pytest.raises(errors.ShapeError, match=r"edge_attr has 3 features, but edge_dim is 2"):
         layer(x, EDGES, drawn(EDGES.shape[1], 3))
-    with pytest.raises(errors.ShapeError, match=r"edges have 1 features, but edge_dim is 2"):
+    with pytest.raises(errors.ShapeError, match=r"edge_attr has 1 features, but edge_dim is 2"):
         layer(x, A)
     with pytest.raises(errors.UnsupportedError, match=r"use \.to_format\('dsd'\)"):
         layer(x, scorch.from_torch(torch.ones(NODES, NODES, WIDTH).double(), format="sss"))
     with pytest.raises(errors.UnsupportedError, match=r"cannot be stored in blocks"):
         layer(x, A.to_format("bsr(2,2)"), features)
-    with pytest.raises(errors.OperandError, match=r"edge_attr is a dense tensor"):
+    with pytest.raises(errors.OperandError, match=r"edge_attr must be a dense tensor"):
         layer(x, EDGES, features.tolist())
-    with pytest.raises(errors.ArgumentError, match=r"give GATConv their number as edge_dim"):
+    with pytest.raises(errors.ArgumentError, match=r"pass their number to GATConv as edge_dim"):
         nn.GATConv(3, 2).double()(x, EDGES, features)
     with pytest.raises(errors.ArgumentError, match=r"fill_value is 'median'"):
         nn.GATConv(3, 2, edge_dim=2, fill_value="median")

@@ -202,7 +202,7 @@ def test_what_layers_refuse() -> None:
         nn.APPNP(2, 0.1)(scorch.tensor(x.detach(), format="csr"), edges)
     with pytest.raises(ArgumentError, match="K is -1"):
         nn.SGConv(3, 4, K=-1)
-    with pytest.raises(ArgumentError, match="features of targets"):
+    with pytest.raises(ArgumentError, match="features of the targets"):
         nn.TransformerConv(20, 6)((x, None), edges.clone(), None)
     with pytest.raises(ArgumentError, match="project=True needs"):
         nn.SAGEConv(-1, 4, project=True)

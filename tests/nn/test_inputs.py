@@ -280,7 +280,7 @@ def test_a_table_that_is_given_and_wrong_calls() -> None:
         SparseEmbeddingBag(9, 3, "median")
     with pytest.raises(ShapeError, match="column for"):
         layer(scorch.rand(3, 8, density=0.5))
-    with pytest.raises(CallError, match="says itself"):
+    with pytest.raises(CallError, match="its rows are the bags"):
         layer(scorch.rand(3, 9, density=0.5), torch.tensor([0]))
     with pytest.raises(IndexError, match="out of bounds"):
         layer(torch.tensor([[9]]))

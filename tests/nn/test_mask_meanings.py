@@ -159,5 +159,5 @@ def test_pairs_are_checked() -> None:
         layer(x, x, x, attn_mask=torch.zeros(L, L), pairs=pairs)
     with pytest.raises(OperandError, match=r"scorch\.from_torch\(mask, format='csr'\)"):
         layer(x, x, x, pairs=pairs.to_dense())
-    with pytest.raises(DtypeError, match="numbers to add to scores go as attn_mask"):
+    with pytest.raises(DtypeError, match="to add values to the scores, pass attn_mask"):
         layer(x, x, x, pairs=pairs.float())

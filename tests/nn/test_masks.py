@@ -143,15 +143,15 @@ def test_set_operations_of_bools(data):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: masks.window(-1, 2), ArgumentError, "n is 0 or more, not -1"),
-        (lambda: masks.window(4, -2), ArgumentError, "radius is 0 or more"),
-        (lambda: masks.window(4, 0.5), ArgumentError, "radius must be an integer, not 0.5"),
+        (lambda: masks.window(-1, 2), ArgumentError, "n must be at least 0, but got -1"),
+        (lambda: masks.window(4, -2), ArgumentError, "radius must be at least 0"),
+        (lambda: masks.window(4, 0.5), ArgumentError, "radius must be an integer, but got 0.5"),
         (lambda: masks.window(4, (1, 2, 3)), ArgumentError, "before, after"),
-        (lambda: masks.global_tokens(4, [4]), ArgumentError, "token 4 is outside of 0 to 3"),
-        (lambda: masks.global_tokens(4, torch.tensor([0.5])), DtypeError, "whole numbers"),
+        (lambda: masks.global_tokens(4, [4]), ArgumentError, "token 4 is out of range; there are 4 tokens"),
+        (lambda: masks.global_tokens(4, torch.tensor([0.5])), DtypeError, "tokens must be integers"),
         (lambda: masks.global_tokens(4, torch.ones(4).bool()), DtypeError, "nonzero"),
-        (lambda: masks.random_blocks(4, 0, 1), ArgumentError, "block is 1 or more"),
-        (lambda: masks.bigbird(4, num_random=-1), ArgumentError, "num_random is 0 or more"),
+        (lambda: masks.random_blocks(4, 0, 1), ArgumentError, "block must be at least 1"),
+        (lambda: masks.bigbird(4, num_random=-1), ArgumentError, "num_random must be at least 0"),
         (
             lambda: masks.from_function(lambda b, h, q, k: q - k, 4),
             DtypeError,
@@ -176,5 +176,5 @@ def test_an_error_of_the_function_says_what_it_was_called_with():
         masks.from_function(lambda b, h, q, k: q >= k and q < 2, 4)
     told = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert "mask_mod(b, h, q_idx, kv_idx) with int64 tensors of shapes (), (), (4, 1), (1, 4)" in told
-    with pytest.raises(OperandError, match=r"takes a function mask_mod.* not a Tensor"):
+    with pytest.raises(OperandError, match=r"mask_mod must be a function .* but got Tensor"):
         masks.from_function(torch.ones(4, 4), 4)

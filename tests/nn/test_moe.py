@@ -121,7 +121,7 @@ def test_wrong_mixtures_are_named() -> None:
         MoE(4, [])
     with pytest.raises(ShapeError, match="4 features"):
         MoE(4, 4)(torch.ones(2, 5))
-    with pytest.raises(ShapeError, match="not a sparse matrix"):
+    with pytest.raises(ShapeError, match="expected a sparse matrix"):
         MoE(4, 4, gate=torch.nn.Linear(4, 4))(torch.ones(2, 4))
 
 

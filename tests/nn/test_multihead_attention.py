@@ -167,15 +167,15 @@ def test_it_is_a_layer_as_any_other():
 def test_what_does_not_fit_is_refused():
     _, own = pair(batch_first=True)
     x = drawn(N, L, E)
-    with pytest.raises(ShapeError, match=r"pairs has shape \(18, 18\)"):
+    with pytest.raises(ShapeError, match=r"pairs must have shape \(18, 18\)"):
         own(x, x, x, pairs=masks.window(L - 1, 2))
-    with pytest.raises(ShapeError, match="pairs has shape"):
+    with pytest.raises(ShapeError, match="pairs must have shape"):
         own(x, x, x, pairs=masks.from_function(lambda b, h, q, k: q == k, L, heads=3))
     with pytest.raises(ShapeError, match="query needs 16 features"):
         own(x[..., :3], x, x, pairs=masks.window(L, 2))
     with pytest.raises(ShapeError, match="18 keys and 17 values"):
         own(x, x, x[:, 1:], pairs=masks.window(L, 2))
-    with pytest.raises(ShapeError, match="key_padding_mask has shape"):
+    with pytest.raises(ShapeError, match="key_padding_mask must have shape"):
         own(x, x, x, pairs=masks.window(L, 2), key_padding_mask=torch.zeros(N, 3, dtype=torch.bool))
-    with pytest.raises(DtypeError, match="holds bools"):
+    with pytest.raises(DtypeError, match="must be a bool tensor"):
         own(x, x, x, pairs=masks.window(L, 2), key_padding_mask=torch.zeros(N, L))

@@ -1,1 +1,1 @@
-"""Other libraries' names on Scorch: programs written for them run after changing an import."""
+"""Drop-in replacements for other libraries: change an import, and programs run on Scorch."""

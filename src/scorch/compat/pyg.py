@@ -1,8 +1,9 @@
-"""``install()`` lets PyG's own layers take a ``scorch.SparseTensor`` where they take an adjacency.
+"""``install()`` lets PyG's own layers accept a ``scorch.SparseTensor`` as adjacency matrix.
 
-PyG knows two kinds of sparse matrices, torch's and torch_sparse's. A layer that is called with Scorch's gets
-the second where ``scorch.compat.torch_sparse.install()`` was called before PyG was imported, and then sums
-over neighbours by Scorch's kernels; else it gets torch's, and sums by torch's. Both give gradients of values.
+PyG supports two kinds of sparse matrices, PyTorch's and torch_sparse's. A layer that is called with one of
+Scorch's gets the second kind if ``scorch.compat.torch_sparse.install()`` was called before PyG was imported,
+and then sums over neighbors with Scorch's kernels; otherwise it gets the first kind, and uses PyTorch's
+kernels. Both provide gradients of the values.
 """
 
 from __future__ import annotations
@@ -23,13 +24,19 @@ _originals: dict[type, Callable[..., Any] | None] = {}  # None: inherited
 
 
 def install() -> None:
-    """Let every layer of PyG, a ``MessagePassing``, take a ``scorch.SparseTensor`` of targets x sources.
+    """Let every layer of PyG (every ``MessagePassing``) accept a ``scorch.SparseTensor``.
 
-    That is the matrix PyG calls ``adj_t``; layers of ``scorch.nn`` take the same one. A second call does
-    nothing.
+    The matrix has shape (targets, sources), like PyG's ``adj_t``; the layers of ``scorch.nn`` take the same
+    matrix. A second call has no effect.
 
     Raises:
         ImportError: PyG is not installed.
+
+    Example::
+
+        scorch.compat.pyg.install()
+        layer = torch_geometric.nn.GCNConv(16, 8)
+        layer(x, scorch.from_edge_index(edge_index).T)
     """
     from torch_geometric.nn import MessagePassing  # type: ignore[import-untyped]
 
@@ -50,7 +57,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take back what ``install`` did."""
+    """Undo ``install``."""
     while _originals:
         layer, own = _originals.popitem()
         if own is None:
@@ -60,7 +67,7 @@ def uninstall() -> None:
 
 
 def _as_adjacency(value: Any) -> Any:
-    """Return a matrix that PyG knows for one of Scorch's, and anything else as it is."""
+    """Convert one of Scorch's matrices to one that PyG supports; return anything else unchanged."""
     if not isinstance(value, SparseTensor):
         return value
     from torch_geometric import typing  # type: ignore[import-untyped]
@@ -72,7 +79,7 @@ def _as_adjacency(value: Any) -> Any:
 
 
 def _as_torch_sparse(matrix: SparseTensor) -> torch_sparse.SparseTensor:
-    """Return torch_sparse's matrix; what it finds out about a pattern serves all that have it."""
+    """Return torch_sparse's matrix; what it caches for a sparsity pattern serves all matrices with it."""
     pattern = matrix.storage.pattern
     if pattern not in _entries:
         _entries[pattern] = torch_sparse.SparseTensor.from_scorch(matrix, has_value=False).storage

@@ -1,1 +1,1 @@
-"""Sparse tensors whose rows are sharded over the processes of a ``DeviceMesh``."""
+"""Sparse tensors whose rows are sharded over the ranks of a ``DeviceMesh``."""

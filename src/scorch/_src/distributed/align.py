@@ -1,4 +1,4 @@
-"""Sharded tensors brought to one numbering of rows and columns, so that their local parts fit together."""
+"""Align sharded tensors to one numbering of rows and columns, so that their local shards fit together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def same_plans(tensors: Sequence[RowSharded]) -> list[RowSharded]:
-    """Return tensors whose local parts share the numbers of rows and columns; the cuts must be the same."""
+    """Return tensors whose local shards share the numbers of rows and columns; the cuts must be the same."""
     first = tensors[0]
     if all(other.rows is first.rows and other.columns is first.columns for other in tensors):
         return list(tensors)
@@ -31,16 +31,16 @@ def same_plans(tensors: Sequence[RowSharded]) -> list[RowSharded]:
 
 
 def check_same_cuts(name: str, one: HaloPlan, other: HaloPlan) -> None:
-    """Refuse two tensors whose rows or columns are owned by other processes."""
+    """Refuse two tensors whose rows or columns are owned by different ranks."""
     if not torch.equal(one.cuts, other.cuts):
         raise ShapeError(
             f"the {name} of two sharded tensors are cut differently, {one.cuts.tolist()} and "
-            f"{other.cuts.tolist()}: give both the same cuts (scorch.distributed.repartition moves rows)"
+            f"{other.cuts.tolist()}; give both the same cuts with scorch.distributed.repartition"
         )
 
 
 def joint_plan(plans: Sequence[HaloPlan]) -> HaloPlan:
-    """Return a plan that has the ghosts of all plans, which have the same cuts."""
+    """Return a plan with the halos of all plans, which have the same cuts."""
     first = plans[0]
     if all(plan is first for plan in plans):
         return first
@@ -48,7 +48,7 @@ def joint_plan(plans: Sequence[HaloPlan]) -> HaloPlan:
 
 
 def renumber(tensor: RowSharded, rows: HaloPlan, columns: HaloPlan) -> RowSharded:
-    """Return a tensor by the numbers of other plans, which have all of its ghosts."""
+    """Return a tensor renumbered by other plans, which include its halo."""
     if tensor.rows is rows and tensor.columns is columns:
         return tensor
     crd, places = numbered_entries(tensor.local.storage.pattern)

@@ -30,9 +30,9 @@ def _elementwise(function: Any, a: Any, b: Any, **kwargs: Any) -> RowSharded:
 
 def _dense_partner(function: Any) -> UnsupportedError:
     return UnsupportedError(
-        f"{function.__name__} of these has no rule, as its result may be dense: sharded tensors are added to "
-        "sharded ones, multiplied by numbers and divided by them. "
-        "einsum('ij,j->ij', A, x) multiplies columns and einsum('ij,i->ij', A, x) rows"
+        f"{function.__name__} of these operands is not supported, as the result may be dense: add sharded "
+        "tensors to sharded tensors, and multiply or divide them by scalars. To scale columns or rows, use "
+        "einsum('ij,j->ij', A, x) or einsum('ij,i->ij', A, x)"
     )
 
 
@@ -73,7 +73,7 @@ def _scale(function: Any, a: RowSharded, number: Any) -> RowSharded:
 @rule(torch.pow)
 def pow(a: Any, exponent: Any) -> RowSharded:
     if not isinstance(a, RowSharded) or not isinstance(exponent, numbers.Real) or exponent <= 0:
-        raise dense_result("pow", "A ** x is zero where A is for numbers x above 0 alone")
+        raise dense_result("pow", "A ** x is zero-preserving only for x > 0")
     return a.map_local(torch.pow, exponent)
 
 

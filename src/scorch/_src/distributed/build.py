@@ -1,4 +1,4 @@
-"""Sharded tensors from whole tensors, from the rows of each process, and from entries."""
+"""Sharded tensors from whole tensors, from the rows of each rank, and from entries."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ Tensor = torch.Tensor
 
 
 def group_of(mesh: Any) -> Group:
-    """Return the processes of a mesh with one dimension, or those of a group; None without any."""
+    """Return the process group of a 1-D mesh or of a group; None without any."""
     if mesh is None:
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     if hasattr(mesh, "get_group"):
         if mesh.ndim != 1:
-            raise ArgumentError(
-                f"the mesh has {mesh.ndim} dimensions; rows are sharded over one, such as mesh['rows']"
-            )
+            raise ArgumentError(f"the mesh must be 1-D, such as mesh['rows'], but has {mesh.ndim} dimensions")
         return mesh.get_group()
     return mesh
 
 
 def device_of(mesh: Any, group: Group, given: Any = None) -> torch.device | None:
-    """Return the device that a user names, that of a mesh, or that of a group which serves no other.
+    """Return the device that the user names, that of a mesh, or the only one that a group supports.
 
-    None where tensors stay where they are.
+    None means that tensors stay where they are.
     """
     if given is not None:
         return torch.device(given)
@@ -69,23 +67,41 @@ def shard(
     wire: torch.dtype | None = None,
     device: Any = None,
 ) -> RowSharded:
-    """Shard a sparse tensor that every process has over the processes of a mesh (all processes without
-    one).
+    """Shard the rows of a sparse tensor that every rank has.
 
-    - ``rows``, ``columns``: where shares begin, as ``cuts`` returns; shares of about the same work
-      otherwise. Those of a square matrix are the same.
-    - ``format``: of the local part; that of the tensor otherwise.
-    - ``split``: split rows that have more entries than a process's share (or than this number) over
-      processes.
-    - ``algorithm``, ``replicas``: how products exchange rows, as ``with_algorithm`` tells; "auto" for the
-      one that the cost model expects to be the fastest.
-    - ``wire``: a narrower dtype in which rows are sent, such as ``torch.bfloat16``.
-    - ``device``: where the local part is; otherwise on the device of the mesh, or where the tensor is.
+    Args:
+        tensor: the sparse tensor, the same on all ranks.
+        mesh: a 1-D ``DeviceMesh`` or a process group; all ranks by default.
+        rows: where the rows of each rank begin, as ``cuts`` returns; by default, shards have about the same
+            work.
+        columns: where the columns of each rank begin; those of a square matrix are those of its rows.
+        format: the format of the local shards; that of the tensor by default.
+        split: whether to split rows that have more entries than an even share (or than this number) over
+            ranks.
+        algorithm: how products communicate, as in ``with_algorithm``; ``"auto"`` is the fastest by the cost
+            model.
+        replicas: the number of replicas for ``algorithm="1.5d"``.
+        wire: a narrower dtype for rows on the wire, such as ``torch.bfloat16``.
+        device: the device of the local shard; by default that of the mesh, or of the tensor.
+
+    Returns:
+        A ``RowSharded`` tensor.
+
+    Raises:
+        OperandError: ``tensor`` is not a ``SparseTensor``.
+        CommunicationError: ranks pass different tensors or arguments.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(3), format="csr"))  # one process
+        >>> A.shape, A.format
+        ((3, 3), Format('csr'))
     """
     if not isinstance(tensor, SparseTensor):
-        raise OperandError(f"shard takes a SparseTensor, not a {type(tensor).__name__}")
+        raise OperandError(f"shard expected a SparseTensor, but got {type(tensor).__name__}")
     if tensor.dim() < 2:
-        raise ShapeError(f"a tensor of {tensor.dim()} dimensions has no rows to shard; 2 are needed")
+        raise ShapeError(f"shard expected at least 2 dimensions, but got {tensor.dim()}")
     group = group_of(mesh)
     tensor = _moved(tensor, device_of(mesh, group, device))
     crd, places = numbered_entries(tensor.storage.pattern)
@@ -130,9 +146,9 @@ def _checksum(crd: Sequence[Tensor]) -> int:
 def with_options(
     result: RowSharded, algorithm: str, wire: torch.dtype | None, replicas: int | None = None
 ) -> RowSharded:
-    """Set how a sharded tensor exchanges rows, checked."""
+    """Set how a sharded tensor exchanges rows, validated."""
     if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
-        raise ArgumentError(f"wire must be a floating-point dtype such as torch.bfloat16, not {wire!r}")
+        raise ArgumentError(f"wire must be a floating-point dtype such as torch.bfloat16, but got {wire!r}")
     result.wire = wire
     return with_algorithm(result, algorithm, replicas=replicas)
 
@@ -149,7 +165,7 @@ def _both_cuts(
 
 
 def owners_of(crd: Sequence[Tensor], rows: Tensor, columns: Tensor, split: bool | int) -> Tensor:
-    """Return the process of each entry: its row's, or its column's where its row is split."""
+    """Return the rank of each entry: that of its row, or of its column if its row is split."""
     owners = owners_in(crd[0], rows)
     if split is False:
         return owners
@@ -162,9 +178,23 @@ def owners_of(crd: Sequence[Tensor], rows: Tensor, columns: Tensor, split: bool 
 def shard_rows(
     local: SparseTensor, mesh: Any = None, *, columns: Any = None, format: Any = None, algorithm: str = "halo"
 ) -> RowSharded:
-    """Build a sharded tensor of which every process has its own rows, with columns over all processes.
+    """Build a sharded tensor from the rows of each rank, with global columns.
 
-    ``local`` has the rows of this process; rows of the process before it come before.
+    Args:
+        local: the rows of this rank; the rows of the previous rank come before them.
+        mesh: a 1-D ``DeviceMesh`` or a process group; all ranks by default.
+        columns: where the columns of each rank begin; those of a square matrix are those of its rows.
+        format: the format of the local shards; that of ``local`` by default.
+        algorithm: how products communicate, as in ``with_algorithm``.
+
+    Returns:
+        A ``RowSharded`` tensor.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> sd.shard_rows(scorch.from_torch(torch.eye(3), format="csr")).shape  # one process
+        (3, 3)
     """
     group = group_of(mesh)
     local = _moved(local, device_of(mesh, group))

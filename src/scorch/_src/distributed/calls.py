@@ -1,4 +1,4 @@
-"""What functions of torch do with sharded tensors; those without a rule are refused by name."""
+"""What PyTorch functions do with sharded tensors; those without a rule are refused by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ELEMENTWISE = {
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register what functions of torch, and methods and operators of these names, do with sharded tensors."""
+    """Register what PyTorch functions, and methods and operators of these names, do with sharded tensors."""
 
     def register(function: Rule) -> Rule:
         for torch_function in functions:
@@ -54,7 +54,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run the rule of a function of torch, or refuse it by name."""
+    """Run the rule of a PyTorch function, or refuse it by name."""
     name = getattr(func, "__name__", str(func))
     found = RULES.get(func)
     if found is not None:
@@ -68,12 +68,12 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _check_arguments(name: str, found: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that torch's function has and the rule has not."""
+    """Refuse arguments that PyTorch's function has and the rule does not."""
     signature = _signature_of(found)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise UnsupportedError(f"{name} of sharded tensors takes {signature}: {error}") from None
+        raise UnsupportedError(f"{name} of sharded tensors has the signature {signature}: {error}") from None
 
 
 @functools.lru_cache(maxsize=256)
@@ -88,12 +88,12 @@ def _map_if_zero_stays(name: str, func: Any, args: Sequence[Any], kwargs: Mappin
     a, *others = args
     if not all(isinstance(value, numbers.Number) or value is None for value in (*others, *kwargs.values())):
         raise UnsupportedError(
-            f"{name} of a sharded tensor and another tensor has no rule; write it with "
+            f"{name} of a sharded tensor and another tensor is not supported; write it with "
             "scorch.distributed.evaluate"
         )
     of_zero = func(torch.zeros((), dtype=a.dtype, device=HOST), *others, **kwargs)
     if of_zero != 0:
-        raise dense_result(name, f"it makes {of_zero.item()} of zero")
+        raise dense_result(name, f"it maps zero to {of_zero.item()}")
     result = func(a.local, *others, **kwargs)
     if not isinstance(result, SparseTensor):
         raise dense_result(name, "its result is dense")
@@ -102,15 +102,15 @@ def _map_if_zero_stays(name: str, func: Any, args: Sequence[Any], kwargs: Mappin
 
 # refusals --------------------------------------------------------------------------------------------
 
-_ROWS = "A.local has the entries of this process (own rows and columns first, then the ghosts)"
-_GATHER = "A.gather() brings the whole tensor to every process"
-_MOVE = "move the tensor before it is sharded: shard(S.to(device)), or load_rows(..., device=...)"
+_ROWS = "A.local has the entries of this rank (own rows and columns first, then the halo)"
+_GATHER = "A.gather() returns the whole tensor on every rank"
+_MOVE = "move the tensor before you shard it: shard(S.to(device)), or load_rows(..., device=...)"
 _ENTRIES = (
-    "A.entries() has the coordinates over all processes and the values of this process's entries, "
-    "A.local.values() the values alone"
+    "A.entries() returns the global coordinates and the values of this rank's entries, "
+    "A.local.values() only the values"
 )
-_COUNT = "A.local.nnz counts the entries of this process; A.count_entries() asks all processes, which call it"
-_LEAF = "A.local is the leaf of autograd: call it there"
+_COUNT = "A.local.nnz counts the entries of this rank; A.count_entries(), called on all ranks, counts all"
+_LEAF = "call it on A.local, which is the leaf of autograd"
 
 HINTS = {
     **dict.fromkeys(
@@ -121,25 +121,23 @@ HINTS = {
     **dict.fromkeys(("to(device)", "pin_memory"), _MOVE),
     **dict.fromkeys(("nnz", "density", "nbytes", "_nnz"), _COUNT),
     **dict.fromkeys(("register_hook", "retain_grad", "data"), _LEAF),
-    "backward": "backward is for numbers, such as scorch.distributed.mean(loss_of_rows)",
-    "A[...]": (
-        f"rows may be with other processes. {_ROWS}; scorch.distributed.repartition moves rows; {_GATHER}"
-    ),
-    "A[...] = x": "sharded tensors are not written to; build another with A.with_local(...)",
+    "backward": "call backward on a scalar, such as scorch.distributed.mean(loss_of_rows)",
+    "A[...]": (f"rows may be on other ranks. {_ROWS}; scorch.distributed.repartition moves rows; {_GATHER}"),
+    "A[...] = x": "sharded tensors cannot be modified in place; build another with A.with_local(...)",
     "iteration": f"{_ROWS}; {_GATHER}",
-    "cumsum": f"sums that go on from row to row cross processes; {_GATHER}",
-    "reshape": "rows stay rows: write the statement with scorch.distributed.evaluate",
-    "permute": "A.T is the transposed matrix: write others with scorch.distributed.evaluate",
+    "cumsum": f"cumulative sums over rows cross ranks; {_GATHER}",
+    "reshape": "write the statement with scorch.distributed.evaluate; rows remain rows",
+    "permute": "A.T is the transposed matrix; for other permutations, use scorch.distributed.evaluate",
 }
 
 
 def refusal(name: str) -> UnsupportedError:
-    """Return the error of a function or method that has no rule, with what to do instead."""
-    return UnsupportedError(f"{name} has no rule for sharded tensors. {_advice(name)}")
+    """Return the error for a function or method without a rule, with what to do instead."""
+    return UnsupportedError(f"{name} is not supported for sharded tensors. {_advice(name)}")
 
 
 def missing_attribute(name: str) -> MissingAttributeError:
-    """Return the error of an attribute that sharded tensors do not have, with what to do instead."""
+    """Return the error for an attribute that sharded tensors do not have, with what to do instead."""
     return MissingAttributeError(f"sharded tensors have no attribute {name!r}. {_advice(name)}")
 
 
@@ -147,14 +145,16 @@ def _advice(name: str) -> str:
     advice = _MOVE if _is_device(name) else HINTS.get(name)
     if advice is None and name.endswith("_") and not name.endswith("__"):
         known = hasattr(torch.Tensor, name[:-1])
-        advice = "sharded tensors are not written to" + (f": A = A.{name[:-1]}(...)" if known else "")
+        advice = "sharded tensors cannot be modified in place" + (
+            f": A = A.{name[:-1]}(...)" if known else ""
+        )
     if advice is None:
-        advice = f"Apply it to the rows of this process (A.local), or gather the tensor first: {_GATHER}"
+        advice = f"Apply it to the local shard (A.local), or gather the tensor first: {_GATHER}"
     return advice if advice.startswith("A.") else advice[0].upper() + advice[1:]
 
 
 def _is_device(name: str) -> bool:
-    """Check whether a method is named as a kind of device is, and moves tensors there."""
+    """Return whether a method has the name of a device type, and moves tensors there."""
     try:
         return torch.device(name).type == name
     except RuntimeError:
@@ -162,5 +162,5 @@ def _is_device(name: str) -> bool:
 
 
 def dense_result(name: str, why: str) -> UnsupportedError:
-    """Return the error of a call whose result differs from zero where the tensor has no entries."""
-    return UnsupportedError(f"{name}: {why}, so that the result would be dense; sharded tensors stay sparse")
+    """Return the error for a call whose result is nonzero where the tensor has implicit zeros."""
+    return UnsupportedError(f"{name}: {why}, so the result would be dense; sharded tensors must stay sparse")

@@ -1,8 +1,8 @@
-"""The collectives of ``torch.distributed`` that sharded tensors use, with errors that tell what to do.
+"""The collectives of ``torch.distributed`` that sharded tensors use, with errors that say what to do.
 
-Bytes that leave a process are counted here, and nowhere else: ``count_bytes`` reads the counters. A call
-that would move more than ``settings(exchange_budget=)`` is refused in all processes alike, before anything
-is sent. ``explain`` of a function listens to exchanges as to kernels.
+Bytes that leave a rank are counted here, and nowhere else: ``count_bytes`` reads the counters. A call that
+would move more than ``settings(exchange_budget=)`` is refused on all ranks alike, before anything is sent.
+``explain`` of a function listens to exchanges as to kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class Traffic:
-    """What this process has exchanged: bytes to and from others, and how many exchanges."""
+    """The communication of this rank: ``sent`` and ``received`` bytes, and the number of ``exchanges``."""
 
     sent: int = 0
     received: int = 0
@@ -41,13 +41,15 @@ _counters: list[Traffic] = []
 
 @contextlib.contextmanager
 def count_bytes() -> Iterator[Traffic]:
-    """Count the bytes that sharded tensors exchange inside of a ``with`` block, in this process.
+    """Count the bytes that sharded tensors exchange inside a ``with`` block, on this rank.
 
-    >>> import scorch.distributed as sd
-    >>> with sd.count_bytes() as traffic:
-    ...     pass
-    >>> traffic.sent
-    0
+    Example:
+
+        >>> import scorch.distributed as sd
+        >>> with sd.count_bytes() as traffic:
+        ...     pass
+        >>> traffic.sent
+        0
     """
     traffic = Traffic()
     _counters.append(traffic)
@@ -59,7 +61,7 @@ def count_bytes() -> Iterator[Traffic]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one exchange moved: bytes from this process and to it, and how many others took part."""
+    """One exchange: the bytes from and to this rank, and the number of peers."""
 
     what: str
     sent: int
@@ -78,17 +80,17 @@ def _count(exchange: Exchange) -> None:
 
 
 def rank_in(group: Group) -> int:
-    """Return the number of this process in a group; 0 where there is none."""
+    """Return the rank of this process in a group; 0 without a group."""
     return 0 if group is None else dist.get_rank(group)
 
 
 def size_of(group: Group) -> int:
-    """Return the number of processes in a group; 1 where there is none."""
+    """Return the number of ranks in a group; 1 without a group."""
     return 1 if group is None else dist.get_world_size(group)
 
 
 def _carrier(group: Group, device: torch.device) -> torch.device:
-    """Return where arrays of a device are exchanged: gloo does so in the host's memory."""
+    """Return the device on which tensors of a device are exchanged: gloo needs host memory."""
     is_gloo = group is not None and dist.get_backend(group) == dist.Backend.GLOO
     return HOST if is_gloo else device
 
@@ -103,21 +105,20 @@ def reporting(what: str, group: Group) -> Iterator[None]:
     except RuntimeError as error:  # DistBackendError and gloo's own errors are among these
         size, rank = size_of(group), rank_in(group)
         raise CommunicationError(
-            f"{what}: an exchange among {counted(size, 'process', 'processes')} failed in process {rank}. A "
-            "process has ended, is later than the timeout of the process group, or made another "
-            "call; its own output says which. The group cannot be used any more: restart all "
-            "processes (torchrun "
-            "does) and load the last checkpoint. "
+            f"{what}: an exchange among {counted(size, 'process', 'processes')} failed on rank {rank}. A "
+            "process has exited, missed the timeout of the process group, or made a different call; its own "
+            "output says which. The process group is no longer usable: restart all processes (torchrun does) "
+            "and load the last checkpoint. "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 def check_budget(what: str, received: int) -> None:
-    """Refuse a call in which a process would receive more bytes than the settings allow."""
+    """Refuse a call in which a rank would receive more bytes than the settings allow."""
     budget = current().exchange_budget
     if budget is not None and received > budget:
         raise CommunicationError(
-            f"{what} would move {received:,} bytes to one process; settings(exchange_budget={budget}) allows "
+            f"{what} would move {received:,} bytes to one rank; settings(exchange_budget={budget}) allows "
             f"{budget:,}. Partition the tensor (scorch.distributed.partition), or raise the budget"
         )
 
@@ -128,7 +129,7 @@ def check_budget(what: str, received: int) -> None:
 def exchange_rows(
     out: Tensor, rows: Tensor, received: Sequence[int], sent: Sequence[int], group: Group
 ) -> None:
-    """Send runs of rows to all processes, as many as ``sent`` says, and receive those of ``received``."""
+    """Send runs of rows to all ranks, as many as ``sent`` says, and receive those of ``received``."""
     start_exchange(out, rows, received, sent, group).wait()
 
 
@@ -159,9 +160,9 @@ def start_exchange(
 
 
 def start_exchange_with(out: Tensor, source: int, rows: Tensor, target: int, group: Group) -> Handle:
-    """Begin to send rows to one process and to receive rows of another.
+    """Begin to send rows to one rank and to receive rows from another.
 
-    What has no rows is not sent: both processes know.
+    Empty messages are not sent; both ranks know.
     """
     width, here = row_bytes(out), _carrier(group, out.device)
     arrived, leaving = out.to(here), rows.to(here)
@@ -177,7 +178,7 @@ def start_exchange_with(out: Tensor, source: int, rows: Tensor, target: int, gro
 class Handle:
     """An exchange that has begun, and is over after ``wait``; its time is that of both calls.
 
-    ``copied`` are an array and what arrives for it, perhaps elsewhere.
+    ``copied`` is an array and its receive buffer, if that is another one.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ def row_bytes(array: Tensor, wire: torch.dtype | None = None) -> int:
 
 
 def _as_bytes(array: Tensor) -> Tensor:
-    """View an array without gaps as bytes: backends exchange these whatever its dtype is."""
+    """View a contiguous array as bytes: backends exchange these for any dtype."""
     flat = array.detach().reshape(-1)
     if not flat.numel():
         return flat.new_empty(0, dtype=torch.uint8)
@@ -219,7 +220,7 @@ def _as_bytes(array: Tensor) -> Tensor:
 
 
 def exchange_counts(counts: Sequence[int], group: Group, like: Tensor) -> list[int]:
-    """Tell each process a number, and return what each has told this one."""
+    """Send one number to each rank, and return the numbers received."""
     if group is None:
         return list(counts)
     given = torch.tensor(counts, dtype=torch.int64, device=_carrier(group, like.device))
@@ -230,7 +231,7 @@ def exchange_counts(counts: Sequence[int], group: Group, like: Tensor) -> list[i
 
 
 def sum_over(array: Tensor, group: Group) -> Tensor:
-    """Return the sum of an array over all processes, the same bits in each of them and at each run."""
+    """Return the sum of an array over all ranks, bitwise identical on each and in every run."""
     result = array.clone(memory_format=torch.contiguous_format)
     if group is not None and size_of(group) > 1:
         _reduce(torch.view_as_real(result) if result.is_complex() else result, dist.ReduceOp.SUM, group)
@@ -248,7 +249,7 @@ def _reduce(array: Tensor, op: Any, group: Group) -> None:
 
 
 def largest_over(array: Tensor, group: Group) -> Tensor:
-    """Return the elementwise maximum of an array over all processes."""
+    """Return the elementwise maximum of an array over all ranks."""
     result = array.clone(memory_format=torch.contiguous_format)
     if group is not None and size_of(group) > 1:
         _reduce(result, dist.ReduceOp.MAX, group)
@@ -256,7 +257,7 @@ def largest_over(array: Tensor, group: Group) -> Tensor:
 
 
 def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[list[int]]:
-    """Return a few numbers of each process, in the order of ranks."""
+    """Return a few numbers of each rank, in order of rank."""
     own = torch.tensor(list(numbers), dtype=torch.int64, device=_carrier(group, like.device))
     if group is None or size_of(group) == 1:
         return [own.tolist()]
@@ -267,7 +268,7 @@ def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[l
 
 
 def gather_rows(rows: Tensor, group: Group) -> Tensor:
-    """Return the rows of all processes, one below the other, in every process."""
+    """Return the rows of all ranks, concatenated, on every rank."""
     counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
     if len(counts) == 1:
         return rows.clone()
@@ -287,7 +288,7 @@ def _start_broadcast(sender: int, part: Tensor, group: Group) -> Any:
 
 
 def agree(group: Group, what: str, own: Result, describe: Callable[[Result], str] = str) -> None:
-    """Raise an error in all processes if one has other facts of a tensor than the first."""
+    """Raise an error on all ranks if one describes a tensor differently than rank 0."""
     size = size_of(group)
     if size == 1:
         return
@@ -297,6 +298,6 @@ def agree(group: Group, what: str, own: Result, describe: Callable[[Result], str
     for rank, other in enumerate(gathered):
         if other != gathered[0]:
             raise CommunicationError(
-                f"{what}: process {rank} has {describe(other)}, process 0 has {describe(gathered[0])}. All "
-                "processes make the same calls with the same global shapes, dtypes and cuts"
+                f"{what}: rank {rank} has {describe(other)}, but rank 0 has {describe(gathered[0])}. All "
+                "ranks must make the same calls with the same global shapes, dtypes and cuts"
             )

@@ -1,4 +1,4 @@
-"""Where the rows of a tensor are cut: as many shares as processes, each with about the same work."""
+"""Where the rows of a tensor are cut: one shard per rank, each with about the same work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
     """Cut rows of these lengths into parts of about the same work.
 
     ``features`` are the widths of the layers that rows pass through: an entry costs one multiplication for
-    each number that it multiplies, a row one for each weight. Without them a row costs as much as an entry.
+    each number that it multiplies, a row one for each weight. Without them, a row costs as much as an entry.
     """
     work = torch.cumsum(work_of(lengths.to(HOST), features), 0)
     total = work[-1] if len(work) else work.new_zeros(())
@@ -42,9 +42,10 @@ def cut_by_work(lengths: Tensor, parts: int, features: Sequence[int] = ()) -> Te
 def cut_together(
     lengths: Tensor, begin: int, rows: int, group: Group, features: Sequence[int] = ()
 ) -> Tensor:
-    """Cut rows as ``cut_by_work`` does, where each process knows the lengths of some, from ``begin`` on.
+    """Cut rows as ``cut_by_work`` does, where each rank knows the lengths of its rows, starting at
+    ``begin``.
 
-    Rows of the process before come before. All processes get the same cuts.
+    Rows of the previous rank come before. All ranks get the same cuts.
     """
     parts, rank = size_of(group), rank_in(group)
     work = torch.cumsum(work_of(lengths, features), 0)
@@ -62,7 +63,7 @@ def cut_together(
 
 
 def work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
-    """Return the work that each row of these lengths makes, a whole number."""
+    """Return the work of each row of these lengths, an integer."""
     lengths = lengths.to(torch.float64)
     if not features:
         return lengths + 1
@@ -72,18 +73,29 @@ def work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
 
 
 def cuts(tensor: SparseTensor, parts: int, *, features: Sequence[int] = ()) -> Tensor:
-    """Return where to cut the rows of a sparse tensor into ``parts`` shares of about the same work.
+    """Return where to cut the rows of a sparse tensor into ``parts`` shards of about the same work.
 
-    Give the widths of the layers as ``features``, such as ``[128, 64, 40]``, to weigh rows beside entries:
-    dense layers cost as much for a row without neighbours as for a hub.
+    Args:
+        tensor: the sparse tensor.
+        parts: the number of shards.
+        features: the widths of the layers, such as ``[128, 64, 40]``, to weigh rows against entries: dense
+            layers cost as much for a row without neighbors as for a hub.
 
-    >>> import torch, scorch, scorch.distributed as sd
-    >>> S = scorch.from_torch(torch.tensor([[1., 1, 1], [0, 0, 1], [1, 0, 0]]), format="csr")
-    >>> sd.cuts(S, 2)
-    tensor([0, 1, 3])
+    Returns:
+        ``parts + 1`` integers: where each shard begins, and the number of rows.
+
+    Raises:
+        ArgumentError: ``parts`` is not a positive integer.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> S = scorch.from_torch(torch.tensor([[1., 1, 1], [0, 0, 1], [1, 0, 0]]), format="csr")
+        >>> sd.cuts(S, 2)
+        tensor([0, 1, 3])
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise ArgumentError(f"parts must be a positive integer, not {parts!r}")
+        raise ArgumentError(f"parts must be a positive integer, but got {parts!r}")
     return cut_by_work(row_lengths(tensor), parts, list(features))
 
 
@@ -94,18 +106,18 @@ def row_lengths(tensor: SparseTensor) -> Tensor:
 
 
 def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
-    """Return cuts that a user gives, checked: from 0 to the number of rows, never falling."""
+    """Return validated cuts that the user passed: from 0 to the number of rows, never decreasing."""
     found = torch.as_tensor(given, device=HOST).to(torch.int64).reshape(-1)
     if len(found) != parts + 1:
         raise ArgumentError(
-            f"{name} has {counted(len(found), 'number')}; {counted(parts, 'process', 'processes')} need "
-            f"{parts + 1}: where each share begins, and the number of rows"
+            f"{name} has {counted(len(found), 'element')}, but {counted(parts, 'rank')} need {parts + 1}: "
+            "where each shard begins, and the number of rows"
         )
     if found[0] != 0 or found[-1] != rows or bool((found.diff() < 0).any()):
-        raise ShapeError(f"{name} must rise from 0 to {rows}, but is {found.tolist()}")
+        raise ShapeError(f"{name} must increase from 0 to {rows}, but got {found.tolist()}")
     return found
 
 
 def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
-    """Return the process that owns each row."""
+    """Return the rank that owns each row."""
     return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1

@@ -1,4 +1,4 @@
-"""Dropout of sharded rows and edges: drawn by their numbers over all processes, the same in any of them."""
+"""Dropout of sharded rows and edges, drawn by their global numbers: the same for any number of ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,27 @@ Tensor = torch.Tensor
 
 
 def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = True) -> Tensor:
-    """Drop features of this process's rows: the same ones for any number of processes.
+    """Apply dropout to this rank's rows; the result does not depend on the number of ranks.
 
-    Which are dropped depends on ``seed``, on the row over all processes and on the column alone.
+    Args:
+        x: this rank's rows.
+        p: the probability of dropping an element.
+        like: the sharded tensor that the rows belong to.
+        seed: the seed; what is dropped depends only on it, the global row and the column.
+        training: whether to drop anything.
+
+    Raises:
+        ArgumentError: ``p`` is not a probability.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(3), format="csr"))
+        >>> sd.dropout(torch.ones(3, 4), 0.5, A, seed=0).shape
+        torch.Size([3, 4])
     """
     if not 0 <= p <= 1:
-        raise ArgumentError(f"p must be a probability between 0 and 1, not {p}")
+        raise ArgumentError(f"p must be between 0 and 1, but got {p}")
     if not training or not p:
         return x
     like.rows.check("x", x)
@@ -30,7 +45,7 @@ def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = T
 
 
 def _uniform(places: Tensor, seed: int) -> Tensor:
-    """Return a number between 0 and 1 for each place, by the mixing function of SplitMix64."""
+    """Return a number between 0 and 1 for each position, by the mixing function of SplitMix64."""
     z = places * -7046029254386353131 + (seed * 6364136223846793005 + 1442695040888963407) % (1 << 63)
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         z = (z ^ _shift_right(z, shift)) * factor
@@ -43,17 +58,17 @@ def _shift_right(z: Tensor, bits: int) -> Tensor:
 
 
 def original_rows(like: RowSharded) -> Tensor:
-    """Return the numbers of this process's rows, as they were before they were partitioned."""
+    """Return the numbers of this rank's rows before they were partitioned."""
     if like.order is not None:
         return like.order
     return torch.arange(like.rows.begin, like.rows.end, device=like.rows.ghosts.device)
 
 
 def draw_edges(adj: RowSharded, targets: Tensor, sources: Tensor, heads: int, p: float) -> Tensor:
-    """Return which edges of each head are kept; a draw depends on the edge over all processes alone.
+    """Return which edges of each head are kept; a draw depends only on the global edge.
 
-    ``targets`` and ``sources`` have the local numbers of the ends of each edge. The first process draws the
-    seed from torch's generator.
+    ``targets`` and ``sources`` have the local numbers of the ends of each edge. Rank 0 draws the seed from
+    PyTorch's generator.
     """
     seed = int(torch.randint(1 << 62, (), device=HOST))
     (seed, *_), *_ = gather_numbers([seed], adj.group, adj.rows.ghosts)
@@ -64,7 +79,7 @@ def draw_edges(adj: RowSharded, targets: Tensor, sources: Tensor, heads: int, p:
 
 
 def _original_numbers(adj: RowSharded) -> tuple[Tensor, Tensor]:
-    """Return the numbers of local rows and columns, ghosts included, before the graph was partitioned."""
+    """Return the numbers of local rows and columns, including halos, before the graph was partitioned."""
     found: tuple[Tensor, Tensor] | None = adj.kept.get("numbers")
     if found is None:
         rows = original_rows(adj)

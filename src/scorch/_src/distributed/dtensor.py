@@ -1,4 +1,4 @@
-"""Rows of this process to DTensors, whose rows are cut evenly, and back."""
+"""Convert this rank's rows to DTensors, whose rows are sharded evenly, and back."""
 
 from __future__ import annotations
 
@@ -18,10 +18,23 @@ Tensor = torch.Tensor
 
 
 def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
-    """Return this process's rows as a DTensor, cut evenly (``Shard(0)``) as ``torch.chunk`` cuts.
+    """Return this rank's rows as a DTensor with placement ``Shard(0)``, chunked like ``torch.chunk``.
 
-    ``dim``: whether they are rows for the rows of ``a`` (0) or for its columns (1). Rows move to the
-    processes that have them then; gradients move back.
+    Rows move to the ranks that own them in the DTensor; gradients move back.
+
+    Args:
+        rows: this rank's rows of a dense tensor.
+        a: the sharded tensor that the rows belong to.
+        dim: whether they belong to the rows (0) or the columns (1) of ``a``.
+
+    Raises:
+        ArgumentError: there is no process group, or ``dim`` is not 0 or 1.
+        ShapeError: ``rows`` are not this rank's rows.
+
+    Example::
+
+        D = sd.to_dtensor(A @ x, A)  # a DTensor on the mesh of A
+        y = sd.from_dtensor(D, A)    # this rank's rows again
     """
     from scorch._src.torch_internals import DTensor, Shard  # takes a second
 
@@ -35,29 +48,41 @@ def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
 
 
 def from_dtensor(tensor: Any, a: RowSharded, *, dim: int = 0) -> Tensor:
-    """Return this process's rows of a DTensor whose rows are cut evenly (``Shard(0)``)."""
+    """Return this rank's rows of a DTensor with placement ``Shard(0)``; the inverse of ``to_dtensor``.
+
+    Args:
+        tensor: the DTensor.
+        a: the sharded tensor that the rows belong to.
+        dim: whether they belong to the rows (0) or the columns (1) of ``a``.
+
+    Raises:
+        OperandError: ``tensor`` is not a DTensor.
+        ArgumentError: the DTensor has another placement.
+        ShapeError: the number of rows differs.
+    """
     from scorch._src.torch_internals import DTensor, Shard  # takes a second
 
     if not isinstance(tensor, DTensor):
-        raise OperandError(f"from_dtensor takes a DTensor, not a {type(tensor).__name__}")
+        raise OperandError(f"from_dtensor expected a DTensor, but got {type(tensor).__name__}")
     plan = _plan_of(a, dim)
     if tuple(tensor.placements) != (Shard(0),):
         raise ArgumentError(
-            f"the DTensor has the placements {tuple(tensor.placements)}; redistribute it to (Shard(0),) first"
+            f"the DTensor must have the placements (Shard(0),), but has {tuple(tensor.placements)}; "
+            "redistribute it"
         )
     if tensor.shape[0] != plan.extent:
-        raise ShapeError(f"the DTensor has {tensor.shape[0]} rows; {plan.extent} are sharded")
+        raise ShapeError(f"the DTensor must have {plan.extent} rows, but has {tensor.shape[0]}")
     return _route_of(plan).send_back(tensor.to_local())
 
 
 def _plan_of(a: RowSharded, dim: int) -> HaloPlan:
     if dim not in (0, 1):
-        raise ArgumentError(f"dim is {dim!r}; rows are for the rows (0) or for the columns (1) of the tensor")
+        raise ArgumentError(f"dim must be 0 (the rows of the tensor) or 1 (its columns), but got {dim!r}")
     return a.columns if dim else a.rows
 
 
 def _route_of(plan: HaloPlan) -> Route:
-    """Return the way of rows from uneven shares to even ones."""
+    """Return the route of rows from uneven shards to even ones."""
     found: Route | None = plan.kept.get("even")
     if found is None:
         parts, rank = size_of(plan.group), rank_in(plan.group)
@@ -77,7 +102,9 @@ def _mesh_of(a: RowSharded) -> Any:
     if hasattr(a.mesh, "get_group"):
         return a.mesh
     if a.group is None:
-        raise ArgumentError("DTensors need a process group: call torch.distributed.init_process_group first")
+        raise ArgumentError(
+            "a DTensor needs a process group; call torch.distributed.init_process_group first"
+        )
     mesh = a.rows.kept.get("mesh")
     if mesh is None:
         mesh = a.rows.kept["mesh"] = DeviceMesh.from_group(a.group, a.device.type)

@@ -1,4 +1,4 @@
-"""Sharded tensors from the entries of each process, and entries that move to other processes."""
+"""Sharded tensors from the entries of each rank, and entries that move to other ranks."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ def from_entries(
     mesh: Any = None,
     order: Tensor | None = None,
 ) -> RowSharded:
-    """Build a sharded tensor of the entries of each process, by their coordinates over all processes."""
+    """Build a sharded tensor from the entries of each rank, by their global coordinates."""
     row_plan = HaloPlan(crd[0].unique(), rows, group)
     column_plan = HaloPlan(crd[1].unique(), columns, group)
     places = torch.stack([row_plan.to_local(crd[0]), column_plan.to_local(crd[1]), *crd[2:]])
     size = (row_plan.size, column_plan.size, *shape[2:])
     local = sparse_coo_tensor(places, values, size, format=format)
     if not isinstance(local, SparseTensor):
-        raise ArgumentError(
-            f"format is {format!r}, which is dense; the local part of a sharded tensor is sparse"
-        )
+        raise ArgumentError(f"the local shard must have a sparse format, but {format!r} is dense")
     result = RowSharded(local, row_plan, column_plan, mesh, order)
     counts = [count for (count,) in gather_numbers([len(values)], group, row_plan.ghosts)]
     result.spread = sum(counts), max(counts)
@@ -46,7 +44,7 @@ def from_entries(
 
 
 def move_entries(a: RowSharded, owners: Tensor) -> RowSharded:
-    """Return a tensor whose entries, as ``entries`` lists them, are in other processes, with gradients."""
+    """Return a tensor whose entries, as ``entries`` lists them, are on other ranks, differentiably."""
     crd, values = a.entries()
     order = torch.argsort(owners, stable=True)
     sent = torch.bincount(owners, minlength=size_of(a.group)).tolist()

@@ -1,7 +1,7 @@
-"""Which rows of an array that is cut over processes each process needs from the others.
+"""Which rows of an array that is sharded over ranks each rank needs from the others: its halo.
 
-The plan is computed once, from the coordinates that a process has entries at: those it does not own are its
-ghosts, sorted, and their owners learn what to send. Locally, own rows come first and then the ghosts.
+The plan is computed once, from the coordinates at which a rank has entries: those it does not own are its
+halo, sorted, and their owners learn what to send. Locally, own rows come first and then the halo.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 class HaloPlan:
-    """The rows of one dimension that this process owns, and those it needs besides."""
+    """The rows of one dimension that this rank owns, and its halo."""
 
     def __init__(self, used: Tensor, cuts: Tensor, group: Group) -> None:
         self.cuts, self.group = cuts, group
@@ -41,46 +41,48 @@ class HaloPlan:
 
     @property
     def own(self) -> int:
-        """The number of rows that this process owns."""
+        """The number of rows that this rank owns."""
         return self.end - self.begin
 
     @property
     def size(self) -> int:
-        """The number of rows that this process has, ghosts included."""
+        """The number of rows that this rank has, including the halo."""
         return self.own + len(self.ghosts)
 
     @property
     def extent(self) -> int:
-        """The number of rows over all processes."""
+        """The number of rows over all ranks."""
         return int(self.cuts[-1])
 
     @property
     def is_local(self) -> bool:
-        """Whether no process needs rows of others."""
+        """Whether no rank needs rows of others."""
         return self.route.total == 0
 
     def to_local(self, ids: Tensor) -> Tensor:
-        """Return the local numbers of rows that this process has."""
+        """Return the local numbers of rows that this rank has."""
         ghosts = torch.searchsorted(self.ghosts, ids) + self.own
         return torch.where((ids >= self.begin) & (ids < self.end), ids - self.begin, ghosts)
 
     def to_global(self, numbers: Tensor) -> Tensor:
-        """Return the rows, over all processes, of local numbers."""
+        """Return the global numbers of rows by their local numbers."""
         own = torch.arange(self.begin, self.end, device=self.ghosts.device)
         return torch.cat([own, self.ghosts])[numbers.to(torch.int64)]
 
     def check(self, name: str, x: Tensor) -> None:
-        """Refuse an array that does not have this process's rows."""
+        """Refuse an array that does not have this rank's rows."""
         if x.dim() == 0 or len(x) != self.own:
             have = "no rows" if x.dim() == 0 else f"{len(x)} rows"
             raise ShapeError(
-                f"{name} has {have}; this process owns {self.own} of {self.extent} (from {self.begin} on). "
-                "Give its own rows, as A.rows_of(x) and A.columns_of(x) pick them from a tensor that every "
-                "process has"
+                f"{name} has {have}, but this rank owns {self.own} of {self.extent} (starting at "
+                f"{self.begin}). "
+                "Pass this rank's rows: A.rows_of(x) and A.columns_of(x) select them from a tensor that "
+                "every "
+                "rank has"
             )
 
     def extend(self, tensors: Sequence[Tensor], wire: torch.dtype | None = None) -> list[Tensor]:
-        """Return arrays with the ghosts below their own rows: one exchange for all of one dtype."""
+        """Return arrays with the halo below their own rows: one exchange for all of one dtype."""
         result: list[Tensor] = list(tensors)
         if self.is_local:
             return result
@@ -105,5 +107,5 @@ class HaloPlan:
         ]
 
     def fold(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
-        """Return own rows plus what other processes hold of them."""
+        """Return own rows plus the parts of them that other ranks hold."""
         return g if self.is_local else self.route.fold(g, wire)

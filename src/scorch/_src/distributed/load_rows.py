@@ -1,4 +1,4 @@
-"""Sharded tensors from files: each process maps the files and reads only its own rows."""
+"""Sharded tensors from files: each rank maps the files and reads only its own rows."""
 
 from __future__ import annotations
 
@@ -39,21 +39,39 @@ def load_rows(
     wire: torch.dtype | None = None,
     device: Any = None,
 ) -> RowSharded:
-    """Load a matrix whose rows are in ``.safetensors`` files; each process reads its own rows alone.
+    """Load a matrix from ``.safetensors`` files; each rank reads only its own rows.
 
-    Rows of the next file come below those of the one before. ``scorch.save`` and ``RowWriter`` write such
-    files.
+    The rows of a file follow those of the file before. ``scorch.save`` and ``RowWriter`` write such files.
 
-    - ``paths``: a file, a pattern such as ``"graph/*.safetensors"`` (in the order of names), or a list.
-    - ``balance``: processes get shares of about the same work ("nnz", weighed by ``features`` as in
-      ``cuts``) or of as many rows ("rows"). Lengths of rows are read in even pieces.
-    - ``cuts``, ``columns``: where shares begin, instead.
-    - ``name``: of the matrix in files with several.
-    - ``format``, ``algorithm``, ``wire``: as in ``shard``.
-    - ``device``: where the local part is; otherwise on the device of the mesh.
+    Args:
+        paths: a file, a glob pattern such as ``"graph/*.safetensors"`` (sorted by name), or a list of files.
+        mesh: a 1-D ``DeviceMesh`` or a process group; all ranks by default.
+        balance: ``"nnz"`` gives ranks about the same work, weighed by ``features`` as in ``cuts``; ``"rows"``
+            gives them equally many rows.
+        cuts: where the rows of each rank begin, instead of ``balance``.
+        columns: where the columns of each rank begin.
+        features: the widths of the layers, as in ``cuts``.
+        name: the name of the matrix in files with several.
+        format: the format of the local shards.
+        algorithm: how products communicate, as in ``with_algorithm``.
+        wire: a narrower dtype for rows on the wire, as in ``shard``.
+        device: the device of the local shard; that of the mesh by default.
+
+    Returns:
+        A ``RowSharded`` matrix.
+
+    Raises:
+        MissingFileError: no file matches.
+        FileError: a file is not a ``.safetensors`` file with rows.
+        ShapeError: the files have different numbers of columns or dtypes.
+
+    Example::
+
+        scorch.save("graph.safetensors", A)
+        shards = sd.load_rows("graph.safetensors", mesh)
     """
     if balance not in BALANCES:
-        raise ArgumentError(f"balance is {balance!r}; there are {' and '.join(BALANCES)}")
+        raise ArgumentError(f"balance must be {' or '.join(map(repr, BALANCES))}, but got {balance!r}")
     group = group_of(mesh)
     files = _open_all(paths, name, group)
     begins = torch.tensor([0, *(len(file) for file in files)], device=HOST).cumsum(0).tolist()
@@ -75,7 +93,7 @@ def load_rows(
 
 
 def _open_all(paths: Any, name: str, group: Group) -> list[MemmapSparseDataset]:
-    """Open all files, and raise an error in all processes if one of these has not the same."""
+    """Open all files, and raise an error on all ranks if one of them has other files."""
     files: list[MemmapSparseDataset] = []
     facts: list[Any] = []
     problem: ScorchError | None = None
@@ -105,14 +123,14 @@ def _list_paths(paths: Any) -> list[Path]:
         return [Path(path) for path in found]
     found = [os.fspath(path) for path in paths]
     if not found:
-        raise ArgumentError("paths has no files; rows are read from at least one")
+        raise ArgumentError("paths is empty; pass at least one file")
     return [Path(path) for path in found]
 
 
 def _open(path: Path, name: str) -> MemmapSparseDataset:
     if path.suffix != ".safetensors":
         raise FileError(
-            f"{path}: rows can be read one by one from .safetensors files alone; write one with "
+            f"{path}: single rows can be read only from .safetensors files; write one with "
             f"scorch.save('{path.stem}.safetensors', scorch.load('{path.name}', format='csr')), or with "
             "RowWriter if it does not fit into memory"
         )
@@ -125,7 +143,7 @@ def _check_alike(files: list[MemmapSparseDataset]) -> None:
         if file.shape[1] != first.shape[1] or file.dtype != first.dtype:
             raise ShapeError(
                 f"{file.path.name} has {file.shape[1]} columns of {file.dtype}, {first.path.name} has "
-                f"{first.shape[1]} of {first.dtype}: their rows cannot be one below the other"
+                f"{first.shape[1]} of {first.dtype}: their rows cannot be concatenated"
             )
 
 

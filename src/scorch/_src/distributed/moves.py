@@ -1,4 +1,4 @@
-"""Rows and entries on their way to other processes, for good."""
+"""Rows and entries that move to other ranks for good."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def send_to(owners: Tensor, arrays: Sequence[Tensor], group: Group) -> list[Tensor]:
-    """Send each row of some arrays to its owner, differentiable; those of the first process come first."""
+    """Send each row of some arrays to its owner, differentiably; those of rank 0 come first."""
     if size_of(group) == 1:
         return list(arrays)
     picks = torch.argsort(owners, stable=True)
@@ -25,7 +25,7 @@ def send_to(owners: Tensor, arrays: Sequence[Tensor], group: Group) -> list[Tens
 
 
 class RowMove:
-    """Rows that get other numbers: ``numbers`` has the new one of each row of this process."""
+    """Rows that are renumbered: ``numbers`` has the new number of each row of this rank."""
 
     def __init__(self, numbers: Tensor, cuts: Tensor, group: Group) -> None:
         self.numbers, self.cuts, self.group = numbers, cuts, group
@@ -35,20 +35,20 @@ class RowMove:
         self._order = None if bool((arrived.diff() > 0).all()) else order
 
     def move(self, rows: Tensor) -> Tensor:
-        """Return the rows that this process has afterwards, in the order of their new numbers."""
+        """Return the rows that this rank has afterwards, in the order of their new numbers."""
         (arrived,) = send_to(self.owners, [rows], self.group)
         return arrived if self._order is None else arrived[self._order]
 
 
 def move_to_cuts(begin: int, end: int, cuts: Tensor, group: Group, device: torch.device) -> RowMove:
-    """Return how rows from ``begin`` to ``end`` of this process move to other cuts, with their numbers."""
+    """Return how rows from ``begin`` to ``end`` of this rank move to other cuts, with their numbers."""
     return RowMove(torch.arange(begin, end, device=device), cuts, group)
 
 
 def move_to_parts(parts: Tensor, count: int, group: Group) -> RowMove:
-    """Return how rows move that are numbered by their parts, and as before in each of these.
+    """Return how rows move that are numbered by their parts, in their old order within each part.
 
-    Every process owns as many of the ``count`` parts, one after the other.
+    Every rank owns equally many of the ``count`` parts, one after the other.
     """
     own = torch.bincount(parts, minlength=count)
     counts = torch.tensor(gather_numbers(own.tolist(), group, parts), device=HOST)  # by process, and by part

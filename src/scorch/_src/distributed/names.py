@@ -1,6 +1,6 @@
 """The names of ``torch.Tensor`` and ``SparseTensor`` on sharded tensors.
 
-Each of them is a rule of ``calls`` or a refusal that says what to do instead: no name that users of tensors
+Each of them is a rule of ``calls`` or an error that says what to do instead: no name that users of tensors
 try ends in an error of Python's own, and none gathers.
 """
 
@@ -61,7 +61,7 @@ ABOUT_KIND = {
 
 
 class TensorNames:
-    """What a sharded tensor answers to names and operators that it has no definition of."""
+    """How a sharded tensor responds to names and operators that it does not define."""
 
     local: SparseTensor
 

@@ -1,7 +1,7 @@
-"""Graph layers on a sharded graph: sums, maxima and attention over the neighbours of this process's nodes.
+"""Graph layers on a sharded graph: sums, maxima and attention over the neighbors of this rank's nodes.
 
-A layer is called with the features of this process's nodes. Those of neighbours that other processes have are
-fetched, and the local part of the matrix is a graph from own nodes and ghosts to own nodes.
+Call a layer with the features of this rank's nodes. Those of neighbors on other ranks are fetched (the halo
+exchange), and the local shard of the matrix is a graph from own nodes and halo nodes to own nodes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _sum(
 ) -> Tensor:
     if edge_weight is not None:
         raise UnsupportedError(
-            "edge_weight belongs to an edge_index; a sharded graph has its weights as values"
+            "edge_weight requires an edge_index; the edge weights of a sharded graph are its values"
         )
     adj.columns.check("x", x)
     if how in ("sum", "mean"):
@@ -65,7 +65,7 @@ def _sum(
 
 
 def _sum_edges(adj: RowSharded, x: Tensor) -> Tensor:
-    """Sum over neighbours, whatever the values of the matrix are."""
+    """Sum over neighbors, whatever the values of the matrix are."""
     (extended,) = adj.columns.extend([x], adj.wire)
     return adj.rows.fold(sum_neighbours(adj.local, extended, adj.rows.size, "sum"), adj.wire)
 
@@ -76,7 +76,20 @@ def _degrees(adj: RowSharded, like: Tensor) -> Tensor:
 
 
 def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
-    """Return ``D^-1/2 A D^-1/2`` with D the sums of rows, after loops of weight ``loop`` were added."""
+    """Return the symmetrically normalized matrix ``D^-1/2 A D^-1/2``, where D has the row sums of A.
+
+    Args:
+        adj: a square sharded matrix.
+        loop: the weight of self-loops to add first; None adds none.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.tensor([[0.0, 4.0], [4.0, 0.0]]), format="csr"))
+        >>> sd.normalise(A).gather().to_dense()
+        tensor([[0., 1.],
+                [1., 0.]])
+    """
     if loop is not None:
         adj = add_loops(adj, loop)
     degree = adj.sum(1)
@@ -86,10 +99,26 @@ def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
 
 
 def add_loops(adj: RowSharded, weight: float) -> RowSharded:
-    """Return the matrix of a graph with a loop of this weight at nodes that have none."""
+    """Return the matrix with a self-loop of this weight at every node that has none.
+
+    Args:
+        adj: a square sharded matrix whose rows and columns have the same cuts.
+        weight: the weight of the new self-loops.
+
+    Raises:
+        ShapeError: the matrix is not square, or its rows and columns are cut differently.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.tensor([[0.0, 2.0], [2.0, 5.0]]), format="csr"))
+        >>> sd.add_loops(A, 1.0).gather().to_dense()
+        tensor([[1., 2.],
+                [2., 5.]])
+    """
     rows, columns = adj.rows, adj.columns
     if not torch.equal(rows.cuts, columns.cuts):
-        raise ShapeError("loops are for square matrices whose rows and columns are cut in the same way")
+        raise ShapeError("self-loops need a square matrix whose rows and columns have the same cuts")
     (row, column), places = numbered_entries(adj.local.storage.pattern)
     row, column = row.to(torch.int64), column.to(torch.int64)
     has_loop = torch.zeros(rows.own, dtype=torch.bool, device=row.device)
@@ -121,7 +150,7 @@ def _attend(
 ) -> Tensor:
     _check_whole_rows(adj, "attention over neighbours")
     if edge_attr is not None or edges:
-        raise UnsupportedError("attention over a sharded graph has no features of edges")
+        raise UnsupportedError("attention over a sharded graph does not support edge features")
     adj.columns.check("x", x)
     features, scores = adj.columns.extend([x, sources], adj.wire)
     if not dropout:
@@ -136,8 +165,9 @@ def _attend(
 def _check_whole_rows(adj: RowSharded, what: str) -> None:
     if adj.has_split_rows:
         raise UnsupportedError(
-            f"{what} has no rule where rows are split over processes, or the matrix is transposed; shard it "
-            "with split=False, or repartition it"
+            f"{what} is not supported if rows are split over ranks or the matrix is transposed; shard it "
+            "with "
+            "split=False, or repartition it"
         )
 
 

@@ -36,26 +36,47 @@ OVERLAP_BYTES = 1 << 20  # received by one process, from which on own entries ar
 
 @rule(torch.matmul, torch.mm, torch.mv)
 def matmul(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` where one or both operands are sharded.
+
+    Args:
+        a: a sharded tensor, or a dense tensor with the columns that belong to this rank's rows of ``b``.
+        b: a sharded tensor, or a dense tensor with the rows that belong to this rank's columns of ``a``.
+
+    Returns:
+        This rank's rows of the product (columns, if ``a`` is dense), or a sharded tensor if both operands are
+        sharded.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(2), format="csr"))
+        >>> sd.matmul(A, torch.ones(2, 1))
+        tensor([[1.],
+                [1.]])
+    """
     if isinstance(a, RowSharded):
         return multiply_sharded(a, b) if isinstance(b, RowSharded) else multiply(a, b)
     if b.ndim != 2 or a.dim() > 2:
-        raise ShapeError(f"a product with a sharded tensor of {b.ndim} dimensions is an einsum")
+        raise ShapeError(
+            f"products with a {b.ndim}-D sharded tensor are not supported; use scorch.distributed.einsum"
+        )
     flipped = multiply(b.T, a if a.dim() == 1 else a.t())
     return flipped if a.dim() == 1 else flipped.t()
 
 
 def multiply(a: RowSharded, x: Tensor) -> Tensor:
-    """Return this process's rows of ``a @ x``, given its rows of ``x``."""
+    """Return this rank's rows of ``a @ x``, given its rows of ``x``."""
     if a.ndim != 2:
-        raise ShapeError(f"a product with a sharded tensor of {a.ndim} dimensions is an einsum")
+        raise ShapeError(
+            f"products with a {a.ndim}-D sharded tensor are not supported; use scorch.distributed.einsum"
+        )
     if isinstance(x, SparseTensor) or not isinstance(x, Tensor):
         raise OperandError(
-            f"x is a {type(x).__name__}; a sharded tensor is multiplied by this process's rows of a dense "
-            "tensor or by another sharded tensor"
+            f"x must be a sharded tensor, or this rank's rows of a dense tensor, but got {type(x).__name__}"
         )
     if x.dim() not in (1, 2):
         raise ShapeError(
-            f"x has {x.dim()} dimensions; a sharded matrix is multiplied by vectors and matrices"
+            f"x must be 1-D or 2-D to be multiplied by a sharded matrix, but has {x.dim()} dimensions"
         )
     a.columns.check("x", x)
     start = time.perf_counter()
@@ -79,7 +100,7 @@ def _multiply(a: RowSharded, x: Tensor) -> Tensor:
 
 
 def _schedule_of(a: RowSharded, x: Tensor, route: Route) -> Schedule | None:
-    """Return how rows are exchanged while others are multiplied, where that is worthwhile."""
+    """Return how rows are exchanged while others are multiplied, if that is worthwhile."""
     if not route.total:
         return None
     if a.algorithm == "rounds":
@@ -100,9 +121,9 @@ def _multiply_exchanged(a: RowSharded, x: Tensor, how: Exchanged) -> Tensor:
 
 
 def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
-    """Return the entries of ``a`` times the products of rows of ``q`` and ``x``, process by process.
+    """Return the entries of ``a`` times the products of rows of ``q`` and ``x``, peer by peer.
 
-    This is ``einsum("ij,ik,jk->ij", a, q, x)`` by rounds: rows of ``x`` are fetched, used and freed.
+    This is ``einsum("ij,ik,jk->ij", a, q, x)`` in rounds: rows of ``x`` are fetched, used and freed.
     """
     a.rows.check("q", q)
     a.columns.check("x", x)
@@ -113,9 +134,9 @@ def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
 
 
 def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
-    """Return the sparse product: rows of ``b`` that entries of ``a`` need are fetched from their owners."""
+    """Return the sparse product; rows of ``b`` that entries of ``a`` need are fetched."""
     if a.ndim != 2 or b.ndim != 2:
-        raise ShapeError("a product of sharded tensors is for matrices")
+        raise ShapeError("both sharded tensors of a product must be matrices")
     if a.shape[1] != b.shape[0]:
         raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied")
     check_same_cuts("columns of the first and rows of the second", a.columns, b.rows)
@@ -131,7 +152,7 @@ def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
 
 
 def _with_fetched_rows(b: RowSharded, wanted: HaloPlan) -> tuple[SparseTensor, HaloPlan]:
-    """Return ``b`` with the ghost rows of a plan below its own, and the plan of its columns."""
+    """Return ``b`` with the halo rows of a plan below its own, and the plan of its columns."""
     (rows, crd), places = numbered_entries(b.local.storage.pattern)
     order = torch.argsort(rows.to(torch.int64), stable=True)
     rows, crd, places = rows.to(torch.int64)[order], crd.to(torch.int64)[order], places[order]

@@ -32,10 +32,14 @@ def sum(a: RowSharded, dim: Any = None) -> Any:
 
 def _dim_of(a: RowSharded, dim: Any) -> int:
     if a.ndim != 2:
-        raise UnsupportedError("reductions along a dimension are for matrices; write others as an einsum")
+        raise UnsupportedError(
+            "reductions along a dimension are supported only for matrices; use scorch.distributed.einsum"
+        )
     dims = [dim] if isinstance(dim, int) else list(dim)
     if len(dims) != 1 or not -2 <= dims[0] < 2:
-        raise ShapeError(f"dim is {dim!r}; a sharded matrix has 0 (along columns) and 1 (along rows)")
+        raise ShapeError(
+            f"dim must be 0 (along columns) or 1 (along rows) for a sharded matrix, but got {dim!r}"
+        )
     return int(dims[0]) % 2
 
 
@@ -55,14 +59,29 @@ def norm(a: RowSharded, p: Any = 2) -> Tensor:
         largest = values.detach().abs().amax() if values.numel() else values.new_zeros(()).abs()
         return largest_over(largest, a.group)
     if not isinstance(p, numbers.Real) or p <= 0:
-        raise UnsupportedError(f"the norm {p!r} has no rule for sharded tensors; inf and all above 0 have")
+        raise UnsupportedError(
+            f"the norm p={p!r} is not supported for sharded tensors; p must be positive or inf"
+        )
     power = float(p)
     return sum_processes(values.abs().pow(power).sum(), a.group) ** (1 / power)
 
 
 @rule(torch.sparse.softmax)
 def softmax(a: RowSharded, dim: int) -> RowSharded:
-    """Return the softmax of the entries of each row (1) or column (0); what is not stored takes no part."""
+    """Return the softmax over the stored elements of each row or column; implicit zeros are ignored.
+
+    Args:
+        a: a sharded matrix.
+        dim: 1 for the softmax of each row, 0 for that of each column.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.tensor([[1.0, 1.0], [0.0, 3.0]]), format="csr"))
+        >>> sd.softmax(A, 1).gather().to_dense()
+        tensor([[0.5000, 0.5000],
+                [0.0000, 1.0000]])
+    """
     return _softmax_rows(a) if _dim_of(a, dim) == 1 else _softmax_rows(a.T).T
 
 
@@ -78,7 +97,7 @@ def _softmax_rows(a: RowSharded) -> RowSharded:
 
 
 def _largest(values: Tensor, rows: Tensor, plan: HaloPlan) -> Tensor:
-    """Return the largest value of each row over all processes, for the rows that this process has."""
+    """Return the largest value of each row over all ranks, for the rows that this rank has."""
     least = torch.full((plan.size,), -torch.inf, dtype=values.dtype, device=values.device)
     parts = least.scatter_reduce(0, rows, values, "amax")
     own, route = parts[: plan.own], plan.route

@@ -1,4 +1,4 @@
-"""Sharded tensors moved to other cuts: their entries, dense rows and the state of an optimizer with them."""
+"""Move sharded tensors to other cuts, with their entries, dense rows and the state of an optimizer."""
 
 from __future__ import annotations
 
@@ -31,22 +31,38 @@ def repartition(
     along: Sequence[Tensor] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Any:
-    """Move a sharded tensor to other cuts; every entry goes to the process that owns its row.
+    """Move a sharded tensor to other cuts; every entry goes to the rank that owns its row.
 
-    Without cuts, only entries move that are not with their rows: those of rows that were split, and all of a
-    transposed tensor. Gradients travel back.
+    Without cuts, only entries move that are not with their rows: those of split rows, and all of a transposed
+    tensor. The result is differentiable.
 
-    - ``rows``, ``columns``: where shares begin; those of a square matrix are the same.
-    - ``owners``: instead of cuts, the process that shall own each row of this process, or each of all rows.
-      Rows, and the columns of a square matrix with them, are numbered by their owners; ``order`` of the
-      result tells what they were.
-    - ``split``: split long rows over processes, as ``shard`` does.
-    - ``along``: dense tensors that have this process's rows, which move too. The result is then a pair.
-    - ``optimizer``: the state it keeps of ``A.local``, and of the tensors in ``along``, moves with them, and
-      it goes on with the parameters of the result.
+    Args:
+        A: the sharded tensor.
+        rows: where the rows of each rank begin, as ``cuts`` returns.
+        owners: instead of ``rows``, the rank of each row of this rank, or of all rows. Rows, and the columns
+            of a square matrix with them, are renumbered by owner; ``order`` of the result has their old
+            numbers.
+        columns: where the columns of each rank begin; those of a square matrix are those of its rows.
+        split: whether to split long rows over ranks, as in ``shard``.
+        along: dense tensors with this rank's rows that move too.
+        optimizer: an optimizer whose state for ``A.local``, and for the tensors in ``along``, moves too; it
+            continues with the parameters of the result.
+
+    Returns:
+        The moved tensor, or with ``along`` a pair of it and the list of moved dense tensors.
+
+    Raises:
+        ArgumentError: both ``rows`` and ``owners`` are given, or an owner is out of range.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(4), format="csr"))
+        >>> sd.repartition(A, rows=[0, 4]).shape
+        (4, 4)
     """
     if rows is not None and owners is not None:
-        raise ArgumentError("give rows (cuts) or owners, not both")
+        raise ArgumentError("pass either rows (cuts) or owners, not both")
     move = _row_move(A, rows, owners)
     for tensor in along or ():
         A.rows.check("a tensor in along", tensor)
@@ -73,24 +89,24 @@ def _row_move(A: RowSharded, rows: Any, owners: Any) -> RowMove:
 
 
 def as_parts(name: str, given: Any, A: RowSharded, count: int) -> Tensor:
-    """Return parts that a user gives for this process's rows, or for all rows, checked."""
+    """Return validated parts that the user passed for this rank's rows, or for all rows."""
     found = torch.as_tensor(given, device=A.rows.ghosts.device).to(torch.int64)
     if found.dim() == 1 and len(found) == A.shape[0]:
         found = found[A.rows.begin : A.rows.end]
     if found.dim() != 1 or len(found) != A.rows.own:
         raise ShapeError(
-            f"{name} has shape {tuple(found.shape)}; it has one number for each of the {A.rows.own} rows of "
-            f"this process, or for each of all {A.shape[0]}"
+            f"{name} must have one element for each of the {A.rows.own} rows of this rank, or of all "
+            f"{A.shape[0]} rows, but got shape {tuple(found.shape)}"
         )
     if len(found) and (int(found.min()) < 0 or int(found.max()) >= count):
         raise ArgumentError(
-            f"{name} has {int(found.min())} to {int(found.max())}; there are 0 to {count - 1}"
+            f"{name} must be from 0 to {count - 1}, but got {int(found.min())} to {int(found.max())}"
         )
     return found
 
 
 def is_square(A: RowSharded) -> bool:
-    """Check whether rows and columns have the same owners, so that they get new numbers together."""
+    """Return whether rows and columns have the same owners, so that they are renumbered together."""
     return A.shape[0] == A.shape[1] and torch.equal(A.rows.cuts, A.columns.cuts)
 
 
@@ -103,7 +119,7 @@ def _column_cuts(A: RowSharded, move: RowMove, columns: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class MovedEntries:
-    """A tensor after its entries have moved: which they were, who got them, and which arrived here."""
+    """A tensor after its entries have moved: which they were, who received them, and which arrived here."""
 
     tensor: RowSharded
     places: Tensor
@@ -111,7 +127,7 @@ class MovedEntries:
     arrived: list[Tensor]
 
     def carry(self, array: Tensor) -> Tensor:
-        """Move an array that has a number for each value of the local part as it was."""
+        """Move an array with one number per value of the old local shard."""
         (found,) = send_to(self.owners, [array[self.places]], self.tensor.group)
         (crd, places), tensor = numbered_entries(self.tensor.local.storage.pattern), self.tensor
         wide = [column.to(torch.int64) for column in crd]
@@ -125,7 +141,7 @@ class MovedEntries:
 def move_tensor(
     A: RowSharded, move: RowMove, columns: Tensor, renumbers: bool, split: bool | int = False
 ) -> MovedEntries:
-    """Send entries to the new owners of their rows; ``renumbers`` says whether rows get other numbers."""
+    """Send entries to the new owners of their rows; ``renumbers`` says whether rows are renumbered."""
     crd, places = numbered_entries(A.local.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
     local_rows, local_columns = wide[:2]
@@ -154,7 +170,7 @@ def _moved_order(A: RowSharded, move: RowMove) -> Tensor:
 
 
 def _long_rows(A: RowSharded, rows: Tensor, split: bool | int) -> Tensor:
-    """Return which local rows have more entries over all processes than ``split`` says."""
+    """Return which local rows have more entries over all ranks than ``split`` allows."""
     most = -(-A.count_entries() // size_of(A.group)) if split is True else split
     (lengths,) = A.rows.extend([A.rows.fold(torch.bincount(rows, minlength=A.rows.size))])
     return lengths > most
@@ -166,7 +182,7 @@ def _long_rows(A: RowSharded, rows: Tensor, split: bool | int) -> Tensor:
 def move_state(
     optimizer: torch.optim.Optimizer, old: Any, new: Any, carry: Callable[[Tensor], Tensor]
 ) -> Any:
-    """Return ``new`` as the parameter of an optimizer in the place of ``old``, whose state it takes over."""
+    """Return ``new`` as the parameter of an optimizer that replaces ``old``, with its state."""
     found = [group["params"] for group in optimizer.param_groups if any(p is old for p in group["params"])]
     if not found:
         return new

@@ -1,4 +1,4 @@
-"""Rows that each process sends to others: which, to whom, and their gradients on the way back."""
+"""Rows that each rank sends to others: which, to whom, and their gradients on the way back."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class Route:
 
     @property
     def incoming(self) -> int:
-        """The number of rows that this process receives."""
+        """The number of rows that this rank receives."""
         return sum(self.received)
 
     @property
     def peers(self) -> int:
-        """The number of other processes that this one receives rows from."""
+        """The number of other ranks that this one receives rows from."""
         rank = rank_in(self.group)
         return sum(1 for other, count in enumerate(self.received) if count and other != rank)
 
     def check_same(self, x: Tensor, wire: torch.dtype | None) -> None:
-        """Raise an error in all processes if rows of another kind are exchanged here for the first time."""
+        """Raise an error on all ranks if rows of another kind are exchanged here for the first time."""
         kind = tuple(x.shape[1:]), x.dtype, wire
         if self._agreed.get(kind) is None:
             agree(self.group, "exchange of rows", kind, _describe_kind)
@@ -133,15 +133,15 @@ class Route:
     # with gradients ------------------------------------------------------------------------------------
 
     def send(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
-        """Send the picked rows of ``x``, differentiable to any order; ``wire`` is their dtype on the way."""
+        """Send the picked rows of ``x``, with higher-order gradients; ``wire`` is their dtype on the wire."""
         return _Send.apply(x, self, narrower(x, wire), False)  # type: ignore[no-any-return]
 
     def send_back(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
-        """Return received rows to where they came from and add them up, differentiable to any order."""
+        """Return received rows to where they came from and add them up, with higher-order gradients."""
         return _SendBack.apply(g, self, narrower(g, wire), False)  # type: ignore[no-any-return]
 
     def extend(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
-        """Return ``x`` with the rows that are received below its own, differentiable to any order."""
+        """Return ``x`` with the received rows below its own, with higher-order gradients."""
         return _Send.apply(x, self, narrower(x, wire), True)  # type: ignore[no-any-return]
 
     def fold(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:

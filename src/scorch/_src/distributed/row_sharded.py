@@ -1,4 +1,4 @@
-"""Sparse tensors whose rows are sharded over processes."""
+"""Sparse tensors whose rows are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,24 @@ Shape = tuple[int, ...]
 
 
 class RowSharded(TensorNames, ShardedGraph):
-    """A sparse tensor whose rows are sharded over the processes of a mesh, in shares of any size.
+    """A sparse tensor whose rows are sharded over the ranks of a mesh, in shards of any size.
 
-    ``local`` has the entries of this process, in any sparse format. Its rows are those that the process
-    owns, its columns those it owns and then the ghosts, the columns of others at which it has entries.
-    ``rows`` and ``columns`` are the plans of both. Rows that are split over processes are ghosts among the
-    rows, too.
+    Create it with ``shard``, ``shard_rows``, ``load_rows`` or ``load``. Dense operands are plain tensors:
+    this rank's rows along a sharded index, and replicated otherwise.
 
-    Dense operands are plain tensors: this process's rows where the index is sharded, and all elsewhere.
+    Attributes:
+        local: the local shard, in any sparse format. Its rows are those that this rank owns; its columns are
+            those that this rank owns, followed by the halo: columns of other ranks at which it has entries.
+        rows: the halo plan of the rows; rows that are split over ranks are part of their halo.
+        columns: the halo plan of the columns.
+        order: the original numbers of the rows after ``partition`` or ``repartition``, or None.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr"))
+        >>> A.shape, A.cuts.tolist(), A.count_entries()
+        ((2, 2), [0, 2], 2)
     """
 
     def __init__(
@@ -58,57 +68,63 @@ class RowSharded(TensorNames, ShardedGraph):
 
     @property
     def group(self) -> Group:
-        """The processes."""
+        """The process group."""
         return self.rows.group
 
     @property
     def shape(self) -> Shape:
-        """The shape over all processes."""
+        """The global shape."""
         return (self.rows.extent, self.columns.extent, *self.local.shape[2:])
 
     @property
     def cuts(self) -> Tensor:
-        """Where the rows of each process begin, and the number of rows."""
+        """Where the rows of each rank begin, followed by the number of rows."""
         return self.rows.cuts
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
         return self.local.dtype
 
     @property
     def device(self) -> torch.device:
+        """The device of the local shard."""
         return self.local.device
 
     @property
     def format(self) -> Any:
-        """The format of the local part."""
+        """The format of the local shard."""
         return self.local.format
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return self.local.dim()
 
     def dim(self) -> int:
+        """Return the number of dimensions."""
         return self.local.dim()
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def count_entries(self) -> int:
-        """Return the number of entries over all processes, each of which has to ask."""
+        """Return the number of stored elements over all ranks; all ranks must call it."""
         return sum(count for (count,) in gather_numbers([self.local.nnz], self.group, self.rows.ghosts))
 
     @property
     def requires_grad(self) -> bool:
+        """Whether the values require a gradient."""
         return self.local.requires_grad
 
     def requires_grad_(self, requires_grad: bool = True) -> RowSharded:
-        """Ask for gradients of the entries; ``grad`` is then sharded in the same way."""
+        """Set whether the values require a gradient; ``grad`` is sharded like the tensor."""
         self.local.requires_grad_(requires_grad)
         return self
 
     @property
     def grad(self) -> RowSharded | None:
+        """The gradient of the values, sharded like the tensor, or None."""
         return None if self.local.grad is None else self.with_local(self.local.grad)
 
     def __repr__(self) -> str:
@@ -123,7 +139,7 @@ class RowSharded(TensorNames, ShardedGraph):
     # parts of it ---------------------------------------------------------------------------------------
 
     def with_local(self, local: Any) -> RowSharded:
-        """Return a tensor sharded like this one, with other entries among the same rows and columns."""
+        """Return a tensor sharded like this one, with another local shard of the same rows and columns."""
         result = RowSharded(local, self.rows, self.columns, self.mesh, self.order)
         result._use_options_of(self)
         result.spread = self.spread if local.nnz == self.local.nnz else None
@@ -133,43 +149,44 @@ class RowSharded(TensorNames, ShardedGraph):
         self.wire, self.algorithm, self.replicas = other.wire, other.algorithm, other.replicas
 
     def map_local(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RowSharded:
-        """Apply a function to the local part that keeps its shape and zeros."""
+        """Apply a zero-preserving function that keeps the shape to the local shard."""
         return self.with_local(function(self.local, *args, **kwargs))
 
     def detach(self) -> RowSharded:
+        """Return the tensor detached from the graph of autograd."""
         return self.map_local(torch.detach)
 
     def to(self, dtype: torch.dtype) -> RowSharded:
-        """Convert the entries to another dtype."""
+        """Convert the values to another dtype."""
         if not isinstance(dtype, torch.dtype):
             raise refusal("to(device)")
         return self.map_local(torch.Tensor.to, dtype)
 
     def to_format(self, format: Any) -> RowSharded:
-        """Store the local part in another sparse format."""
+        """Convert the local shard to another sparse format."""
         local = self.local.to_format(format)
         if not isinstance(local, SparseTensor):
-            raise UnsupportedError(f"the local part of a sharded tensor is sparse; {format} is dense")
+            raise UnsupportedError(f"the local shard must have a sparse format, but {format} is dense")
         return self.with_local(local)
 
     def rows_of(self, tensor: Tensor) -> Tensor:
-        """Pick this process's rows from a tensor that every process has, and bring them to its device."""
+        """Return this rank's rows of a tensor that every rank has, on this rank's device."""
         return _pick(tensor, self.rows, self.order).to(self.device)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
-        """Pick the rows that this process's columns stand for from a tensor that has all, in the same way."""
+        """Return the rows of a tensor that every rank has which belong to this rank's columns."""
         is_square = self.rows.cuts is self.columns.cuts
         return _pick(tensor, self.columns, self.order if is_square else None).to(self.device)
 
     def entries(self) -> tuple[list[Tensor], Tensor]:
-        """Return the coordinates of this process's entries over all processes, and their values."""
+        """Return the global coordinates of this rank's entries, and their values."""
         columns, places = numbered_entries(self.local.storage.pattern)
         wide = [column.to(torch.int64) for column in columns]
         wide[0], wide[1] = self.rows.to_global(wide[0]), self.columns.to_global(wide[1])
         return wide, values_of(self.local)[places]
 
     def gather(self) -> SparseTensor:
-        """Return the whole tensor in every process: all entries are moved to all processes."""
+        """Return the whole tensor on every rank; all entries are sent to all ranks."""
         crd, values = self.entries()
         places = gather_rows(torch.stack(crd, 1), self.group)
         everything = gather_rows(values.detach(), self.group)
@@ -179,9 +196,9 @@ class RowSharded(TensorNames, ShardedGraph):
 
     @property
     def T(self) -> RowSharded:
-        """The transposed matrix: entries stay where they are, rows and columns change roles."""
+        """The transposed matrix; entries stay on their ranks, rows and columns swap roles."""
         if self.ndim != 2:
-            raise ShapeError(f"T is for matrices; this tensor has {self.ndim} dimensions")
+            raise ShapeError(f"T requires a matrix, but this tensor has {self.ndim} dimensions")
         result = RowSharded(self.local.T, self.columns, self.rows, self.mesh, self.order)
         result._use_options_of(self)
         result.spread = self.spread
@@ -190,13 +207,14 @@ class RowSharded(TensorNames, ShardedGraph):
 
     @property
     def mT(self) -> RowSharded:
+        """The transposed matrix."""
         return self.T
 
     @property
     def plan(self) -> Plan:
-        """What a product with this tensor moves, holds and takes; nothing is exchanged to tell it.
+        """The predicted communication, memory and time of a product, computed without communication.
 
-        ``A.plan.at(features=64, network="100Gb")`` tells the same of other widths and networks.
+        ``A.plan.at(features=64, network="100Gb")`` predicts for other widths and networks.
         """
         return Plan(
             share_of(self.local.nnz, self.rows, self.columns),
@@ -209,21 +227,22 @@ class RowSharded(TensorNames, ShardedGraph):
         )
 
     def t(self) -> RowSharded:
+        """Return the transposed matrix."""
         return self.T
 
     @property
     def has_split_rows(self) -> bool:
-        """Whether some rows have entries in several processes."""
+        """Whether some rows have entries on several ranks."""
         return not self.rows.is_local
 
     # checkpoints ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``torch.distributed.checkpoint`` saves of this tensor; all processes call this."""
+        """Return the state that ``torch.distributed.checkpoint`` saves; all ranks must call it."""
         return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the values of a state with the same pattern, which may have had other cuts."""
+        """Load the values of a state with the same sparsity pattern, which may have had other cuts."""
         load_state(self, state)
 
     # what torch's functions do -------------------------------------------------------------------------
@@ -270,20 +289,21 @@ class RowSharded(TensorNames, ShardedGraph):
         return call(torch.pow, (self, exponent), {})
 
     def sum(self, dim: Any = None, **options: Any) -> Any:
-        """Return the sum of all entries or sums of rows or columns, sharded as these are."""
+        """Return the sum of all entries, or the sums of rows or columns, sharded like these."""
         return call(torch.sum, (self, dim), options)
 
     def norm(self, p: Any = 2, **options: Any) -> Any:
-        """Return a norm over all entries, in every process."""
+        """Return a norm over all entries, on every rank."""
         return call(torch.norm, (self, p), options)
 
     def softmax(self, dim: int, **options: Any) -> RowSharded:
-        """Return the softmax of the entries of each row (1) or column (0)."""
+        """Return the softmax over the stored elements of each row (1) or column (0)."""
         return call(torch.sparse.softmax, (self, dim), options)  # type: ignore[no-any-return]
 
     def over_neighbours(
         self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
+        """Run an aggregation of a graph layer over the neighbors of this rank's nodes."""
         return call(run, args, kwargs)  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: Any) -> RowSharded:
@@ -294,12 +314,12 @@ class RowSharded(TensorNames, ShardedGraph):
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(
-            "a sharded tensor cannot be pickled, as its parts are in several processes; save it with "
+            "a sharded tensor cannot be pickled, because its shards are in several processes; save it with "
             "scorch.distributed.save or torch.distributed.checkpoint.save"
         )
 
 
 def _pick(tensor: Tensor, plan: HaloPlan, order: Tensor | None) -> Tensor:
     if len(tensor) != plan.extent:
-        raise ShapeError(f"the tensor has {len(tensor)} rows; {plan.extent} are sharded")
+        raise ShapeError(f"the tensor must have {plan.extent} rows, but has {len(tensor)}")
     return tensor[plan.begin : plan.end] if order is None else tensor[order.to(tensor.device)]

@@ -1,10 +1,10 @@
-"""What a statement over sharded tensors is for each process, and what processes exchange around it.
+"""What a statement over sharded tensors means for each rank, and what ranks exchange around it.
 
-A sharded tensor ``A[i,j,...]`` has its entries spread over processes: each has some places of ``i`` and
-some of ``j``, and every entry is in exactly one process. ``partition`` reads a statement and finds which
-operands have to bring rows of ``i`` or ``j``, and what becomes of the result: rows that processes hold
-parts of are folded, a result without ``i`` and ``j`` is summed, entries at the places of ``A`` stay where
-they are. A statement for which that would be another number than in one process is refused.
+The entries of a sharded tensor ``A[i,j,...]`` are distributed over ranks: each has some coordinates of ``i``
+and some of ``j``, and every entry is on exactly one rank. ``partition`` reads a statement and finds which
+operands have to fetch rows of ``i`` or ``j``, and what becomes of the result: partial rows are folded, a
+result without ``i`` and ``j`` is summed, entries in the sparsity pattern of ``A`` stay where they are. A
+statement whose result would differ from that of one process is refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ LOCAL, FOLD_ROWS, FOLD_COLUMNS, SUM, SHARDED = "local", "fold rows", "fold colum
 
 @dataclass(frozen=True)
 class Partition:
-    """How processes compute a statement together.
+    """How ranks compute a statement together.
 
-    ``extend`` says for each dense operand which of its dimensions brings rows from others, by the index
-    that is sharded there. ``outcome`` is what becomes of a process's result, whose sharded dimension is
-    ``dim``.
+    ``extend`` says for each dense operand which of its dimensions fetches rows from others, by the index that
+    is sharded there. ``outcome`` is what becomes of a rank's result, whose sharded dimension is ``dim``.
     """
 
     row: str
@@ -38,7 +37,7 @@ class Partition:
 
 
 def partition(assign: Assign, sharded: frozenset[str], has_split_rows: bool) -> Partition:
-    """Find how processes compute a statement together, in which some tensors are sharded."""
+    """Find how ranks compute a statement together, in which some tensors are sharded."""
     row, column = _sharded_indices(assign, sharded)
     extend: dict[str, tuple[tuple[int, str], ...]] = {}
     for access in accesses(assign.value):
@@ -48,7 +47,7 @@ def partition(assign: Assign, sharded: frozenset[str], has_split_rows: bool) -> 
         if len(found) > 1:
             raise _refusal(assign, f"{show(access)} would be dense over rows and columns of a sharded tensor")
         if extend.setdefault(access.tensor, found) != found:
-            raise _refusal(assign, f"{access.tensor} is read by rows of two kinds")
+            raise _refusal(assign, f"{access.tensor} is indexed by both sharded indices")
     outcome, dim = _outcome(assign, sharded, row, column, has_split_rows)
     return Partition(row, column, extend, outcome, dim)
 
@@ -56,10 +55,10 @@ def partition(assign: Assign, sharded: frozenset[str], has_split_rows: bool) -> 
 def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]:
     found = {access.indices[:2] for access in accesses(assign.value) if access.tensor in sharded}
     if len(found) != 1:
-        raise _refusal(assign, "sharded tensors are read at different places; multiply two of them with @")
+        raise _refusal(assign, "sharded tensors have different indices; multiply two of them with @")
     row, column = next(iter(found))
     if row == column:
-        raise _refusal(assign, "the diagonal of a sharded tensor is spread over processes")
+        raise _refusal(assign, "the diagonal of a sharded tensor is distributed over ranks")
     return row, column
 
 
@@ -70,9 +69,9 @@ def _outcome(
     kept = [index for index in (row, column) if index in target]
     if len(kept) == 2:
         if target[:2] != (row, column):
-            raise _refusal(assign, f"{row} and {column} come first in the result, in this order")
+            raise _refusal(assign, f"{row} and {column} must come first in the result, in this order")
         if not vanishes(value, sharded):
-            raise _refusal(assign, f"the result differs from zero where {_names(sharded)} has no entries")
+            raise _refusal(assign, f"the result is nonzero where {_names(sharded)} has implicit zeros")
         _check_inner(assign, value, sharded, {row, column}, "" if has_split_rows else column)
         return SHARDED, 0
     if kept == [row] and not has_split_rows:
@@ -88,12 +87,12 @@ def _outcome(
 def _check_inner(
     assign: Assign, expr: Expr, sharded: frozenset[str], cut: set[str], allowed: str = ""
 ) -> None:
-    """Check every reduction over a sharded index: only ``allowed``, which a process has all entries of."""
+    """Check every reduction over a sharded index: only ``allowed``, of which a rank has all entries."""
     match expr:
         case Reduce(op, indices, body):
             for index in set(indices) & cut:
                 if index != allowed:
-                    raise _refusal(assign, f"the sum over {index} is needed before it is complete")
+                    raise _refusal(assign, f"the sum over {index} is used before it is complete")
                 if not REDUCTIONS[op].skips_zero or not vanishes(body, sharded):
                     raise _refusal(
                         assign, f"{op} over {index} depends on more than the entries of {_names(sharded)}"
@@ -105,7 +104,7 @@ def _check_inner(
 
 
 def _check_sum(assign: Assign, expr: Expr, sharded: frozenset[str], summed: set[str]) -> None:
-    """Check that a value is a sum over the entries of sharded tensors, so that processes can add up parts."""
+    """Check that a value is a sum over the entries of sharded tensors, which ranks can add up in parts."""
     match expr:
         case Reduce("sum", indices, body):
             _check_sum(assign, body, sharded, summed - set(indices))
@@ -121,9 +120,7 @@ def _check_sum(assign: Assign, expr: Expr, sharded: frozenset[str], summed: set[
         case _ if not summed and vanishes(expr, sharded):
             _check_inner(assign, expr, sharded, set(_sharded_indices(assign, sharded)))
         case _:
-            raise _refusal(
-                assign, f"{show(expr)} needs sums that are complete, which processes have parts of"
-            )
+            raise _refusal(assign, f"{show(expr)} needs complete sums, but each rank has only partial sums")
 
 
 def _reads(expr: Expr, sharded: frozenset[str]) -> bool:
@@ -131,7 +128,7 @@ def _reads(expr: Expr, sharded: frozenset[str]) -> bool:
 
 
 def vanishes(expr: Expr, sharded: frozenset[str]) -> bool:
-    """Check whether an expression is zero wherever sharded tensors have no entries."""
+    """Return whether an expression is zero wherever sharded tensors have implicit zeros."""
     match expr:
         case Access(tensor, _):
             return tensor in sharded

@@ -27,10 +27,29 @@ Tensor = torch.Tensor
 
 @rule(torch.einsum)
 def einsum(equation: str, *operands: Any) -> Any:
-    """Compute an einsum in which some operands are sharded; the others are as ``evaluate`` describes.
+    """Compute an einsum with sharded operands.
 
-    ``einsum("ij,ik,jk->ij", A, Q, K)`` computes the scores of the entries of ``A``: each process gives its
-    rows of ``Q`` and ``K``, and gets those of ``K`` that its entries need from their owners.
+    Other operands are as in ``evaluate``. ``einsum("ij,ik,jk->ij", A, Q, K)`` computes attention scores at
+    the entries of ``A``: each rank passes its rows of ``Q`` and ``K``, and fetches the rows of ``K`` that its
+    entries need.
+
+    Args:
+        equation: an einsum equation with explicit output indices.
+        operands: sharded tensors, and dense tensors with this rank's rows along a sharded index.
+
+    Returns:
+        This rank's rows of the result, a sharded tensor, or a tensor that is the same on all ranks.
+
+    Raises:
+        UnsupportedError: the equation needs communication that no rule provides.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(2), format="csr"))
+        >>> sd.einsum("ij,jk->ik", A, torch.ones(2, 1))
+        tensor([[1.],
+                [1.]])
     """
     assign, named = read_einsum(equation, operands)
     if _is_sampled_by_rounds(assign, operands):
@@ -39,7 +58,7 @@ def einsum(equation: str, *operands: Any) -> Any:
 
 
 def _is_sampled_by_rounds(assign: Assign, operands: tuple[Any, ...]) -> bool:
-    """Check whether an einsum is ``ij,ik,jk->ij`` with a tensor whose rows are fetched process by process."""
+    """Return whether an einsum is ``ij,ik,jk->ij`` with a tensor whose rows are fetched peer by peer."""
     first = operands[0] if operands else None
     if not isinstance(first, RowSharded) or first.algorithm != "rounds" or first.has_split_rows:
         return False
@@ -53,7 +72,7 @@ def _is_sampled_by_rounds(assign: Assign, operands: tuple[Any, ...]) -> bool:
 
 
 def read_einsum(equation: str, operands: tuple[Any, ...]) -> tuple[Assign, dict[str, Any]]:
-    """Return an einsum as a statement, and its operands by the names they have in it."""
+    """Return an einsum as a statement, and its operands by their names in it."""
     names = [f"operand{number}" for number in range(len(operands))]
     terms, output = _read_equation(equation, operands)
     value = ",".join(f"{name}[{','.join(term)}]" for name, term in zip(names, terms, strict=True))
@@ -63,12 +82,14 @@ def read_einsum(equation: str, operands: tuple[Any, ...]) -> tuple[Assign, dict[
 
 def _read_equation(equation: str, operands: tuple[Any, ...]) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
     if "..." in equation:
-        raise UnsupportedError(f"{equation!r}: write out the dimensions of sharded operands instead of '...'")
+        raise UnsupportedError(
+            f"{equation!r}: '...' is not supported for sharded operands; write out their indices"
+        )
     shapes = [tuple(operand.shape) for operand in operands]
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not arrow:
         raise UnsupportedError(
-            f"{equation!r}: sharded operands need the indices of the result, as in 'ij,jk->ik'"
+            f"{equation!r}: with sharded operands, write the output indices, as in 'ij,jk->ik'"
         )
     terms = [tuple(term) for term in left.split(",")]
     read_indices(equation, [(1,) * len(shape) for shape in shapes])  # its errors are those of one process
@@ -78,13 +99,32 @@ def _read_equation(equation: str, operands: tuple[Any, ...]) -> tuple[list[tuple
 def evaluate(expression: str, /, *, format: Any = None, **tensors: Any) -> Any:
     """Evaluate an index expression over sharded and replicated operands.
 
-    The first two indices of a sharded tensor are sharded. Dense operands give this process's rows where
-    they have one of these, and are the same in all processes elsewhere. The result is sharded in the same
-    way: rows of this process, a sharded tensor, or numbers that are the same in all processes.
+    The first two indices of a sharded tensor are sharded. Dense operands have this rank's rows along such an
+    index, and are replicated otherwise.
+
+    Args:
+        expression: an index expression, as for ``scorch.evaluate``.
+        format: the format of a sparse result.
+        tensors: the operands by name.
+
+    Returns:
+        This rank's rows of the result, a sharded tensor, or a tensor that is the same on all ranks.
+
+    Raises:
+        UnsupportedError: the expression needs communication that no rule provides.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(2), format="csr"))
+        >>> sd.evaluate("y[i] = A[i,j] * x[j]", A=A, x=torch.tensor([3.0, 4.0]))
+        tensor([3., 4.])
     """
     statement = parse(expression)
     if statement.accumulate:
-        raise UnsupportedError(f"{expression!r}: += is not for sharded tensors; add the terms to the result")
+        raise UnsupportedError(
+            f"{expression!r}: += is not supported for sharded tensors; add the terms to the result"
+        )
     return _run(
         statement.assign,
         tensors,
@@ -110,13 +150,13 @@ def _run(
 
 
 def partition_of(assign: Assign, sharded: Mapping[str, RowSharded]) -> Partition:
-    """Find how processes compute a statement over these sharded tensors together."""
+    """Find how ranks compute a statement over these sharded tensors together."""
     used = {access.tensor for access in accesses(assign.value)}
     return partition(assign, frozenset(sharded) & used, next(iter(sharded.values())).has_split_rows)
 
 
 def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> dict[str, Tensor]:
-    """Return operands with the rows that this process needs of them, in one exchange for each index."""
+    """Return operands extended by the rows that this rank needs, in one exchange per index."""
     result: dict[str, Tensor] = {}
     for index, plan in ((how.row, one.rows), (how.column, one.columns)):
         wanted: dict[str, tuple[int, Tensor]] = {}
@@ -125,7 +165,7 @@ def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> di
                 if other == index:
                     if isinstance(tensor, SparseTensor):
                         raise OperandError(
-                            f"{name} is a SparseTensor of this process; shard it, or make it dense"
+                            f"{name} is an unsharded SparseTensor; shard it, or convert it to dense"
                         )
                     first = tensor.movedim(dim, 0)
                     plan.check(name, first)

@@ -1,4 +1,4 @@
-"""Sums over processes that are differentiable to any order, and what is the same in all of them."""
+"""Differentiable sums over ranks, and tensors that are replicated on all of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,37 @@ Tensor = torch.Tensor
 
 
 def sum_processes(x: Tensor, group: Group) -> Tensor:
-    """Return the sum of an array over all processes, the same bits in each, differentiable to any order.
+    """Return the sum of a tensor over all ranks, bitwise identical on each, with higher-order gradients.
 
-    All processes go on with the same sum and find the same gradient, which is that of each part.
+    All ranks continue with the same sum and compute the same gradient, which is the gradient of each term.
+
+    Args:
+        x: the tensor of this rank; shapes must be the same on all ranks.
+        group: the process group, such as ``A.group`` of a sharded tensor; None in a single process.
+
+    Example:
+
+        >>> import torch, scorch.distributed as sd
+        >>> sd.sum_processes(torch.tensor([1.0, 2.0]), None)  # one process
+        tensor([1., 2.])
     """
     return _Sum.apply(x, group)  # type: ignore[no-any-return]
 
 
 def spread(x: Tensor, group: Group) -> Tensor:
-    """Return ``x``, which is the same in all processes, for use beside rows of one process.
+    """Return ``x``, which is replicated on all ranks, for use together with the rows of one rank.
 
-    Its gradient is then the sum of what all processes find.
+    Its gradient is the sum of the gradients of all ranks.
+
+    Args:
+        x: a tensor with the same values on all ranks.
+        group: the process group, such as ``A.group`` of a sharded tensor; None in a single process.
+
+    Example:
+
+        >>> import torch, scorch.distributed as sd
+        >>> sd.spread(torch.tensor([1.0, 2.0]), None)  # one process
+        tensor([1., 2.])
     """
     return _Spread.apply(x, group)  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Training on sharded rows: means over all processes, dropout by global rows, and weights that all have."""
+"""Training on sharded rows: means over all ranks, dropout by global rows, and replicated weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,20 @@ TIMEOUT = datetime.timedelta(minutes=5)
 
 
 def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) -> Any:
-    """Join the processes that ``torchrun`` has started, and return the mesh of all of them.
+    """Initialize the process group of ``torchrun`` and return the mesh of all ranks.
 
-    A process that is later than ``timeout`` at an exchange makes all others raise a ``CommunicationError``.
+    Args:
+        device_type: ``"cpu"`` or ``"cuda"``; by default, the accelerator of this machine unless the backend
+            is gloo.
+        timeout: how long an exchange waits for a late rank before all ranks raise ``CommunicationError``.
+
+    Returns:
+        A 1-D ``DeviceMesh``.
+
+    Example::
+
+        mesh = sd.init()  # in a script started by torchrun
+        A = sd.shard(S, mesh)
     """
     if not dist.is_initialized():
         dist.init_process_group(timeout=timeout)
@@ -37,9 +48,19 @@ def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) 
 
 
 def mean(rows: Tensor, mesh: Any = None) -> Tensor:
-    """Return the mean over the rows of all processes, such as a loss of each row, in every process.
+    """Return the mean over the rows of all ranks, such as a loss per row, on every rank.
 
-    Its gradient is that of the mean over all rows: each process calls ``backward`` on it.
+    Each rank calls ``backward`` on it; the gradient is that of the mean over all rows.
+
+    Args:
+        rows: this rank's rows.
+        mesh: the mesh or process group; all ranks by default.
+
+    Example:
+
+        >>> import torch, scorch.distributed as sd
+        >>> sd.mean(torch.tensor([1.0, 3.0]))  # one process
+        tensor(2.)
     """
     group = group_of(mesh)
     count = sum(count for (count,) in gather_numbers([rows.numel()], group, rows))
@@ -50,10 +71,18 @@ def mean(rows: Tensor, mesh: Any = None) -> Tensor:
 
 
 def replicate(module: torch.nn.Module, mesh: Any = None, **options: Any) -> DistributedDataParallel:
-    """Wrap a module whose weights all processes have in ``DistributedDataParallel``, with sums of gradients.
+    """Wrap a module whose weights are replicated in ``DistributedDataParallel``, summing gradients.
 
-    Each process finds the part of a gradient that its rows have; the gradient is the sum of these, not the
-    mean that ``DistributedDataParallel`` takes of losses of several batches.
+    Each rank computes the part of a gradient that comes from its rows; the gradient is the sum of these, not
+    the mean that ``DistributedDataParallel`` computes.
+
+    Args:
+        module: the module.
+        mesh: the mesh or process group; all ranks by default.
+        options: more arguments of ``DistributedDataParallel``.
+
+    Returns:
+        The ``DistributedDataParallel`` module.
     """
     group = group_of(mesh)
     wrapped = DistributedDataParallel(module, process_group=group, **options)
@@ -69,7 +98,12 @@ def _sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[T
 
 
 def sum_gradients(parameters: Iterable[Tensor], mesh: Any = None) -> None:
-    """Add up the gradients of weights that all processes have, after ``backward``, in one exchange."""
+    """Sum the gradients of replicated weights over all ranks, after ``backward``, in one exchange.
+
+    Args:
+        parameters: the weights.
+        mesh: the mesh or process group; all ranks by default.
+    """
     group = group_of(mesh)
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     for dtype in dict.fromkeys(grad.dtype for grad in found):

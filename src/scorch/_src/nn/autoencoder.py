@@ -1,4 +1,4 @@
-"""A sparse autoencoder with ``topk_sparse``."""
+"""A sparse autoencoder built on ``topk_sparse``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,30 @@ from scorch.errors import ArgumentError
 
 
 class TopKAutoencoder(torch.nn.Module):
-    """A sparse autoencoder: keeps ``k`` of all features for each input, and decodes only these.
+    """A sparse autoencoder that keeps the top ``k`` features per input and decodes only these.
 
-    ``codes(x)`` is the sparse matrix of features, ``model(x)`` the reconstruction. Features are not
-    negative, unless they are selected by magnitude, with ``abs``. Decoding, and all gradients of the decoder,
-    cost what ``k`` of its rows cost for each input.
+    The codes are a sparse matrix, so decoding, and all gradients of the decoder, cost as much as ``k`` rows
+    of the decoder per input.
 
-    >>> import torch, scorch
-    >>> model = scorch.nn.TopKAutoencoder(16, 256, k=4)
-    >>> x = torch.ones(8, 16)
-    >>> model.codes(x).nnz, model(x).shape
-    (32, torch.Size([8, 16]))
+    Args:
+        in_features: the size of an input.
+        features: the number of features in the dictionary.
+        k: the number of features to keep per input.
+        abs: whether to select features by magnitude; otherwise codes are non-negative (ReLU).
+        tied: whether to initialize the encoder with the transpose of the decoder.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
+
+    Raises:
+        ArgumentError: ``k`` is not between 1 and ``features``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> model = scorch.nn.TopKAutoencoder(16, 256, k=4)
+        >>> x = torch.ones(8, 16)
+        >>> model.codes(x).nnz, model(x).shape
+        (32, torch.Size([8, 16]))
     """
 
     def __init__(
@@ -37,7 +50,7 @@ class TopKAutoencoder(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= features:
-            raise ArgumentError(f"k is a number from 1 to {features}, the number of features, not {k!r}")
+            raise ArgumentError(f"k must be between 1 and {features}, the number of features, but got {k!r}")
         super().__init__()
         self.k, self.abs = k, abs
         self.encoder = torch.nn.Linear(in_features, features, device=device, dtype=dtype)
@@ -50,16 +63,17 @@ class TopKAutoencoder(torch.nn.Module):
                 self.encoder.weight.copy_(self.decoder)
 
     def codes(self, input: torch.Tensor) -> SparseTensor:
-        """Return the features that are kept, ``csr``, a row for each input."""
+        """Return the codes of a batch of inputs: a ``csr`` matrix with one row per input."""
         features = self.encoder(input - self.bias)
         return topk_sparse(features if self.abs else features.relu(), self.k, abs=self.abs)
 
     def decode(self, codes: SparseTensor) -> torch.Tensor:
-        """Reconstruct inputs from features."""
+        """Reconstruct inputs from their codes."""
         output: torch.Tensor = codes @ self.decoder + self.bias
         return output
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the reconstruction of ``input``."""
         return self.decode(self.codes(input))
 
     def extra_repr(self) -> str:

@@ -1,11 +1,11 @@
-"""``DistributedDataParallel`` of modules with sparse parameters: processes exchange values.
+"""``DistributedDataParallel`` for modules with sparse parameters: ranks exchange values only.
 
-torch sends dense tensors, and allocates gradients of the whole shape. A sparse parameter has the same
-sparsity pattern in every process, so that only values have to be sent: once from the first process to all
-others, when the module is wrapped, and after each backward pass those of the gradients, of which all
-processes get the mean. torch does the same for all dense parameters of the module.
+PyTorch sends dense tensors, and allocates gradients of the full shape. A sparse parameter has the same
+sparsity pattern in every process, so that only values have to be sent: once from rank 0 to all others when
+the module is wrapped, and after each backward pass those of the gradients, which are averaged over all
+ranks. PyTorch does the same for all dense parameters of the module.
 
-torch calls a hook of ours whenever a module becomes a submodule of another. If the other one is a
+PyTorch calls a hook of ours whenever a module becomes a submodule of another. If the other one is a
 ``DistributedDataParallel``, and the module has sparse tensors, its class is replaced by one that is defined
 here before it has looked at them.
 """
@@ -32,15 +32,16 @@ from scorch._src.torch_internals import execution_engine, find_tensors
 from scorch.errors import CallError, UnsupportedError
 
 SAME_PATTERN_HINT = (
-    "make sparse tensors of the same places in all processes, by the same seed (torch.manual_seed) or by "
-    "loading one state_dict in all of them"
+    "give sparse tensors the same sparsity pattern on all ranks, with the same seed (torch.manual_seed) or "
+    "by "
+    "loading the same state_dict"
 )
 
 _fingerprints: weakref.WeakKeyDictionary[Pattern, int] = weakref.WeakKeyDictionary()
 
 
 def fingerprint_of(pattern: Pattern) -> int:
-    """Return the fingerprint of a pattern, by which processes detect that theirs differ."""
+    """Return the fingerprint of a sparsity pattern, by which ranks detect that theirs differ."""
     value = _fingerprints.get(pattern)
     if value is None:
         value = _fingerprints[pattern] = compute_fingerprint(pattern)
@@ -66,7 +67,7 @@ class _SparseMixin:
     # when the module is wrapped ----------------------------------------------------------------------
 
     def _synchronize(self, sparse: dict[str, SparseTensor]) -> None:
-        """Broadcast the tensors of the first process to all others."""
+        """Broadcast the tensors of rank 0 to all others."""
         group = self.process_group
         own = [
             (name, str(S.format), tuple(S.shape), S.nnz, str(S.dtype), fingerprint_of(S.storage.pattern))
@@ -90,7 +91,7 @@ class _SparseMixin:
             parameter.register_post_accumulate_grad_hook(_make_hook(weakref.ref(self), name))
 
     def _build_params_for_reducer(self) -> Any:
-        """Return the parameters that torch reduces: a dummy if all are sparse, since it needs one."""
+        """Return the parameters that PyTorch reduces: a dummy if all are sparse, since it needs one."""
         parameters, expected = super()._build_params_for_reducer()  # type: ignore[misc]
         if parameters:
             return parameters, expected
@@ -117,7 +118,7 @@ class _SparseMixin:
         return output
 
     def _broadcast_buffers(self) -> None:
-        """Broadcast the buffers of the first process, if any process has changed one."""
+        """Broadcast the buffers of rank 0, if any rank has changed one."""
         buffers = dict(self.module.named_buffers())
         current = {name: S for name in self._kept if isinstance(S := buffers.get(name), SparseTensor)}
         is_changed = any(not _is_same_version(_version(S), self._kept[name]) for name, S in current.items())
@@ -137,10 +138,10 @@ class _SparseMixin:
             execution_engine.queue_callback(self._average_gradients)
 
     def _average_gradients(self) -> None:
-        """Average the gradients over all processes, after a backward pass.
+        """Average the gradients over all ranks, after a backward pass.
 
-        A parameter unused in some process has a gradient of zeros there; one unused in all processes keeps
-        its gradient.
+        A parameter unused on some rank has a gradient of zeros there; one unused on all ranks keeps its
+        gradient.
         """
         self._is_queued = False
         if not self._arrived and not (self.find_unused_parameters or self.static_graph):
@@ -160,8 +161,9 @@ class _SparseMixin:
 
     def join_hook(self, **kwargs: Any) -> Any:
         raise UnsupportedError(
-            "join() lets processes have different numbers of batches, which sparse parameters do "
-            "not support; give every process the same number, as torch.utils.data.DistributedSampler does"
+            "join() for uneven inputs is not supported with sparse parameters; give every rank the same "
+            "number of "
+            "batches, as torch.utils.data.DistributedSampler does"
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -185,7 +187,7 @@ def _sparse_class(kind: type) -> type:
 
 
 def _on_registration(parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
-    """Replace the class of ``parent`` when torch makes ``module`` its submodule."""
+    """Replace the class of ``parent`` when PyTorch makes ``module`` its submodule."""
     if not isinstance(parent, DistributedDataParallel) or name != "module" or module is None:
         return
     ignored = parent.parameters_to_ignore
@@ -227,20 +229,20 @@ def _make_hook(module_ref: weakref.ref[Any], name: str | None = None) -> Callabl
 
 
 def _check_same(first: list[Any], other_rank: list[Any], rank: int) -> None:
-    """Raise an error that names the first difference between two processes."""
-    properties = ("name", "format", "shape", "number of entries", "dtype", "places")
+    """Raise an error that names the first difference between two ranks."""
+    properties = ("name", "format", "shape", "nnz", "dtype", "sparsity pattern")
     for expected, actual in itertools.zip_longest(first, other_rank, fillvalue=""):
         if expected != actual:
             compared = zip(properties, expected, actual, strict=False)
             difference = next((name for name, a, b in compared if a != b), "number of sparse tensors")
             raise CallError(
-                f"{(expected or actual)[0]!r} has another {difference} in process 0 than in process {rank}; "
+                f"{(expected or actual)[0]!r} has a different {difference} on rank 0 and on rank {rank}; "
                 f"{SAME_PATTERN_HINT}"
             )
 
 
 def _fingerprint_bounds(tensors: Iterable[SparseTensor]) -> list[int]:
-    """Return numbers whose maxima over all processes are the largest and smallest fingerprints."""
+    """Return numbers whose maxima over all ranks are the largest and smallest fingerprints."""
     fingerprints = [fingerprint_of(S.storage.pattern) for S in tensors]
     return [number for fingerprint in fingerprints for number in (fingerprint, -fingerprint)]
 
@@ -249,12 +251,12 @@ def _check_fingerprints(tensors: dict[str, SparseTensor], gathered: list[int]) -
     for name, largest, smallest in zip(tensors, gathered[::2], gathered[1::2], strict=True):
         if largest != -smallest:
             raise CallError(
-                f"{name!r} now has different sparsity patterns in some processes; {SAME_PATTERN_HINT}"
+                f"{name!r} now has different sparsity patterns on different ranks; {SAME_PATTERN_HINT}"
             )
 
 
 def _all_max(numbers: list[int], tensors: Iterable[SparseTensor], group: Any) -> list[int]:
-    """Return the maximum of each number over all processes."""
+    """Return the maximum of each number over all ranks."""
     device = next((S.storage.device for S in tensors), HOST)
     maxima = torch.tensor(numbers, dtype=torch.int64, device=device)
     dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
@@ -268,7 +270,7 @@ def _as_real(values: torch.Tensor) -> torch.Tensor:
 
 
 def _broadcast(tensor: SparseTensor, group: Any) -> None:
-    """Broadcast the values of the first process to all others, in place."""
+    """Broadcast the values of rank 0 to all others, in place."""
     values = tensor.storage.values.detach()
     if values.numel():
         dist.broadcast(_as_real(values), dist.get_global_rank(group, 0), group=group)
@@ -277,7 +279,7 @@ def _broadcast(tensor: SparseTensor, group: Any) -> None:
 
 
 def _average(parameters: list[SparseTensor], group: Any) -> None:
-    """Average the gradients of parameters of one dtype over all processes, in one message."""
+    """Average the gradients of parameters of one dtype over all ranks, in one message."""
     local_values = [
         parameter.storage.values.new_zeros(parameter.storage.pattern.size)
         if parameter.grad is None

@@ -23,7 +23,7 @@ from scorch.errors import ArgumentError, CallError, UnsupportedError, warn_depre
 
 
 class DynamicSparsity:
-    """The common part of SET and RigL; call ``step()`` after each ``optimizer.step()``."""
+    """Base class of ``SET`` and ``RigL``; call ``step()`` after each ``optimizer.step()``."""
 
     needs_gradients = False
 
@@ -46,10 +46,10 @@ class DynamicSparsity:
             stop_step = until
         for name, steps in (("update_every", update_every), ("stop_step", stop_step)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-                raise ArgumentError(f"{name} must be a positive number of training steps, not {steps!r}")
+                raise ArgumentError(f"{name} must be a positive number of training steps, but got {steps!r}")
         assert stop_step is not None
         if not 0 < fraction <= 1:
-            raise ArgumentError(f"fraction of weights to replace must be in (0, 1], not {fraction!r}")
+            raise ArgumentError(f"fraction must be in (0, 1], but got {fraction!r}")
         self.layers = {
             name: module for name, module in model.named_modules() if isinstance(module, SparseLinear)
         }
@@ -71,7 +71,7 @@ class DynamicSparsity:
         for name, layer in self.layers.items():
             if layer.format.is_blocked:
                 raise UnsupportedError(
-                    f"{name} is stored in blocks; dynamic sparsity needs single weights: use csr"
+                    f"{name} is stored in blocks; dynamic sparsity needs a format without blocks, such as csr"
                 )
             if id(layer.values) not in optimized:
                 raise ArgumentError(f"the optimizer does not contain the weights of {name}")
@@ -90,20 +90,24 @@ class DynamicSparsity:
         return self.stop_step
 
     def share(self, step: int) -> float:
-        """Return the share of weights that is exchanged at a step."""
+        """Return the fraction of weights that is replaced at a step."""
         return self.fraction / 2 * (1 + math.cos(math.pi * min(step / self.stop_step, 1.0)))
 
     def count(self, layer: SparseLinear, step: int) -> int:
-        """Return how many weights of a layer are exchanged at a step: at most as many as are free."""
+        """Return how many weights of a layer are replaced at a step: at most as many as are free."""
         free = layer.out_features * layer.in_features - layer.nnz
         return min(round(self.share(step) * layer.nnz), free)
 
     def is_update(self, step: int) -> bool:
-        """Whether weights are exchanged at a step."""
+        """Return whether weights are replaced at a step."""
         return step % self.update_every == 0 and 0 < step < self.stop_step
 
     def step(self) -> bool:
-        """Count a training step, and exchange weights if it is time; return whether it was."""
+        """Count a training step, and replace weights every ``update_every`` steps.
+
+        Returns:
+            Whether weights were replaced.
+        """
         self.steps += 1
         is_update = self.is_update(self.steps)
         if is_update:
@@ -114,7 +118,7 @@ class DynamicSparsity:
         return is_update
 
     def _watch_next_step(self) -> None:
-        """Watch the next backward passes, if weights are exchanged after them."""
+        """Watch the next backward passes, if weights are replaced after them."""
         if self.needs_gradients and self.is_update(self.steps + 1):
             for name, layer in self.layers.items():
                 with torch.enable_grad():
@@ -122,7 +126,7 @@ class DynamicSparsity:
                 self._watchers[name] = watch.__enter__()
 
     def _choose_new_keys(self) -> dict[str, torch.Tensor]:
-        """Choose, for each layer, the keys of new entries."""
+        """Choose the keys of new entries for each layer."""
         return {
             name: draw_free_keys(layer, self.count(layer, self.steps)) for name, layer in self.layers.items()
         }
@@ -157,24 +161,72 @@ class DynamicSparsity:
 
 
 class SET(DynamicSparsity):
-    """Sparse evolutionary training: new weights are grown at random places.
+    """Sparse evolutionary training (Mocanu et al. 2018): drop small weights, grow new ones at random.
 
-    ::
+    Every ``update_every`` steps, drops the weights of smallest magnitude in each sparse layer and grows as
+    many at random positions outside the sparsity pattern, with value zero.
 
-        exchange = scorch.nn.SET(model, optimizer, update_every=100, stop_step=7500)
-        for x, y in batches:
-            optimizer.zero_grad()
-            loss(model(x), y).backward()
-            optimizer.step()
-            exchange.step()
+    Args:
+        model: a model with ``SparseLinear`` layers, in a format without blocks.
+        optimizer: the optimizer of the model; the states of dropped weights are dropped, too.
+        update_every: the number of training steps between two updates.
+        stop_step: the training step after which the sparsity pattern stays fixed.
+        fraction: the initial fraction of weights to replace; it decays to zero along a cosine.
+        every: the old name of ``update_every``.
+        until: the old name of ``stop_step``.
+
+    Raises:
+        ArgumentError: the model has no sparse layers, or the optimizer lacks their weights.
+        UnsupportedError: a layer stores blocks, or shares its weights with another one.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> model = scorch.nn.SparseLinear(16, 4, density=0.5)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scheduler = scorch.nn.SET(model, optimizer, update_every=2, stop_step=100)
+        >>> for _ in range(2):
+        ...     model(torch.ones(1, 16)).sum().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     print(scheduler.step(), model.nnz)
+        False 32
+        True 32
     """
 
 
 class RigL(DynamicSparsity):
-    """Rigged lottery: new weights are grown where the gradient is largest; used as ``SET`` is.
+    """The rigged lottery (Evci et al. 2020): drop small weights, grow new ones where gradients are large.
 
-    A dropped weight is not grown again in the same step. Gradients of several backward passes since the last
-    step are summed, so they may be accumulated.
+    Every ``update_every`` steps, drops the weights of smallest magnitude in each sparse layer and grows as
+    many where the gradient outside the sparsity pattern is largest, with value zero. A dropped weight does
+    not grow again in the same step. The gradients of several backward passes before a step are summed, so
+    gradient accumulation works.
+
+    Args:
+        model: a model with ``SparseLinear`` layers, in a format without blocks.
+        optimizer: the optimizer of the model; the states of dropped weights are dropped, too.
+        update_every: the number of training steps between two updates.
+        stop_step: the training step after which the sparsity pattern stays fixed.
+        fraction: the initial fraction of weights to replace; it decays to zero along a cosine.
+        every: the old name of ``update_every``.
+        until: the old name of ``stop_step``.
+
+    Raises:
+        ArgumentError: the model has no sparse layers, or the optimizer lacks their weights.
+        UnsupportedError: a layer stores blocks, or shares its weights with another one.
+        CallError: ``step()`` was called without a backward pass.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> model = scorch.nn.SparseLinear(16, 4, density=0.5)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> scheduler = scorch.nn.RigL(model, optimizer, update_every=1, stop_step=100)
+        >>> model(torch.ones(1, 16)).sum().backward()
+        >>> optimizer.step()
+        >>> scheduler.step(), model.nnz
+        (True, 32)
     """
 
     needs_gradients = True

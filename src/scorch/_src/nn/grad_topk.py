@@ -1,7 +1,7 @@
-"""The largest gradients outside of a pattern, which show where a sparse tensor should grow.
+"""The largest gradients outside a sparsity pattern, which show where a sparse tensor should grow.
 
-The gradient of a sparse tensor lives on its pattern. Elsewhere it is a statement without the mask of the
-pattern; here it is computed in tiles of whole rows, of which only the largest entries are kept, so that there
+The gradient of a sparse tensor lives on its sparsity pattern. Elsewhere it is a statement without the mask of
+the pattern; here it is computed in tiles of rows, of which only the largest entries are kept, so that there
 is never a dense matrix.
 """
 
@@ -78,16 +78,16 @@ class grad_topk:  # noqa: N801 - it is used like a function
 
     def __post_init__(self) -> None:
         if not isinstance(self.tensor, SparseTensor):
-            raise OperandError(f"grad_topk is for sparse tensors, not a {type(self.tensor).__name__}")
+            raise OperandError(f"grad_topk expected a SparseTensor, but got {type(self.tensor).__name__}")
         if not self.tensor.requires_grad:
-            raise OperandError("the tensor does not require a gradient; call requires_grad_() first")
+            raise OperandError("the tensor does not require grad; call requires_grad_() first")
         if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
-            raise ArgumentError(f"k must be the number of entries to keep, not {self.k!r}")
+            raise ArgumentError(f"k must be a non-negative integer, but got {self.k!r}")
         self._uses: list[_Use] = []
 
     def __enter__(self) -> grad_topk:
         if id(gradient_target(self.tensor)) in WATCHED:
-            raise CallError("grad_topk is active for this tensor already")
+            raise CallError("grad_topk is already active for this tensor")
         self._uses = []
         WATCHED[id(gradient_target(self.tensor))] = self._record_use
         return self
@@ -111,9 +111,9 @@ def _largest(tensor: SparseTensor, k: int, uses: Sequence[_Use]) -> tuple[torch.
     shape = tuple(tensor.shape)
     if not uses:
         raise CallError(
-            "no backward pass with a product of the tensor was heard since grad_topk began (in RigL: "
-            "since the last step()); of a model that torch.compile has made one graph of, products with the "
-            "tensor itself are heard, but not with what is computed from it: take this step without the graph"
+            "no backward pass through a product with the tensor was recorded since grad_topk began (in RigL: "
+            "since the last step()). In a model that torch.compile has captured as one graph, only products "
+            "with the tensor itself are recorded, not with what is computed from it: run this step uncompiled"
         )
     for use in uses:
         _check_unchanged(use)
@@ -140,8 +140,9 @@ def _check_unchanged(use: _Use) -> None:
     operands = zip((*formula.names, formula.incoming), (*use.arrays, use.incoming), use.versions, strict=True)
     if any(name in names_read and array._version != version for name, array, version in operands):
         raise InPlaceError(
-            "a tensor that the gradient is computed from was changed before the with block of grad_topk "
-            "ended; let the optimizer step after it"
+            "a tensor needed for the gradient was modified in place before the with block of grad_topk "
+            "ended; "
+            "call optimizer.step() after the block"
         )
 
 

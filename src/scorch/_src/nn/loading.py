@@ -1,4 +1,4 @@
-"""Load models from files: layers become sparse where the file has them so."""
+"""Load models from files: layers become sparse where the file stores them sparse."""
 
 from __future__ import annotations
 
@@ -20,15 +20,34 @@ from scorch.errors import FileError, OperandError
 
 
 def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.nn.Module:
-    """Load the ``state_dict`` of a sparse model into a model of the same modules, dense or sparse.
+    """Load the ``state_dict`` of a sparse model into a dense or sparse model of the same architecture.
 
-    Layers that are sparse in ``state_dict`` become so, in the same format, and those that are dense in it
-    become dense; then it is loaded as by ``model.load_state_dict``. Returns the model, which is changed. A
-    model that was made on the ``meta`` device, without memory, takes the tensors of ``state_dict`` as they
-    are, which saves the time to fill its weights first.
+    Layers that are sparse in ``state_dict`` become sparse, in the same format, and those that are dense in it
+    become dense; then everything is loaded as by ``model.load_state_dict``.
+
+    Args:
+        model: the model, which is modified in place. A model on the ``meta`` device takes over the tensors of
+            ``state_dict`` as they are, which saves initializing its weights first.
+        state_dict: the ``state_dict`` of a model that ``scorch.sparsify`` returned.
+
+    Returns:
+        The model, or its replacement if the model itself is one layer that becomes sparse or dense.
+
+    Raises:
+        OperandError: ``model`` is not a ``torch.nn.Module``.
+        FileError: the model has no layer for a sparse weight of ``state_dict``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> def build():
+        ...     return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU())
+        >>> pruned = scorch.sparsify(build(), sparsity=0.9, prefer="size")
+        >>> scorch.nn.load_sparse(build(), pruned.state_dict())[0].nnz
+        205
     """
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"load_sparse takes a torch.nn.Module, not a {type(model).__name__}")
+        raise OperandError(f"load_sparse expected a torch.nn.Module, but got {type(model).__name__}")
     sparse = _sparse_layers(state_dict)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
@@ -64,7 +83,7 @@ def _sparse_layers(state_dict: Mapping[str, Any]) -> set[str]:
 
 
 def _table_names(module: torch.nn.Module) -> list[str]:
-    """Return the names of the matrices that a layer has where it is sparse."""
+    """Return the names of the matrices that a layer has if it is sparse."""
     if is_sparse_layer(module):
         return list(tables_of(module))
     kind = kind_of_layer(module)
@@ -94,9 +113,9 @@ def _convert_layer(
 def _read_weight(
     matrix: torch.Tensor, prefix: str, state_dict: Mapping[str, Any], read: dict[str, Any], keeps_dtype: bool
 ) -> SparseTensor:
-    """Return the weight of a table in the place of ``matrix``; an empty one where the file is at fault.
+    """Return the weight of a table in place of ``matrix``; an empty one if the file is invalid.
 
-    ``load_state_dict`` finds faults again and reports them all.
+    ``load_state_dict`` finds the problems again and reports them all.
     """
     values, words = state_dict.get(f"{prefix}values"), state_dict.get(f"{prefix}pattern")
     dtype, pattern = matrix.dtype, empty_pattern(*matrix.shape)

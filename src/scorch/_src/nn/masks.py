@@ -1,13 +1,13 @@
-"""Masks for sparse attention: which query attends to which key, in time and memory of the pairs alone.
+"""Sparse attention masks, whose time and memory depend only on the number of query-key pairs.
 
 >>> mask = window(16, 2) | global_tokens(16, 1)
 >>> mask.shape, mask.nnz
 (torch.Size([16, 16]), 100)
 
-Each is a ``SparseTensor`` of bools of shape (queries, keys) in csr format that stores the pairs that attend.
-``|`` unites masks and ``&`` intersects them. ``F.scaled_dot_product_attention`` takes them as ``attn_mask``,
-``scorch.nn.MultiheadAttention`` as ``pairs``; what attention computes from a mask is cached with it, so make
-it once.
+Each mask is a bool ``SparseTensor`` of shape (queries, keys) in csr format that stores the pairs that attend.
+``|`` is the union of masks and ``&`` the intersection. Pass them to ``F.scaled_dot_product_attention`` as
+``attn_mask``, or to ``scorch.nn.MultiheadAttention`` as ``pairs``. What attention computes from a mask is
+cached with it, so create it once.
 """
 
 from __future__ import annotations
@@ -35,24 +35,44 @@ MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 def window(
     n: int, radius: int | tuple[int, int], m: int | None = None, *, device: Device = None
 ) -> SparseTensor:
-    """Let each token see itself and ``radius`` tokens on either side, or ``(before, after)`` of them.
+    """Return a sliding-window mask: each token attends to itself and to ``radius`` tokens on either side.
 
-    ``window(n, (255, 0))`` is a causal window of 256 tokens. ``m``: the number of keys, ``n`` if not given.
+    Args:
+        n: the number of queries.
+        radius: the number of tokens on either side, or a pair ``(before, after)``; ``(255, 0)`` is a causal
+            window of 256 tokens.
+        m: the number of keys, ``n`` by default.
+        device: the device of the mask.
+
+    Example:
+
+        >>> window(5, 1).to_dense().int()[2]
+        tensor([0, 1, 1, 1, 0], dtype=torch.int32)
     """
     n, m = _sizes(n, m)
     sides = radius if isinstance(radius, tuple) else (radius, radius)
     if len(sides) != 2:
-        raise ArgumentError(f"radius is a number or (before, after), not {radius}")
+        raise ArgumentError(f"radius must be an integer or a pair (before, after), but got {radius}")
     before, after = (_count("radius", side) for side in sides)
     rows = torch.arange(n, device=device_for("window", device))
     return _intervals((rows - before).clamp(0, m), (rows + after + 1).clamp(0, m), m)
 
 
 def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTensor:
-    """Let each token see itself and all before it: half of all pairs, which a mask has to list.
+    """Return a causal mask: each token attends to itself and to all tokens before it.
 
-    Attention to all of them needs no mask but ``is_causal=True``, and with ``is_causal=True`` any mask is
-    ``mask & causal(n)`` without listing it.
+    The mask stores half of all pairs. Full causal attention needs no mask, only ``is_causal=True``; and with
+    ``is_causal=True``, any mask means ``mask & causal(n)`` without storing it.
+
+    Args:
+        n: the number of queries.
+        m: the number of keys, ``n`` by default.
+        device: the device of the mask.
+
+    Example:
+
+        >>> causal(4).nnz
+        10
     """
     n, m = _sizes(n, m)
     rows = torch.arange(n, device=device_for("causal", device))
@@ -62,7 +82,24 @@ def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTens
 def global_tokens(
     n: int, tokens: int | Sequence[int] | torch.Tensor, *, device: Device = None
 ) -> SparseTensor:
-    """Let some tokens see all and be seen by all: the first ``tokens``, or those with these numbers."""
+    """Return a mask of global tokens, which attend to all tokens and which all tokens attend to.
+
+    Args:
+        n: the number of tokens.
+        tokens: the number of global tokens, which are the first ones, or their indices.
+        device: the device of the mask.
+
+    Raises:
+        ArgumentError: a token is out of range.
+
+    Example:
+
+        >>> global_tokens(4, [2]).to_dense().int()
+        tensor([[0, 0, 1, 0],
+                [0, 0, 1, 0],
+                [1, 1, 1, 1],
+                [0, 0, 1, 0]], dtype=torch.int32)
+    """
     n, _ = _sizes(n)
     if device is None and isinstance(tokens, torch.Tensor):
         device = tokens.device
@@ -72,11 +109,13 @@ def global_tokens(
     else:
         which = torch.as_tensor(tokens, device=where)
         if which.numel() and (which.is_floating_point() or which.is_complex() or which.dtype == torch.bool):
-            raise DtypeError(f"tokens must be integers, not {which.dtype}; of a mask take .nonzero()")
+            raise DtypeError(
+                f"tokens must be integers, but got {which.dtype}; pass mask.nonzero() for a mask"
+            )
         which = which.long().flatten()
         outside = which[(which < -n) | (which >= n)]
         if outside.numel():
-            raise ArgumentError(f"token {int(outside[0])} is outside of 0 to {n - 1}")
+            raise ArgumentError(f"token {int(outside[0])} is out of range; there are {n} tokens")
         which = torch.unique(which % n if n else which)
     is_global = torch.zeros(n, dtype=torch.bool, device=where)
     is_global[which] = True
@@ -98,9 +137,20 @@ def random_blocks(
     generator: torch.Generator | None = None,
     device: Device = None,
 ) -> SparseTensor:
-    """Let each block of ``block`` tokens see ``per_row`` different blocks, drawn at random.
+    """Return a mask of random blocks: each block of tokens attends to ``per_row`` different random blocks.
 
-    It sees all blocks where there are no more than ``per_row``.
+    Args:
+        n: the number of queries.
+        block: the number of tokens in a block.
+        per_row: the number of blocks to attend to; all, if there are no more.
+        m: the number of keys, ``n`` by default.
+        generator: the random number generator.
+        device: the device of the mask.
+
+    Example:
+
+        >>> random_blocks(8, block=2, per_row=2).nnz
+        32
     """
     n, m = _sizes(n, m)
     block, per_row = _count("block", block, 1), _count("per_row", per_row)
@@ -126,10 +176,23 @@ def bigbird(
     generator: torch.Generator | None = None,
     device: Device = None,
 ) -> SparseTensor:
-    """BigBird's mask: global tokens, a window of blocks and random blocks, as in the Scorch paper's Table 3.
+    """Return BigBird's mask: global tokens, a window of blocks and random blocks (Zaheer et al. 2020).
 
-    The first ``num_global`` tokens see all and are seen by all. Each block of ``block`` tokens sees itself,
-    ``num_sliding`` blocks on either side, and ``num_random`` blocks drawn at random.
+    The defaults are those of Table 3 of the Scorch paper.
+
+    Args:
+        n: the number of tokens.
+        block: the number of tokens in a block.
+        num_global: the number of global tokens, which are the first ones.
+        num_random: the number of random blocks that each block attends to.
+        num_sliding: the number of neighboring blocks on either side that each block attends to.
+        generator: the random number generator.
+        device: the device of the mask.
+
+    Example:
+
+        >>> bigbird(256).shape
+        torch.Size([256, 256])
     """
     n, _ = _sizes(n)
     block, sliding = _count("block", block, 1), _count("num_sliding", num_sliding)
@@ -158,16 +221,33 @@ def from_function(
 ) -> SparseTensor:
     """Return the mask of the pairs for which ``mask_mod(b, h, q_idx, kv_idx)`` is True, as in FlexAttention.
 
-    ``mask_mod`` is called once for each batch element, head and chunk of ``block`` queries, with int64
-    tensors: ``b`` and ``h`` of shape ``()``, ``q_idx`` of shape ``(block, 1)`` (or less in the last chunk)
-    and ``kv_idx`` of shape ``(1, m)``. It must return a bool tensor that broadcasts to ``(block, m)``, so
-    write it with elementwise operations (``&``, ``|``, ``torch.where``), without ``if`` and ``and``. At most
-    ``block * m`` pairs are in memory at a time. The mask has shape ``(n, m)``, preceded by ``batch`` and
-    ``heads`` where they are given; where they are not, ``b`` or ``h`` is 0.
+    ``mask_mod`` is called once per batch element, head and chunk of ``block`` queries, so that at most
+    ``block * m`` pairs are in memory at a time.
 
-    >>> near = from_function(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= h, 8, heads=2)
-    >>> near.shape
-    torch.Size([2, 8, 8])
+    Args:
+        mask_mod: a function of int64 tensors: ``b`` and ``h`` of shape ``()``, ``q_idx`` of shape
+            ``(block, 1)`` (or less in the last chunk) and ``kv_idx`` of shape ``(1, m)``. It must return a
+            bool tensor that broadcasts to ``(block, m)``, so write it with elementwise operations (``&``,
+            ``|``, ``torch.where``), without ``if`` and ``and``.
+        n: the number of queries.
+        m: the number of keys, ``n`` by default.
+        batch: the batch size; without it, the mask has no batch dimension and ``b`` is 0.
+        heads: the number of heads; without it, the mask has no head dimension and ``h`` is 0.
+        block: the number of queries in a chunk.
+        device: the device of the mask.
+
+    Returns:
+        A mask of shape ``(n, m)``, preceded by ``batch`` and ``heads`` if given.
+
+    Raises:
+        DtypeError: ``mask_mod`` does not return a bool tensor.
+        ShapeError: the result does not broadcast to ``(block, m)``.
+
+    Example:
+
+        >>> near = from_function(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx).abs() <= h, 8, heads=2)
+        >>> near.shape
+        torch.Size([2, 8, 8])
     """
     n, m = _sizes(n, m)
     block = _count("block", block, 1)
@@ -196,9 +276,9 @@ def _count(name: str, value: int, minimum: int = 0) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{name} must be an integer, not {value!r}") from None
+        raise ArgumentError(f"{name} must be an integer, but got {value!r}") from None
     if number < minimum:
-        raise ArgumentError(f"{name} is {minimum} or more, not {number}")
+        raise ArgumentError(f"{name} must be at least {minimum}, but got {number}")
     return number
 
 
@@ -207,10 +287,10 @@ def _sizes(n: int, m: int | None = None) -> tuple[int, int]:
 
 
 def _call_mask_mod(mask_mod: MaskMod, *indices: torch.Tensor) -> torch.Tensor:
-    """Call a mask function; an error that it raises says what it was called with."""
+    """Call a mask function; add its arguments to an error that it raises."""
     if not callable(mask_mod):
         raise OperandError(
-            f"from_function takes a function mask_mod(b, h, q_idx, kv_idx) that returns a bool tensor, not a "
+            f"mask_mod must be a function of (b, h, q_idx, kv_idx) that returns a bool tensor, but got "
             f"{type(mask_mod).__name__}"
         )
     try:
@@ -227,7 +307,7 @@ def _call_mask_mod(mask_mod: MaskMod, *indices: torch.Tensor) -> torch.Tensor:
 
 
 def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
-    """Return the result of a mask function as a matrix of bools."""
+    """Return the result of a mask function as a bool matrix."""
     if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
         dtype = getattr(allowed, "dtype", None)
         kind = f"a {type(allowed).__name__}" + (f" of {dtype}" if dtype else "")

@@ -1,7 +1,7 @@
 """Mixtures of experts: a sparse gate assigns tokens to experts, and no token is dropped.
 
-The gate is a sparse matrix with a row for each token and a column for each expert. By its columns tokens are
-gathered, so that each expert runs on a slice of its own; the results are combined by a product with a sparse
+The gate is a sparse matrix with a row for each token and a column for each expert. Tokens are gathered by its
+columns, so that each expert runs on a slice of its own; the results are combined by a product with a sparse
 matrix that has the gate's values.
 """
 
@@ -20,10 +20,29 @@ from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 
 
 class TopKGate(torch.nn.Module):
-    """Choose each token's ``k`` most likely experts, with their probabilities, as a ``csr`` matrix.
+    """A gate that assigns each token to its ``k`` most likely experts.
 
-    With ``renormalize`` the probabilities of the experts chosen add up to one. ``balance_loss`` is that of
-    the last call, to be added to the loss: 1 if all experts are used alike, more if not.
+    Returns the probabilities as a ``csr`` matrix of shape (tokens, experts). ``balance_loss`` is the
+    load-balancing loss of the last call: 1 if all experts are used equally, more if not.
+
+    Args:
+        in_features: the size of a token.
+        experts: the number of experts.
+        k: the number of experts per token.
+        renormalize: whether to scale the probabilities of the chosen experts to a sum of one.
+        noise: the standard deviation of the noise that is added to the scores in training.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
+
+    Raises:
+        ArgumentError: ``k`` is not between 1 and ``experts``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> gate = scorch.nn.TopKGate(16, experts=8, k=2)
+        >>> gate(torch.ones(4, 16)).nnz
+        8
     """
 
     balance_loss: torch.Tensor
@@ -40,15 +59,18 @@ class TopKGate(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= experts:
-            raise ArgumentError(f"k is a number from 1 to {experts}, the number of experts, not {k!r}")
+            raise ArgumentError(f"k must be between 1 and {experts}, the number of experts, but got {k!r}")
         super().__init__()
         self.experts, self.k, self.renormalize, self.noise = experts, k, renormalize, noise
         self.score = torch.nn.Linear(in_features, experts, bias=False, device=device, dtype=dtype)
         self.balance_loss = torch.zeros((), dtype=dtype, device=device)
 
     def forward(self, tokens: torch.Tensor) -> SparseTensor:
+        """Return the gates of ``tokens``, a matrix with one row per token."""
         if tokens.dim() != 2:
-            raise ShapeError(f"a gate takes a matrix, a row for each token, not shape {tuple(tokens.shape)}")
+            raise ShapeError(
+                f"the gate expected a matrix with one row per token, but got shape {tuple(tokens.shape)}"
+            )
         scores = self.score(tokens)
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)
@@ -69,7 +91,7 @@ class TopKGate(torch.nn.Module):
 
 
 def _compute_balance_loss(chosen_experts: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """Sum the share of tokens of each expert times its mean probability, and scale."""
+    """Sum the fraction of tokens of each expert times its mean probability, and scale."""
     tokens, experts = probabilities.shape
     flat = chosen_experts.reshape(-1)
     counts = probabilities.new_zeros(experts).index_add(0, flat, probabilities.new_ones(flat.shape))
@@ -77,16 +99,29 @@ def _compute_balance_loss(chosen_experts: torch.Tensor, probabilities: torch.Ten
 
 
 class MoE(torch.nn.Module):
-    """A mixture of experts, of which each token uses ``k``.
+    """A mixture of experts in which each token uses ``k`` experts and none is dropped.
 
-    ``experts`` is a number, of networks with one hidden layer, or a list of modules of one's own. Gradients
-    are those of computing all experts and multiplying what was not chosen by zero. ``balance_loss`` is to be
-    added to the loss, with a small factor, so that all experts are used.
+    The gradients are those of computing all experts and multiplying the results of those that were not chosen
+    by zero. Add ``balance_loss`` to the loss, with a small factor, so that all experts are used.
 
-    >>> import torch, scorch
-    >>> layer = scorch.nn.MoE(16, experts=8, k=2, hidden=32)
-    >>> layer(torch.ones(4, 10, 16)).shape
-    torch.Size([4, 10, 16])
+    Args:
+        features: the size of a token.
+        experts: the number of experts, each a network with one hidden layer, or a list of modules.
+        k: the number of experts per token.
+        hidden: the size of the hidden layer, ``4 * features`` by default.
+        gate: a module that returns a sparse matrix of shape (tokens, experts), ``TopKGate`` by default.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
+
+    Raises:
+        ArgumentError: there are no experts, or ``k`` is not between 1 and their number.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.nn.MoE(16, experts=8, k=2, hidden=32)
+        >>> layer(torch.ones(4, 10, 16)).shape
+        torch.Size([4, 10, 16])
     """
 
     def __init__(
@@ -120,14 +155,15 @@ class MoE(torch.nn.Module):
 
     @property
     def balance_loss(self) -> torch.Tensor:
-        """The balance loss of the gate in the last call."""
+        """The load-balancing loss of the gate in the last call."""
         loss: torch.Tensor = self.gate.balance_loss  # type: ignore[assignment]
         return loss
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the outputs for ``input``, whose last dimension has ``features`` elements."""
         if input.dim() == 0 or input.shape[-1] != self.features:
             raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer takes {self.features} features"
+                f"the input has shape {tuple(input.shape)}, but the layer expects {self.features} features"
             )
         if torch.compiler.is_exporting():
             raise UnsupportedError(
@@ -138,7 +174,9 @@ class MoE(torch.nn.Module):
         gates = self.gate(tokens)
         shape = (tokens.shape[0], len(self.experts))
         if not isinstance(gates, SparseTensor) or tuple(gates.shape) != shape:
-            raise ShapeError(f"the gate gives {tuple(gates.shape)}, not a sparse matrix of shape {shape}")
+            raise ShapeError(
+                f"the gate returned shape {tuple(gates.shape)}; expected a sparse matrix of shape {shape}"
+            )
         output = _run_experts(gates, tokens, self.experts)
         return output.reshape(*input.shape[:-1], output.shape[-1])
 

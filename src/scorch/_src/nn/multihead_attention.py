@@ -1,4 +1,4 @@
-"""``MultiheadAttention`` over the pairs of a sparse mask, in memory that follows tokens and pairs."""
+"""``MultiheadAttention`` over the pairs of a sparse mask, in memory proportional to tokens and pairs."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class MultiheadAttention(torch.nn.MultiheadAttention):
-    """``torch.nn.MultiheadAttention``, with the same arguments and parameters, and ``pairs`` of tokens.
+    """``torch.nn.MultiheadAttention`` with sparse attention over ``pairs`` of tokens.
 
-    ``pairs`` is a sparse tensor of bools, the pairs that attend: such as ``scorch.nn.masks`` makes and
-    ``F.scaled_dot_product_attention`` takes as its mask. It has shape (L, S), (N * num_heads, L, S), or four
-    dimensions that broadcast to (N, num_heads, L, S). With it, weights are returned only if
-    ``need_weights=True`` is said, as a sparse tensor, without dropout and without a gradient; and a query
-    that sees no key gives zeros, where torch gives NaN.
+    The constructor and the parameters are those of ``torch.nn.MultiheadAttention``. ``forward`` has one more
+    argument, ``pairs``, the query-key pairs that attend.
 
-    .. warning:: ``attn_mask`` and ``key_padding_mask`` mean what torch has them mean in this layer, also if
-       they are sparse: **True is masked out**, and numbers are added to the scores. A sparse ``attn_mask``
-       is made dense. Only ``pairs`` saves time and memory.
+    .. warning:: ``attn_mask`` and ``key_padding_mask`` mean what they mean in PyTorch, even if they are
+    sparse:
+       **True is masked out**, and floating-point values are added to the scores. A sparse ``attn_mask``
+       is converted to dense. Only ``pairs`` saves time and memory.
 
-    >>> import torch, scorch
-    >>> near = scorch.nn.masks.window(64, 4)
-    >>> layer = scorch.nn.MultiheadAttention(32, 4, batch_first=True)
-    >>> x = torch.randn(2, 64, 32)
-    >>> layer(x, x, x, pairs=near)[0].shape
-    torch.Size([2, 64, 32])
+    Example:
+
+        >>> import torch, scorch
+        >>> near = scorch.nn.masks.window(64, 4)
+        >>> layer = scorch.nn.MultiheadAttention(32, 4, batch_first=True)
+        >>> x = torch.randn(2, 64, 32)
+        >>> layer(x, x, x, pairs=near)[0].shape
+        torch.Size([2, 64, 32])
     """
 
     def forward(
@@ -52,7 +52,25 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         *,
         pairs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend over ``pairs``, or as torch does. ``need_weights``: by default False with pairs."""
+        """Compute attention over ``pairs``, or as PyTorch does without them.
+
+        Args:
+            query: the queries, as in PyTorch.
+            key: the keys, as in PyTorch.
+            value: the values, as in PyTorch.
+            key_padding_mask: the keys to ignore; must be a bool tensor with ``pairs``.
+            need_weights: whether to return the attention weights; by default only without ``pairs``.
+            attn_mask: PyTorch's mask, in which True is masked out; not allowed with ``pairs``.
+            average_attn_weights: whether to average the attention weights over the heads.
+            is_causal: whether to ignore keys after the query.
+            pairs: a bool ``SparseTensor`` of the pairs that attend, such as ``scorch.nn.masks`` returns, of
+                shape (L, S), (N * num_heads, L, S), or 4-D and broadcastable to (N, num_heads, L, S).
+
+        Returns:
+            The output and the attention weights or None. With ``pairs``, the weights are a sparse tensor,
+            without dropout and detached; and the output of a query without keys is zero, where PyTorch
+            returns NaN.
+        """
         if pairs is None:
             result: tuple[torch.Tensor, torch.Tensor | None] = super().forward(
                 query,
@@ -112,7 +130,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     def _append_bias_keys(
         self, k: torch.Tensor, v: torch.Tensor, mask: SparseTensor, skipped: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, SparseTensor, torch.Tensor | None]:
-        """Append the keys of ``add_bias_kv`` and ``add_zero_attn``, which every query sees."""
+        """Append the keys of ``add_bias_kv`` and ``add_zero_attn``, which every query attends to."""
         size = (k.shape[0], self.num_heads, 1, self.head_dim)
         extra: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self.bias_k is not None and self.bias_v is not None:
@@ -135,14 +153,16 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
 
 
 def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Convert ``attn_mask`` for torch's layer."""
+    """Convert ``attn_mask`` for PyTorch's layer."""
     if not isinstance(mask, SparseTensor):
         return mask
     if mask.dtype == torch.bool and not torch.compiler.is_compiling():
         warn(
-            "attn_mask is a sparse tensor of bools: its True elements are masked out, as torch documents for "
-            "MultiheadAttention, and all other pairs attend, on a dense copy. To list the pairs that attend "
-            "(scorch.nn.masks), pass pairs=mask; to mask them out without this warning, pass "
+            "attn_mask is a sparse bool tensor: its True elements are masked out, as in "
+            "torch.nn.MultiheadAttention, "
+            "and all other pairs attend (the mask is converted to dense). If the mask has the pairs that "
+            "attend, "
+            "like those of scorch.nn.masks, pass pairs=mask; to silence this warning, pass "
             "attn_mask=mask.to_dense()"
         )
     check_budget(
@@ -153,14 +173,18 @@ def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 def _check_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseTensor:
     if attn_mask is not None:
-        raise ArgumentError("give pairs or attn_mask, not both: leave out of pairs what attn_mask masks out")
+        raise ArgumentError(
+            "pass either pairs or attn_mask, not both; remove what attn_mask masks out from pairs"
+        )
     if not isinstance(pairs, SparseTensor):
         raise OperandError(
-            f"pairs is a sparse tensor of bools, not a {type(pairs).__name__}; use scorch.from_torch(mask, "
-            "format='csr') or scorch.nn.masks"
+            f"pairs must be a sparse bool tensor, but got {type(pairs).__name__}; use scorch.nn.masks or "
+            "scorch.from_torch(mask, format='csr')"
         )
     if pairs.dtype != torch.bool:
-        raise DtypeError(f"pairs holds bools, not {pairs.dtype}; numbers to add to scores go as attn_mask")
+        raise DtypeError(
+            f"pairs must be a bool tensor, but got {pairs.dtype}; to add values to the scores, pass attn_mask"
+        )
     return pairs
 
 
@@ -176,11 +200,14 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: M
     for name, (tensor, features) in expected.items():
         if tensor.dim() != 3 or tensor.shape[-1] != features or tensor.shape[0] != query.shape[0]:
             raise ShapeError(
-                f"{name} needs {features} features and the batch of query, {query.shape[0]}; with the batch "
-                f"first its shape is {tuple(tensor.shape)}"
+                f"{name} must have {features} features and the batch size of query, {query.shape[0]}, but "
+                "has "
+                f"shape {tuple(tensor.shape)} with the batch first"
             )
     if key.shape[1] != value.shape[1]:
-        raise ShapeError(f"there are {key.shape[1]} keys and {value.shape[1]} values")
+        raise ShapeError(
+            f"key and value must have the same length, but got {key.shape[1]} and {value.shape[1]}"
+        )
 
 
 def _reshape_mask(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int]) -> SparseTensor:
@@ -195,8 +222,8 @@ def _reshape_mask(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, 
     )
     if tuple(mask.shape[-2:]) != pairs or not broadcasts:
         raise ShapeError(
-            f"pairs has shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "
-            f"not {tuple(mask.shape)}"
+            f"pairs must have shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "
+            f"but got {tuple(mask.shape)}"
         )
     return mask
 
@@ -205,11 +232,11 @@ def _check_padding(padding: torch.Tensor | None, key: torch.Tensor) -> torch.Ten
     if padding is None:
         return None
     if padding.dtype != torch.bool:
-        raise DtypeError(f"with pairs, key_padding_mask holds bools, not {padding.dtype}")
+        raise DtypeError(f"with pairs, key_padding_mask must be a bool tensor, but got {padding.dtype}")
     if padding.shape != key.shape[:2]:
         expected = tuple(key.shape[:2])
         raise ShapeError(
-            f"key_padding_mask has shape {tuple(padding.shape)}, the keys {expected} (batch, keys)"
+            f"key_padding_mask must have shape (batch, keys) = {expected}, but got {tuple(padding.shape)}"
         )
     return padding.to_dense() if isinstance(padding, SparseTensor) else padding
 

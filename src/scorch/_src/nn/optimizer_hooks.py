@@ -1,18 +1,18 @@
 """Optimizers on sparse parameters: during a step they see the values.
 
-torch's optimizers compute with every element of a parameter, of its gradient and of their own state. For a
+PyTorch's optimizers compute with every element of a parameter, of its gradient and of their own state. For a
 sparse parameter these are its stored elements: while ``step`` runs, a plain tensor, the values of the
-parameter, replaces it, and the values of its gradient replace that. So every optimizer of torch, one tensor
-at a time, ``foreach`` or ``fused``, does what it would do to a dense parameter that is kept zero outside of
-the pattern, its state is as large as the values, and weight decay acts on the pattern.
+parameter, replaces it, and the values of its gradient replace that. So every optimizer of PyTorch, whether
+for-loop, ``foreach`` or ``fused``, does what it would do to a dense parameter that is kept zero outside the
+sparsity pattern, its state is as large as the values, and weight decay acts on the stored elements.
 
-A dense parameter may have a gradient that stores a few rows only (``scorch.einsum(sparse_grad=True)``). Then
+A dense parameter may have a gradient that stores only a few rows (``scorch.einsum(sparse_grad=True)``). Then
 these rows, or columns, replace it: a step gathers those of the parameter and of its optimizer state, updates
-them, and scatters them back; everything else stays as it is. This is the lazy meaning of
-``torch.optim.SparseAdam``: momentum, running averages and weight decay of a row move on only when the row has
-a gradient, while the count of steps is that of the parameter.
+them, and scatters them back; everything else stays as it is. These are the lazy semantics of
+``torch.optim.SparseAdam``: momentum, running averages and weight decay of a row advance only when the row has
+a gradient, while the step count is that of the parameter.
 
-torch calls hooks before and after every step of every optimizer; two of them are defined here.
+PyTorch calls hooks before and after every step of every optimizer; two of them are defined here.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, A
             converted[name] = placed(value, last_pattern, pattern)
         else:
             raise ShapeError(
-                f"an optimizer keeps {name!r} of shape {tuple(value.shape)} for a parameter with "
-                f"{pattern.size} stored values; load a state that belongs to these, or make a new optimizer"
+                f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter has "
+                f"{pattern.size} stored elements; load a matching state, or create a new optimizer"
             )
     return converted
 
@@ -187,7 +187,7 @@ def _replace_parameters(
 
 
 def _restore(optimizer: Optimizer) -> None:
-    """Put the parameters back, with the state that the optimizer has for their values."""
+    """Restore the parameters, with the state that the optimizer has for their values."""
     replacements, lazy = _replaced.pop(optimizer, []), _lazy_rows.pop(optimizer, [])
     if not replacements and not lazy:
         return

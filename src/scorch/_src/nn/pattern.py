@@ -1,7 +1,7 @@
 """The sparsity pattern of a weight: drawn, read from a mask or from the largest values, and changed.
 
-A weight is trained on a fixed pattern. These functions find one; a layer holds it, and its values as a plain
-parameter with one element for each entry.
+A weight is trained on a fixed sparsity pattern. These functions find one; a layer holds it, and its values as
+a plain parameter with one element for each entry.
 """
 
 from __future__ import annotations
@@ -41,21 +41,23 @@ def resolve_density(sparsity: float | None, density: float | None, default: floa
         return default
     name, value = ("density", density) if sparsity is None else ("sparsity", sparsity)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise ArgumentError(f"{name} must be a number from 0 to 1, not {value!r}")
+        raise ArgumentError(f"{name} must be between 0 and 1, but got {value!r}")
     return float(value) if sparsity is None else 1 - float(value)
 
 
 def weight_format(format: str | Format, blocks: tuple[int, int] | int | None = None) -> Format:
-    """Return the format of a weight; ``auto`` is rows of blocks where there are blocks, else ``csr``."""
+    """Return the format of a weight; ``auto`` is ``bsr`` with blocks and ``csr`` without."""
     if isinstance(blocks, int):
         blocks = (blocks, blocks)
     if format == "auto":
         format = "csr" if blocks is None else f"bsr({blocks[0]},{blocks[1]})"
     form = as_format(format, 2)
     if form.is_dense:
-        raise FormatError("a sparse weight has no dense format; use torch.nn.Linear")
+        raise FormatError(
+            "the format of a sparse weight must be sparse; for a dense weight, use torch.nn.Linear"
+        )
     if blocks is not None and form.blocks != tuple(enumerate(blocks)):
-        raise FormatError(f"format {form} does not store blocks of {blocks}; leave format out")
+        raise FormatError(f"format {form} does not store blocks of {blocks}; omit format")
     return form
 
 
@@ -63,9 +65,9 @@ def weight_format(format: str | Format, blocks: tuple[int, int] | int | None = N
 
 
 def draw_pattern(shape: Shape, density: float, form: Format, device: torch.device) -> Pattern:
-    """Draw a random pattern with an exact number of entries, spread evenly over the rows.
+    """Draw a random pattern with an exact number of entries, distributed evenly over the rows.
 
-    For formats with blocks whole blocks are drawn.
+    Formats with blocks draw whole blocks.
     """
     rows, columns = _grid(shape, form)
     count = round(density * rows * columns)
@@ -103,9 +105,9 @@ def magnitude_pattern(weight: torch.Tensor, density: float, form: Format) -> Pat
 
 
 def pattern_of_mask(mask: Any, shape: Shape, form: Format) -> Pattern:
-    """Return the pattern where ``mask`` is stored, if it is sparse, or not zero."""
+    """Return the pattern of ``mask``: its stored elements if it is sparse, its nonzeros otherwise."""
     if not isinstance(mask, torch.Tensor):
-        raise OperandError(f"a mask is a tensor, not a {type(mask).__name__}")
+        raise OperandError(f"mask must be a tensor, but got {type(mask).__name__}")
     if tuple(mask.shape) != tuple(shape):
         raise ShapeError(f"the mask has shape {tuple(mask.shape)}, but the weight has shape {tuple(shape)}")
     if isinstance(mask, SparseTensor):
@@ -146,7 +148,7 @@ def count_rows(pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def init_values(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Initialise values as ``torch.nn.Linear`` does: uniform, bounded by 1 / sqrt(entries of the row)."""
+    """Initialize values like ``torch.nn.Linear``: uniform, bounded by 1 / sqrt(entries of the row)."""
     row, counts = count_rows(pattern)
     bound = counts.clamp(min=1).to(torch.float64).rsqrt()
     values = torch.empty(pattern.size, dtype=dtype, device=pattern.device).uniform_(-1, 1)
@@ -154,7 +156,7 @@ def init_values(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Ten
 
 
 def init_bias(pattern: Pattern, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Initialise the bias of every row, bounded as its weights are."""
+    """Initialize the bias of every row, with the bound of its weights."""
     _, counts = count_rows(pattern)
     bound = torch.where(counts > 0, counts, pattern.shape[1]).clamp(min=1).to(torch.float64).rsqrt()
     bias = torch.empty(pattern.shape[0], dtype=dtype, device=pattern.device).uniform_(-1, 1)
@@ -239,9 +241,9 @@ def weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     else:
         weight, bias = linear, None
     if not isinstance(weight, torch.Tensor) or isinstance(bias, bool):
-        raise OperandError(f"give a torch.nn.Linear or its weight, not a {type(linear).__name__}")
+        raise OperandError(f"expected a torch.nn.Linear or its weight, but got {type(linear).__name__}")
     if weight.dim() != 2:
-        raise ShapeError(f"a weight is a matrix (out_features, in_features), not {tuple(weight.shape)}")
+        raise ShapeError(f"weight must have shape (out_features, in_features), but got {tuple(weight.shape)}")
     return weight.detach(), bias
 
 
@@ -255,7 +257,7 @@ def split_weight(new: Any, shape: Shape, form: Format) -> tuple[Pattern, torch.T
         return new, None
     if isinstance(new, SparseTensor) and new.dtype != torch.bool:
         if tuple(new.shape) != shape:
-            raise ShapeError(f"the weight has shape {shape}, not {tuple(new.shape)}")
+            raise ShapeError(f"weight must have shape {shape}, but got {tuple(new.shape)}")
         converted = convert_weight(new, form)
         return converted.storage.pattern, converted.storage.values
     return pattern_of_mask(new, shape, form), None

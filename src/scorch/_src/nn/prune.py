@@ -1,7 +1,8 @@
 """Choose which weights to keep: the largest, those of the largest blocks, N of every M, or random ones.
 
-All functions return a mask for each weight, True where it is kept. How many are kept in each is a question of
-its own: the same share everywhere, one threshold for all, or more in small layers (Erdős-Rényi).
+All functions return a mask for each weight, True for weights to keep. How many are kept in each layer is a
+separate choice: the same fraction in every layer, one threshold for all, or more in small layers
+(Erdős-Rényi).
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ def magnitude_mask(weight: torch.Tensor, density: float, blocks: Blocks = None) 
 
 
 def random_mask(weight: torch.Tensor, density: float, blocks: Blocks = None) -> torch.Tensor:
-    """Keep as many values or blocks, drawn at random."""
+    """Keep the same number of values or blocks, drawn at random."""
     return _expand_blocks(_select_largest(torch.rand_like(_scores(weight, blocks)), density), weight, blocks)
 
 
 def nm_mask(weight: torch.Tensor, n: int, m: int) -> torch.Tensor:
     """Keep the ``n`` largest of every ``m`` consecutive values of a row."""
     if not 0 < n <= m:
-        raise ArgumentError(f"nm=({n}, {m}): the first is how many of the second are kept, at least 1")
+        raise ArgumentError(
+            f"nm=({n}, {m}) must be (N, M) with 1 <= N <= M: how many of every M weights to keep"
+        )
     if weight.shape[-1] % m:
-        raise ShapeError(f"rows of {weight.shape[-1]} weights are not made of groups of {m}")
+        raise ShapeError(f"rows of {weight.shape[-1]} weights cannot be divided into groups of {m}")
     groups = weight.detach().abs().unflatten(-1, (-1, m))
     largest = groups.topk(n, dim=-1).indices
     return torch.zeros_like(groups, dtype=torch.bool).scatter_(-1, largest, True).flatten(-2)
@@ -41,7 +44,7 @@ def nm_mask(weight: torch.Tensor, n: int, m: int) -> torch.Tensor:
 def global_masks(
     weights: Sequence[torch.Tensor], density: float, blocks: Blocks = None
 ) -> list[torch.Tensor]:
-    """Keep the largest of all weights together; blocks by the root of their mean square."""
+    """Keep the largest weights over all layers; blocks by their root mean square."""
     scores = [_scores(weight, blocks) for weight in weights]
     selected = _select_largest(torch.cat([score.reshape(-1) for score in scores]), density)
     selected_by_weight = selected.split([score.numel() for score in scores])
@@ -52,12 +55,22 @@ def global_masks(
 
 
 def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> list[float]:
-    """Densities in proportion to (rows + columns) / (rows * columns), with ``density`` over all of them.
+    """Return densities for layers in proportion to (rows + columns) / (rows * columns).
 
-    Small layers are kept denser, none above 1 (Mocanu et al. 2018; Evci et al. 2020 call it ERK).
+    Small layers are kept denser (Mocanu et al. 2018; Evci et al. 2020 call it ERK).
 
-    >>> [round(share, 3) for share in erdos_renyi_densities([(300, 784), (100, 300), (10, 100)], 0.05)]
-    [0.038, 0.111, 0.919]
+    Args:
+        shapes: the shape of the weight of each layer.
+        density: the density over all weights together.
+
+    Returns:
+        The density of each layer, at most 1.
+
+    Example:
+
+        >>> densities = erdos_renyi_densities([(300, 784), (100, 300), (10, 100)], 0.05)
+        >>> [round(density, 3) for density in densities]
+        [0.038, 0.111, 0.919]
     """
     sizes = [rows * columns for rows, columns in shapes]
     raw = [(rows + columns) / max(rows * columns, 1) for rows, columns in shapes]
@@ -73,7 +86,7 @@ def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> li
 
 
 def _scores(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    """Score every value by magnitude, or every block by the root of its mean square."""
+    """Score every value by magnitude, or every block by its root mean square."""
     magnitude = weight.detach().abs()
     if blocks is None:
         return magnitude
@@ -91,7 +104,7 @@ def sum_blocks(values: torch.Tensor, blocks: tuple[int, int]) -> torch.Tensor:
 
 
 def _select_largest(score: torch.Tensor, density: float) -> torch.Tensor:
-    """Select the largest of the scores, none of which is negative, in exact number."""
+    """Select the largest of the scores, which are non-negative, in exact number."""
     count = round(density * score.numel())
     flat = score.reshape(-1)
     if score.dtype == torch.float32 and 0 < count < score.numel():
@@ -102,7 +115,7 @@ def _select_largest(score: torch.Tensor, density: float) -> torch.Tensor:
 
 
 def _select_by_bits(score: torch.Tensor, count: int) -> torch.Tensor:
-    """Do so by counting: numbers that are not negative are in the order of their bits, read as integers."""
+    """Do so by counting: non-negative floats are in the order of their bits, read as integers."""
     upper = score.contiguous().view(torch.int32) >> LOWER_BITS
     larger = torch.bincount(upper, minlength=1 << (31 - LOWER_BITS)).flip(0).cumsum(0).flip(0)
     bucket = int((larger >= count).nonzero()[-1])  # whose scores and all larger ones are enough

@@ -1,8 +1,9 @@
-"""Sparsity patterns in a ``state_dict``: a plain tensor of integers each, which any file of tensors can hold.
+"""Sparsity patterns in a ``state_dict``: one integer tensor each, which any file of tensors can hold.
 
-The tensor has 32-bit words: how many describe the format, these, and for each array of each level the bytes
-of an element, their number in two words, and the elements. Coordinates below 65,536 take two bytes. It is one
-tensor, since many small ones take longer to load than their contents. Older files have one for each array.
+The tensor has 32-bit words: the number of words that describe the format, these, and for each array of each
+level the bytes per element, their number in two words, and the elements. Coordinates below 65,536 take two
+bytes. It is one tensor, since many small ones take longer to load than their contents. Older files have one
+tensor per array.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ def _array_to_words(array: torch.Tensor) -> list[torch.Tensor]:
 
 
 def pattern_from_words(words: torch.Tensor, shape: Shape, device: torch.device) -> Pattern:
-    """Convert back what ``pattern_to_words`` made, copied and checked, since kernels trust a pattern."""
+    """Convert the words of ``pattern_to_words`` to a pattern, copied and validated for kernels."""
     if words.dim() != 1 or words.dtype != torch.int32:
-        raise FileError("a pattern is a list of 32-bit integers")
+        raise FileError("a sparsity pattern must be a 1-D tensor of 32-bit integers")
     words = words.detach().to(HOST).contiguous()
     start = words[: MAX_FORMAT_WORDS + 1].tolist()
     at = 1 + start[0] if start else 0
     if not 1 <= at <= len(start):
-        raise FileError("a pattern begins with its format")
+        raise FileError("a sparsity pattern must begin with its format")
     form = _parse_format(start[1:at])
     pos: list[torch.Tensor | None] = []
     crd: list[torch.Tensor | None] = []
@@ -74,7 +75,7 @@ def _array_from_words(words: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
     count = low + (high << _COUNT_BITS)
     length = -(-size * count // 4)
     if size not in _ELEMENTS or count < 0 or length > words.numel() - begin:
-        raise FileError("a pattern ends before all of its arrays")
+        raise FileError("the sparsity pattern is truncated")
     elements = words[begin : begin + length]
     if size == 2:
         wide = elements.view(torch.int16)[:count].to(torch.int32)
@@ -83,7 +84,7 @@ def _array_from_words(words: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
 
 
 def pattern_from_arrays(arrays: Mapping[str, torch.Tensor], shape: Shape, device: torch.device) -> Pattern:
-    """Convert the arrays of older files, by name, to a pattern; they are copied and checked."""
+    """Convert the arrays of older files, by name, to a pattern; they are copied and validated."""
     if "format" not in arrays:
         raise FileError("its format is missing")
     form = _parse_format(arrays["format"].tolist())
@@ -95,7 +96,7 @@ def pattern_from_arrays(arrays: Mapping[str, torch.Tensor], shape: Shape, device
 def _parse_format(numbers: list[int]) -> Format:
     levels = numbers[0] if numbers else 0
     if levels < 1 or len(numbers) < 1 + 2 * levels or (len(numbers) - 1 - 2 * levels) % 2:
-        raise FileError(f"{numbers} describes no format")
+        raise FileError(f"{numbers} does not describe a format")
     return _make_format(tuple(numbers))
 
 
@@ -113,7 +114,7 @@ def _array(arrays: Mapping[str, torch.Tensor], name: str, device: torch.device) 
     if array is None:
         return None
     if array.dim() != 1 or array.dtype not in (torch.int32, torch.int64):
-        raise FileError(f"{name} is no list of integers")
+        raise FileError(f"{name} is not a 1-D integer tensor")
     return array.detach().to(device)
 
 

@@ -15,16 +15,23 @@ from scorch.errors import CallError, IndexRangeError
 
 
 class SparseEmbedding(torch.nn.Module):
-    """Look up rows of a sparse table, as dense vectors; made by ``from_weight``, and by ``scorch.sparsify``.
+    """An embedding whose table is sparse: look up rows as dense vectors.
 
-    ``table`` has the values, which are trained, and the sparsity pattern.
+    Create it with ``from_weight`` or ``scorch.sparsify``. ``table`` holds the trained values and the sparsity
+    pattern.
 
-    >>> import torch, scorch
-    >>> table = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
-    >>> scorch.nn.SparseEmbedding.from_weight(table)(torch.tensor([1, 1, 0]))
-    tensor([[3., 0.],
-            [3., 0.],
-            [0., 2.]], grad_fn=<ViewBackward0>)
+    Args:
+        table: a ``SparseLinear`` in ``csr`` format whose weight is the table.
+        padding_idx: the index whose row gets no gradient.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> table = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> scorch.nn.SparseEmbedding.from_weight(table)(torch.tensor([1, 1, 0]))
+        tensor([[3., 0.],
+                [3., 0.],
+                [0., 2.]], grad_fn=<ViewBackward0>)
     """
 
     def __init__(self, table: SparseLinear, padding_idx: int | None = None) -> None:
@@ -34,30 +41,40 @@ class SparseEmbedding(torch.nn.Module):
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, padding_idx: int | None = None) -> SparseEmbedding:
-        """Make a table with this sparse weight; it is stored as ``csr``."""
+        """Return an embedding with this sparse table, which is converted to ``csr``.
+
+        Args:
+            weight: the table, one row per embedding.
+            padding_idx: the index whose row gets no gradient.
+        """
         rows = weight.to_format("csr")
         assert isinstance(rows, SparseTensor)
         return cls(SparseLinear.from_weight(rows), padding_idx)
 
     @property
     def weight(self) -> SparseTensor:
-        """The table, connected to its trained values."""
+        """The table as a ``SparseTensor``, connected to its trained values."""
         return self.table.weight
 
     @property
     def num_embeddings(self) -> int:
-        """The number of rows."""
+        """The number of embeddings."""
         return self.table.out_features
 
     @property
     def embedding_dim(self) -> int:
-        """The length of a row."""
+        """The size of an embedding."""
         return self.table.in_features
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the rows numbered by ``input``, one more dimension than it has."""
+        """Return the rows at the indices ``input``, of shape ``(*input.shape, embedding_dim)``.
+
+        Raises:
+            CallError: the indices are not integers.
+            IndexRangeError: an index is out of range.
+        """
         if input.is_floating_point() or input.is_complex() or input.dtype == torch.bool:
-            raise CallError(f"indices must be integers, not {input.dtype}")
+            raise CallError(f"indices must be integers, but got {input.dtype}")
         pattern = self.table.pattern
         pos, columns = pattern.pos[-1], pattern.crd[-1]
         assert pos is not None and columns is not None
@@ -67,7 +84,7 @@ class SparseEmbedding(torch.nn.Module):
         return rows
 
     def to_dense(self) -> torch.nn.Embedding:
-        """Return torch's layer with the same table."""
+        """Return a ``torch.nn.Embedding`` with the same table."""
         values = self.table.values
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
         layer = torch.nn.Embedding(self.num_embeddings, self.embedding_dim, self.padding_idx, **options)
@@ -97,8 +114,8 @@ def _gather_rows(
         rows = pos.numel() - 1
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
             raise IndexRangeError(
-                f"rows are numbered from 0 to {rows - 1}, but there are "
-                f"{int(indices.min())} and {int(indices.max())}"
+                f"index out of range: indices must be from 0 to {rows - 1}, but go from "
+                f"{int(indices.min())} to {int(indices.max())}"
             )
         begin = pos[indices].to(torch.int64)
         lengths = pos[indices + 1].to(torch.int64) - begin

@@ -1,6 +1,6 @@
-"""Layers with dense weights for sparse inputs: training costs what the inputs store.
+"""Layers with dense weights for sparse inputs: training costs as much as the nonzeros of the inputs.
 
-With ``sparse_grad`` the gradient of a weight stores only what the batch uses (``nn.optimizer_hooks``).
+With ``sparse_grad``, the gradient of a weight stores only what the batch uses (``nn.optimizer_hooks``).
 """
 
 from __future__ import annotations
@@ -23,18 +23,26 @@ from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
 
 class Linear(torch.nn.Linear):
-    """``torch.nn.Linear`` that also takes sparse inputs, and trains on them at their cost.
+    """``torch.nn.Linear`` that also accepts sparse inputs.
 
-    With ``sparse_grad`` the gradient of the weight stores only the columns of features that the batch has,
-    and optimizers update only these, with their state: as ``torch.optim.SparseAdam``, momentum and weight
-    decay of a column continue when it is used next. Without, and in graphs of ``torch.compile``, the
-    gradient is dense.
+    Args:
+        in_features: the size of an input.
+        out_features: the size of an output.
+        bias: whether to add a learned bias.
+        sparse_grad: whether the gradient of the weight stores only the columns of the features in the batch.
+            Optimizers then update only these columns and their state: as in ``torch.optim.SparseAdam``,
+            momentum and weight decay of a column resume when it is next used. In graphs of
+            ``torch.compile``, the gradient is dense.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
 
-    >>> import scorch
-    >>> layer = scorch.nn.Linear(10000, 4, sparse_grad=True)
-    >>> layer(scorch.rand(8, 10000, density=0.001, format="csr")).sum().backward()
-    >>> layer.weight.grad.density < 0.01
-    True
+    Example:
+
+        >>> import scorch
+        >>> layer = scorch.nn.Linear(10000, 4, sparse_grad=True)
+        >>> layer(scorch.rand(8, 10000, density=0.001, format="csr")).sum().backward()
+        >>> layer.weight.grad.density < 0.01
+        True
     """
 
     def __init__(
@@ -51,11 +59,12 @@ class Linear(torch.nn.Linear):
         self.sparse_grad = sparse_grad
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return ``input @ weight.T + bias`` for a dense or sparse input."""
         if not self.sparse_grad or not isinstance(input, SparseTensor) or input.dim() not in (1, 2):
             return F.linear(input, self.weight, self.bias)
         if input.shape[-1:] != (self.in_features,):
             raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer takes {self.in_features} features"
+                f"the input has shape {tuple(input.shape)}, but the layer expects {self.in_features} features"
             )
         check_same_dtype("input", input, self.weight)
         if input.format.order[-1] != input.dim() - 1 or input.format.is_blocked:
@@ -69,20 +78,34 @@ class Linear(torch.nn.Linear):
 
 
 class SparseEmbeddingBag(torch.nn.Module):
-    """Rows of a table, summed, averaged, or their maximum taken, for each row of a sparse matrix.
+    """``torch.nn.EmbeddingBag`` that also accepts a sparse matrix: one row per bag, one column per
+    embedding.
 
-    ``input`` is a sparse matrix with a row for each bag and a column for each row of the table; its values
-    are weights. ``torch.nn.EmbeddingBag``'s inputs work too: a matrix of row numbers, or a list with
-    ``offsets``, and ``per_sample_weights``, in every mode. A mean is divided by the number of rows in the
-    bag; a bag without rows gives zeros. With ``sparse_grad`` only rows that a batch has are updated;
-    the gradient is dense in graphs of ``torch.compile``.
+    The values of the matrix are the weights of the embeddings, in every mode. A mean is divided by the number
+    of embeddings in the bag; an empty bag gives zeros.
 
-    >>> import torch, scorch
-    >>> bag = scorch.nn.SparseEmbeddingBag(1000, 16, mode="sum")
-    >>> bag(scorch.rand(4, 1000, density=0.01, format="csr")).shape
-    torch.Size([4, 16])
-    >>> bag(torch.tensor([1, 2, 4]), torch.tensor([0, 1])).shape
-    torch.Size([2, 16])
+    Args:
+        num_embeddings: the number of rows of the table.
+        embedding_dim: the size of an embedding.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``.
+        sparse_grad: whether the gradient of the table stores only the rows that the batch uses, so that
+            optimizers update only these. In graphs of ``torch.compile``, the gradient is dense.
+        include_last_offset: whether ``offsets`` ends with the number of indices, as in PyTorch.
+        padding_idx: the index that is ignored.
+        device: the device of the table.
+        dtype: the dtype of the table.
+
+    Raises:
+        ArgumentError: ``mode`` is unknown, or ``padding_idx`` is out of range.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> bag = scorch.nn.SparseEmbeddingBag(1000, 16, mode="sum")
+        >>> bag(scorch.rand(4, 1000, density=0.01, format="csr")).shape
+        torch.Size([4, 16])
+        >>> bag(torch.tensor([1, 2, 4]), torch.tensor([0, 1])).shape
+        torch.Size([2, 16])
     """
 
     def __init__(
@@ -99,9 +122,11 @@ class SparseEmbeddingBag(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         if mode not in ("sum", "mean", "max"):
-            raise ArgumentError(f"mode is sum, mean or max, not {mode!r}")
+            raise ArgumentError(f"mode must be one of 'sum', 'mean', 'max', but got {mode!r}")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ArgumentError(f"padding_idx is {padding_idx}, but there are {num_embeddings} rows")
+            raise ArgumentError(
+                f"padding_idx must be within num_embeddings={num_embeddings}, but got {padding_idx}"
+            )
         super().__init__()
         self.num_embeddings, self.embedding_dim, self.mode = num_embeddings, embedding_dim, mode
         self.sparse_grad, self.include_last_offset = sparse_grad, include_last_offset
@@ -118,9 +143,16 @@ class SparseEmbeddingBag(torch.nn.Module):
     def from_pretrained(
         cls, embeddings: torch.Tensor, freeze: bool = True, mode: str = "mean", **options: Any
     ) -> SparseEmbeddingBag:
-        """Make a layer with this table, which is frozen unless ``freeze`` is False."""
+        """Return a layer with an existing table.
+
+        Args:
+            embeddings: the table, one row per embedding.
+            freeze: whether the table is frozen.
+            mode: ``"sum"``, ``"mean"`` or ``"max"``.
+            options: more arguments of the constructor.
+        """
         if embeddings.dim() != 2:
-            raise ShapeError(f"a table is a matrix, not of shape {tuple(embeddings.shape)}")
+            raise ShapeError(f"embeddings must be 2-D, but got shape {tuple(embeddings.shape)}")
         layer = cls(embeddings.shape[0], embeddings.shape[1], mode, _weight=embeddings, **options)
         layer.weight.requires_grad_(not freeze)
         return layer
@@ -131,6 +163,14 @@ class SparseEmbeddingBag(torch.nn.Module):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Return one row per bag.
+
+        Args:
+            input: a sparse matrix of shape (bags, ``num_embeddings``), a dense matrix of indices with one bag
+                per row, or a vector of indices with ``offsets``.
+            offsets: where each bag begins in a vector of indices.
+            per_sample_weights: a weight for each index; the weights of a sparse matrix are its values.
+        """
         embedding_bag = torch.ops.scorch.embedding_bag if torch.compiler.is_compiling() else _embedding_bag
         options = self.mode, self.sparse_grad, self.include_last_offset, self.padding_idx
         output: torch.Tensor = embedding_bag(input, offsets, per_sample_weights, self.weight, *options)
@@ -159,15 +199,15 @@ def _embedding_bag(
     has_last: bool,
     padding: int | None,
 ) -> torch.Tensor:
-    """Combine rows of ``table`` by bags."""
+    """Reduce the rows of ``table`` by bags."""
     if isinstance(input, SparseTensor):
         bag, row, weights, count = _stored_samples(input, offsets, per_sample_weights, table)
     else:
         if input.dtype not in (torch.int32, torch.int64):
-            raise OperandError(f"indices must be int32 or int64, not {input.dtype}")
+            raise OperandError(f"indices must be int32 or int64, but got {input.dtype}")
         if per_sample_weights is not None and per_sample_weights.dtype != table.dtype:
             raise CallError(
-                f"per_sample_weights are {per_sample_weights.dtype}, but the table is {table.dtype}"
+                f"per_sample_weights have dtype {per_sample_weights.dtype}, but the table has {table.dtype}"
             )
         bags = split_bags(input, offsets, has_last, per_sample_weights, table)
         bag, row, weights, count = bags.bag, bags.row, bags.weight, bags.count
@@ -195,11 +235,14 @@ def _stored_samples(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """Return the bag, the row and the weight of each stored value, and the number of bags."""
     if offsets is not None or per_sample_weights is not None:
-        raise CallError("a sparse matrix says itself where bags begin, and its values are the weights")
+        raise CallError(
+            "a sparse input takes no offsets and per_sample_weights: its rows are the bags, its values the "
+            "weights"
+        )
     if input.dim() != 2 or input.shape[1] != table.shape[0]:
         raise ShapeError(
-            f"the input has shape {tuple(input.shape)}; it has a row for each bag and a column for "
-            f"each of the {table.shape[0]} rows of the table"
+            f"the input must have shape (bags, {table.shape[0]}), one column per row of the table, but got "
+            f"{tuple(input.shape)}"
         )
     check_same_dtype("input", input, table)
     stored = input.to_format("csr" if input.format.is_blocked else input.format)

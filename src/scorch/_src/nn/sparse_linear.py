@@ -1,8 +1,8 @@
 """Linear layers with sparse weights.
 
 A sparse weight has two parts. Its values are a plain parameter with one element for each entry, so every
-optimizer, ``DistributedDataParallel``, gradient clipping and whatever else handles parameters works as it is.
-Its sparsity pattern is a ``Pattern`` of the layer; it is saved as integer arrays.
+optimizer, ``DistributedDataParallel``, gradient clipping and anything else that handles parameters works
+unchanged. Its sparsity pattern is a ``Pattern`` of the layer; it is saved as integer arrays.
 """
 
 from __future__ import annotations
@@ -44,18 +44,35 @@ from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
 
 class SparseLinear(torch.nn.Module):
-    """``input @ weight.T + bias`` with a sparse weight.
+    """``torch.nn.Linear`` with a sparse weight: ``input @ weight.T + bias``.
 
-    The pattern is drawn at random, as many entries in each row, with values scaled to them; ``from_dense``
-    and ``from_mask`` make layers of trained weights. ``weight`` is the weight as a ``SparseTensor``,
-    ``values`` the trained parameter: one element for each entry of ``weight``, in the order stored.
+    A new layer has a random sparsity pattern with equally many nonzeros in each row. To prune a trained
+    layer, use ``from_dense``, ``from_mask`` or ``scorch.sparsify``. ``values`` is the trained parameter, one
+    element per nonzero; ``weight`` is the weight as a ``SparseTensor``.
 
-    >>> import torch, scorch
-    >>> layer = scorch.nn.SparseLinear(512, 256, sparsity=0.9)
-    >>> layer
-    SparseLinear(in_features=512, out_features=256, bias=True, format=csr, nnz=13107, density=10.00%)
-    >>> layer(torch.ones(8, 512)).shape
-    torch.Size([8, 256])
+    Args:
+        in_features: the size of an input.
+        out_features: the size of an output.
+        sparsity: the fraction of zeros in the weight, 0.9 by default.
+        bias: whether to add a learned bias.
+        density: the fraction of nonzeros, instead of ``sparsity``.
+        blocks: the shape of the blocks to store, or their size if they are square.
+        format: the format of the weight; ``"auto"`` is ``bsr`` with blocks and ``csr`` without.
+        device: the device of the parameters.
+        dtype: the dtype of the parameters.
+
+    Raises:
+        ArgumentError: both ``sparsity`` and ``density`` are given, or one is not between 0 and 1.
+        FormatError: the format is dense, or does not store ``blocks``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.nn.SparseLinear(512, 256, sparsity=0.9)
+        >>> layer
+        SparseLinear(in_features=512, out_features=256, bias=True, format=csr, nnz=13107, density=10.00%)
+        >>> layer(torch.ones(8, 512)).shape
+        torch.Size([8, 256])
     """
 
     values: torch.nn.Parameter
@@ -81,7 +98,7 @@ class SparseLinear(torch.nn.Module):
         form = weight_format(format, blocks)
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise ArgumentError(f"{name} is a number of features, not {size!r}")
+                raise ArgumentError(f"{name} must be a non-negative integer, but got {size!r}")
         place = device_for("SparseLinear", device)
         pattern = draw_pattern((out_features, in_features), share, form, place)
         self._initialize(pattern, init_values(pattern, dtype), init_bias(pattern, dtype) if bias else None)
@@ -114,17 +131,24 @@ class SparseLinear(torch.nn.Module):
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, bias: torch.Tensor | None = None) -> SparseLinear:
-        """Make a layer with this sparse weight, its entries and format as they are; values are copied."""
+        """Return a layer with a copy of this sparse weight, in the same format and with its explicit zeros.
+
+        Args:
+            weight: the weight, of shape (out_features, in_features).
+            bias: the bias; the layer has none by default.
+        """
         if not isinstance(weight, SparseTensor):
             raise OperandError(
-                f"from_weight takes a SparseTensor, not a {type(weight).__name__}; use from_dense"
+                f"from_weight expected a SparseTensor, but got {type(weight).__name__}; use from_dense"
             )
         if weight.dim() != 2:
-            raise ShapeError(f"a weight is a matrix (out_features, in_features), not {tuple(weight.shape)}")
+            raise ShapeError(
+                f"weight must have shape (out_features, in_features), but got {tuple(weight.shape)}"
+            )
         if not weight.dtype.is_floating_point and not weight.dtype.is_complex:
-            raise CallError(f"a weight that is learned has floating-point values, not {weight.dtype}")
+            raise CallError(f"weight must have a floating-point or complex dtype, but got {weight.dtype}")
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-            raise ShapeError(f"bias has shape {tuple(bias.shape)}, but there are {weight.shape[0]} outputs")
+            raise ShapeError(f"bias must have shape ({weight.shape[0]},), but got {tuple(bias.shape)}")
         layer = cls.__new__(cls)
         own_bias = None if bias is None else bias.detach().clone()
         layer._initialize(weight.storage.pattern, weight.storage.values.detach().clone(), own_bias)
@@ -140,9 +164,20 @@ class SparseLinear(torch.nn.Module):
         blocks: tuple[int, int] | int | None = None,
         format: str | Format = "auto",
     ) -> SparseLinear:
-        """Make a layer from the largest values of a layer or weight, or its blocks with the largest norms.
+        """Prune a layer or a weight by magnitude.
 
-        Without ``sparsity`` all nonzeros are kept.
+        Args:
+            linear: a ``torch.nn.Linear``, or its weight.
+            sparsity: the fraction of weights to prune; without it, all nonzeros are kept.
+            density: the fraction of weights to keep, instead of ``sparsity``.
+            blocks: the shape of the blocks to keep or prune, by their norms.
+            format: the format of the weight, as in the constructor.
+
+        Example:
+
+            >>> import torch, scorch
+            >>> scorch.nn.SparseLinear.from_dense(torch.nn.Linear(64, 32), sparsity=0.75).nnz
+            512
         """
         weight, bias = weight_and_bias(linear)
         form = weight_format(format, blocks)
@@ -156,7 +191,13 @@ class SparseLinear(torch.nn.Module):
     def from_mask(
         cls, linear: torch.nn.Linear | torch.Tensor, mask: torch.Tensor, *, format: str | Format = "csr"
     ) -> SparseLinear:
-        """Make a layer from a layer or weight, stored where ``mask`` is not zero; its zeros stay."""
+        """Return a layer that stores the weights where ``mask`` is nonzero, including zeros among them.
+
+        Args:
+            linear: a ``torch.nn.Linear``, or its weight.
+            mask: a dense or sparse tensor with the shape of the weight.
+            format: the format of the weight.
+        """
         weight, bias = weight_and_bias(linear)
         pattern = pattern_of_mask(mask, tuple(weight.shape), weight_format(format))
         return cls.from_weight(sparse_of(pattern, values_at(weight, pattern)), bias)
@@ -165,7 +206,7 @@ class SparseLinear(torch.nn.Module):
 
     @property
     def weight(self) -> SparseTensor:
-        """The weight, connected to ``values``: a new tensor each time, so change ``values``, not this one."""
+        """The weight as a ``SparseTensor`` connected to ``values``; to change it, change ``values``."""
         self._check_values()
         scales = self._buffers.get("scales")  # older pickles have none
         if scales is not None:
@@ -181,12 +222,12 @@ class SparseLinear(torch.nn.Module):
 
     @property
     def nnz(self) -> int:
-        """The number of values that the weight stores."""
+        """The number of stored elements of the weight."""
         return self.pattern.size
 
     @property
     def density(self) -> float:
-        """The share of the weight that is stored."""
+        """The fraction of the weight that is stored."""
         return self.nnz / max(self.out_features * self.in_features, 1)
 
     @property
@@ -195,15 +236,28 @@ class SparseLinear(torch.nn.Module):
         return self.pattern.format
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Apply the layer to ``input``, dense or sparse, whose last dimension has the features."""
+        """Return ``input @ weight.T + bias`` for a dense or sparse input."""
         return self.multiply(input, self._parameters.get("bias"))  # as ``self.bias``, which asks more places
 
     def fused(
         self, input: torch.Tensor, activation: str | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Apply the layer, an activation to what it gives, and add ``residual``, in one pass where possible.
+        """Return ``activation(input @ weight.T + bias) + residual`` from one fused kernel where possible.
 
-        ``activation`` is ``relu``, ``gelu``, ``gelu_tanh`` or ``silu``. With gradients, one after the other.
+        With gradients, the operations run one after the other.
+
+        Args:
+            input: a dense or sparse input.
+            activation: ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or None.
+            residual: a tensor with the shape of the output.
+
+        Example:
+
+            >>> import torch, scorch
+            >>> layer, x = scorch.nn.SparseLinear(64, 64), torch.ones(8, 64)
+            >>> with torch.no_grad():
+            ...     torch.allclose(layer.fused(x, "relu", residual=x), layer(x).relu() + x)
+            True
         """
         check_activation(activation)
         return self.multiply(input, self._parameters.get("bias"), activation, residual)
@@ -215,7 +269,7 @@ class SparseLinear(torch.nn.Module):
         activation: str | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Do as ``fused``, with another bias."""
+        """Compute ``fused`` with another bias."""
         values, scales = self._parameters.get("values"), self._buffers.get("scales")
         if scales is not None:
             check_not_trained(self)
@@ -233,7 +287,7 @@ class SparseLinear(torch.nn.Module):
             self._check_seal()
         if input.shape[-1:] != (self.in_features,):
             raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer takes {self.in_features} features"
+                f"the input has shape {tuple(input.shape)}, but the layer expects {self.in_features} features"
             )
         weight = self.weight
         if values is not None and values.dtype == torch.bfloat16 and input.dtype == torch.float32:
@@ -241,7 +295,7 @@ class SparseLinear(torch.nn.Module):
         return finish(F.linear(input, weight, bias), activation, residual)  # type: ignore[no-any-return]
 
     def _detached_weight(self, values: torch.Tensor) -> SparseTensor:
-        """Return the weight without its connection to ``values``, cached by pattern and memory of those."""
+        """Return the weight detached from ``values``, cached by their pattern and memory."""
         cached: SparseTensor | None = self.__dict__.get("_inference_cache")
         if cached is not None and cached.parameter is values:
             storage = cached.storage
@@ -264,15 +318,14 @@ class SparseLinear(torch.nn.Module):
             return
         if int(seal) != self._sealed:
             raise CallError(
-                "the sparsity pattern of this process differs from that of rank 0, so their values "
-                "do not belong together; seed all processes alike (torch.manual_seed) before the "
-                "layer is made "
-                "or rewired, or load one state_dict in all of them"
+                "the sparsity pattern differs from rank 0, so values cannot be exchanged; use the same seed "
+                "(torch.manual_seed) on all ranks before you create or rewire the layer, or load the same "
+                "state_dict"
             )
         self._seen = _version(seal)
 
     def reset_parameters(self) -> None:
-        """Draw new values on the same pattern, as in a new layer."""
+        """Initialize the values again, with the same sparsity pattern."""
         check_float(self)
         with torch.no_grad():
             self.values.copy_(init_values(self.pattern, self.values.dtype))
@@ -280,7 +333,7 @@ class SparseLinear(torch.nn.Module):
                 self.bias.copy_(init_bias(self.pattern, self.bias.dtype))
 
     def to_dense(self) -> torch.nn.Linear:
-        """Return a plain layer with the same weight."""
+        """Return a ``torch.nn.Linear`` with the same weight."""
         dtype = self.bias.dtype if self.bias is not None else self.weight.dtype
         layer = torch.nn.Linear(self.in_features, self.out_features, self.bias is not None, dtype=dtype)
         with torch.no_grad():
@@ -298,12 +351,22 @@ class SparseLinear(torch.nn.Module):
         new: float | None = None,
         optimizer: Any = None,
     ) -> torch.Tensor:
-        """Change the sparsity pattern to that of ``weight``.
+        """Change the sparsity pattern to that of ``weight``, in place.
 
-        With ``new`` values stay where they are, and new entries start with that value; else the values are
-        those of ``weight``. ``values`` stays the same parameter, also if it has another number of elements.
-        What ``optimizer``, one or several, keeps for each value moves with it, as does a gradient; for new
-        entries it is zero. Returns for each entry where it was stored before, or -1.
+        ``values`` stays the same parameter, even if its number of elements changes; its gradient moves along.
+
+        Args:
+            weight: a weight, a mask or a pattern with the shape of the weight.
+            new: the value of new entries, while old ones keep theirs; without it, the values are those of
+                ``weight``.
+            optimizer: one or several optimizers whose state per value moves along; it is zero for new
+                entries.
+
+        Returns:
+            The old position of each stored element, or -1 for a new one.
+
+        Raises:
+            ArgumentError: ``weight`` is a mask or a pattern, and ``new`` is missing.
         """
         check_float(self)
         pattern, values = split_weight(weight, self.pattern.shape, self.format)
@@ -356,12 +419,13 @@ class SparseLinear(torch.nn.Module):
             try:
                 pattern = self._read_pattern(own, f"{prefix}pattern")
             except (ValueError, IndexError, TypeError) as error:
-                error_msgs.append(f"the places of {prefix}weight: {error}")
+                error_msgs.append(f"invalid sparsity pattern of {prefix}weight: {error}")
                 return
             values = plain.get(f"{prefix}values")
             if not isinstance(values, torch.Tensor) or tuple(values.shape) != (pattern.size,):
                 error_msgs.append(
-                    f"{prefix}values must come with one value for each of {pattern.size} places"
+                    f"{prefix}values must have {pattern.size} elements, one per nonzero of the sparsity "
+                    "pattern"
                 )
                 return
             self._load_pattern(pattern)
@@ -378,7 +442,7 @@ class SparseLinear(torch.nn.Module):
         )
 
     def _read_pattern(self, state: Mapping[str, Any], name: str) -> Pattern:
-        """Read a pattern of a ``state_dict``, or of an older one, which has each of its arrays."""
+        """Read a pattern from a ``state_dict``, or from an older one, which has each of its arrays."""
         shape, device = self.pattern.shape, self.pattern.device
         if isinstance(state.get(name), Pattern):  # read and checked already
             return state[name].to(device)  # type: ignore[no-any-return]
@@ -389,7 +453,7 @@ class SparseLinear(torch.nn.Module):
         return pattern_from_arrays(arrays, shape, device)
 
     def _load_pattern(self, pattern: Pattern) -> None:
-        """Take over another pattern, whose values are loaded next."""
+        """Replace the pattern by another one, whose values are loaded next."""
         if is_same_pattern(self.pattern, pattern):
             return
         if pattern.size != self.values.numel():
@@ -398,7 +462,7 @@ class SparseLinear(torch.nn.Module):
         self._set_pattern(pattern)
 
     def _load_storage(self, scales: torch.Tensor | None) -> None:
-        """Make room for 8-bit values and these scales, or for floating-point values."""
+        """Allocate 8-bit values with these scales, or floating-point values."""
         own = self._buffers.get("scales")
         if (own is None) == (scales is None):
             return

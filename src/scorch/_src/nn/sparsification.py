@@ -1,6 +1,6 @@
 """Report the sparsity that ``scorch.sparsify`` reached in a model, and the layers that it left dense.
 
-Weights are parameters with two dimensions or more; biases and the parameters of norms are not counted. A
+Weights are parameters with at least two dimensions; biases and the parameters of norms are not counted. A
 weight that several layers share counts once.
 """
 
@@ -27,7 +27,7 @@ MAX_LAYERS_IN_WARNING = 4
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A layer whose weights were neither pruned nor stored sparse."""
+    """A layer whose weights were neither pruned nor stored sparse, and the reason."""
 
     name: str
     kind: str
@@ -41,7 +41,7 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Sparsification:
-    """The requested sparsity, and the one reached over all ``weights`` of a model."""
+    """The requested sparsity, and the sparsity reached over all ``weights`` of a model."""
 
     asked: float | None  # None for a model that sparsify did not make
     reached: float
@@ -138,7 +138,7 @@ def _count_bytes(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def has_weights(module: torch.nn.Module) -> bool:
-    """Whether a module has weights of its own, those of its children aside."""
+    """Whether a module has weights of its own, not counting those of its children."""
     return any(size for _, size, _ in _weights(module)) or any(map(is_lazy, _own_parameters(module)))
 
 
@@ -149,18 +149,18 @@ def kind_of(module: torch.nn.Module) -> str:
 
 
 def reason_for(module: torch.nn.Module) -> str:
-    """Explain why ``sparsify`` leaves a module dense that is no plain Linear or Embedding."""
+    """Explain why ``sparsify`` leaves a module dense that is not one of its known layers."""
     match module:
         case _ if any(map(is_lazy, _own_parameters(module))):
-            return "not initialized yet; call the model once before"
+            return "not initialized yet; call the model once first"
         case _ if parametrize.is_parametrized(module):
             return "its weight is computed by a parametrization; remove it first"
         case torch.nn.Linear() if getattr(module, "sparse_grad", False):
             return "it learns from sparse inputs, row by row"
         case torch.nn.Linear() | torch.nn.Embedding() | torch.nn.MultiheadAttention() | torch.nn.RNNBase():
-            return f"{type(module).__name__} is a subclass, which may compute otherwise"
+            return f"{type(module).__name__} is a subclass, which may compute something else"
         case torch.nn.Conv1d() | torch.nn.Conv2d():
-            return f"{type(module).__name__} is a subclass, which may compute otherwise"
+            return f"{type(module).__name__} is a subclass, which may compute something else"
         case ConvNd():
             return "only Conv1d and Conv2d have sparse kernels"
     return "its weights are not stored sparse"

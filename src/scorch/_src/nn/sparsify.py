@@ -1,4 +1,4 @@
-"""``scorch.sparsify``: prune a trained model, with sparse weights where that is faster."""
+"""``scorch.sparsify``: prune a trained model, and store its weights sparse where that is faster."""
 
 from __future__ import annotations
 
@@ -51,51 +51,64 @@ def sparsify(
     skip: Iterable[str | type] = (),
     inplace: bool = False,
 ) -> torch.nn.Module:
-    """Prune a model, with sparse weights in its layers.
+    """Prune a model by magnitude, and store its weights sparse where that is faster.
 
-    Linear, Embedding, Conv1d, Conv2d, MultiheadAttention, LSTM, GRU, RNN and their cells become sparse, and
-    Hugging Face's Conv1D, wherever they are in the model; kernels and projections are taken as matrices.
+    Linear, Embedding, Conv1d, Conv2d, MultiheadAttention, LSTM, GRU, RNN, their cells, and Hugging Face's
+    Conv1D become sparse layers, anywhere in the model. Weights that ``torch.nn.utils.prune`` has masked keep
+    their masks, and layers that are sparse already keep their sparsity patterns. Other layers stay dense.
 
-    ``sparsity`` is the share that goes: of single weights, of ``blocks`` by their norms, or with
-    ``nm=(2, 4)`` all but 2 of every 4. ``distribution`` says where: the same share in every layer
-    (``uniform``), the smallest of all (``global``), or more in large layers (``erk``, usual with
-    ``method="random"`` for networks that are sparse from the start). What ``torch.nn.utils.prune`` has
-    masked is taken as it is.
+    Each layer is timed dense and sparse on this machine, with the current number of threads; where sparse is
+    slower, the pruned weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
+    the activation after them in ``torch.nn.Sequential`` and in PyTorch's Transformer layers.
 
-    Each layer is timed dense and sparse at the sizes of ``batch``, on this machine with the threads now set;
-    where sparse is slower on average the pruned weight stays dense. With ``example``, an input of the model
-    or a tuple or dictionary of them, layers are timed on what they are called with, and at last the model as
-    a whole: with all of these layers sparse, with those that gain most, and with none, of which the fastest
-    stays. With ``prefer="size"`` a layer is sparse wherever that is smaller. ``scorch.report`` shows what was
-    decided. ``skip`` has names or classes of modules to leave alone; the model itself is left alone unless
-    ``inplace``.
+    Args:
+        model: the model to prune.
+        sparsity: the fraction of weights to prune.
+        blocks: the shape of the blocks to prune by their norms, or their size if they are square; single
+            weights by default.
+        format: the format of the sparse weights; ``"auto"`` tries several.
+        nm: N:M sparsity, such as ``(2, 4)`` to keep 2 of every 4 consecutive weights, instead of
+            ``sparsity``.
+        method: ``"magnitude"``, or ``"random"`` for training a sparse network from scratch.
+        distribution: ``"uniform"`` prunes the same fraction of every layer, ``"global"`` the smallest weights
+            of all layers, ``"erk"`` more of large layers, which is common with ``method="random"``.
+        prefer: ``"speed"`` stores a layer sparse if that is faster, ``"size"`` if that is smaller.
+        batch: the batch sizes to time layers with.
+        example: an input of the model, or a tuple or dictionary of its arguments. Layers are then timed on
+            the inputs they get, and finally the whole model is timed with all of the faster layers sparse,
+            with some and with none, to choose the fastest.
+        weight_dtype: how to store the values of sparse linear layers and attention: ``torch.bfloat16``, or
+            for inference ``torch.int8`` with a scale per row; sums stay in float32.
+        skip: the names or classes of modules to leave unchanged.
+        inplace: whether to modify ``model`` instead of a copy.
 
-    With ``weight_dtype`` the weights of sparse linear layers and attention are stored as ``torch.bfloat16``,
-    or as ``torch.int8`` with a scale for each row, which is for inference; sums stay in float32. A sparse
-    layer is computed with the activation after it in ``Sequential`` and torch's Transformer layers.
+    Returns:
+        The pruned model. Its attribute ``sparsification`` has the sparsity reached over all weights, and the
+        layers left dense with the reasons.
 
-    Layers that are sparse already keep their sparsity patterns; ``weight_dtype`` applies to them too, so
-    that a model can be pruned, fine-tuned and then stored in 8 bits.
+    Raises:
+        OperandError: ``model`` is not a ``torch.nn.Module``.
+        ArgumentError: an argument is out of range, or ``skip`` names a module that does not exist.
 
-    Other layers stay dense. ``sparsification`` of the result lists them with the reasons, and has the
-    sparsity reached over all weights of the model; where they hold it below the one asked for, there is a
-    warning.
+    Warns if layers that stay dense keep the sparsity below the requested one.
 
-    >>> import torch, scorch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
-    >>> scorch.sparsify(model, sparsity=0.9, prefer="size")[0]
-    SparseLinear(in_features=64, out_features=32, bias=True, format=csr, nnz=205, density=10.01%)
+    Example:
+
+        >>> import torch, scorch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+        >>> scorch.sparsify(model, sparsity=0.9, prefer="size")[0]
+        SparseLinear(in_features=64, out_features=32, bias=True, format=csr, nnz=205, density=10.01%)
     """
     blocks = (blocks, blocks) if isinstance(blocks, int) else blocks
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"sparsify takes a torch.nn.Module, not a {type(model).__name__}")
+        raise OperandError(f"sparsify expected a torch.nn.Module, but got {type(model).__name__}")
     pruning = _Pruning(sparsity, blocks, nm, method, distribution)
     check_weight_dtype(weight_dtype)
     if prefer not in ("speed", "size"):
-        raise ArgumentError(f"prefer is one of speed, size, not {prefer!r}")
+        raise ArgumentError(f"prefer must be 'speed' or 'size', but got {prefer!r}")
     if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
-        raise ArgumentError(f"batch has the sizes of inputs to measure, not {batches!r}")
+        raise ArgumentError(f"batch must be a positive integer or a sequence of them, but got {batches!r}")
     formats = _candidate_formats(format, blocks)
     if not inplace:
         model = copy.deepcopy(model, detached_copies(model))
@@ -134,7 +147,7 @@ def replace_modules(
 def _replace_layers(
     model: torch.nn.Module, choices: dict[torch.nn.Module, Choice], example: Any
 ) -> torch.nn.Module:
-    """Put the chosen layers in the model; with an example, as many of them as make it fastest as a whole."""
+    """Put the chosen layers in the model; with an example, only those that make the whole model fastest."""
     model = fuse_modules(replace_modules(model, {layer: choice.layer for layer, choice in choices.items()}))
     to_dense = {choice.layer: choice.dense for choice in choices.values() if choice.layer is not choice.dense}
     if example is None or not to_dense:
@@ -209,7 +222,7 @@ class _Pruning:
         sparsity, is_plain = self.sparsity, self.method == "magnitude" and self.distribution == "uniform"
         if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
             raise ArgumentError(
-                f"sparsity is the fraction of weights to prune, from 0 to 1, not {sparsity!r}"
+                f"sparsity must be between 0 and 1, the fraction of weights to prune, but got {sparsity!r}"
             )
         if self.nm is not None and (self.blocks is not None or not is_plain):
             raise ArgumentError(
@@ -218,12 +231,16 @@ class _Pruning:
             )
         for name, allowed in (("method", ("magnitude", "random")), ("distribution", prune.DISTRIBUTIONS)):
             if getattr(self, name) not in allowed:
-                raise ArgumentError(f"{name} is one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+                raise ArgumentError(
+                    f"{name} must be one of {', '.join(allowed)}, but got {getattr(self, name)!r}"
+                )
         if self.distribution == "global" and self.method == "random":
-            raise ArgumentError("distribution='global' compares magnitudes; with method='random' take 'erk'")
+            raise ArgumentError(
+                "distribution='global' compares magnitudes; with method='random', use 'uniform' or 'erk'"
+            )
 
     def masks(self, layers: Sequence[torch.nn.Module]) -> list[Masks]:
-        """Return the masks of each layer's matrices; masks of torch's pruning are used as they are."""
+        """Return the masks of each layer's matrices; masks of PyTorch's pruning are used as they are."""
         parts = [_parts_of(layer) for layer in layers]
         existing = {part: _existing_mask(part) for of_layer in parts for part in of_layer}
         new = iter(self._new_masks([part.matrix for part, mask in existing.items() if mask is None]))
@@ -269,7 +286,7 @@ def _select_layers(
     names = {name for name, _ in model.named_modules()}
     for skipped in skip:
         if isinstance(skipped, str) and skipped not in names:
-            raise ArgumentError(f"the model has no module {skipped!r} to skip")
+            raise ArgumentError(f"skip names {skipped!r}, but the model has no such module")
     selected: dict[torch.nn.Module, str] = {}
     dense: dict[str, str] = {}
     sparse: dict[str, torch.nn.Module] = {}
@@ -313,7 +330,7 @@ def _reason_to_skip(module: torch.nn.Module, nm: tuple[int, int] | None) -> str 
         return reason_for(module)
     columns = [part.matrix.shape[1] for part in _parts_of(module)]
     if nm is not None and any(size % nm[1] for size in columns if nm[1] > 0):
-        return f"its rows of {max(columns)} weights are not made of groups of {nm[1]}"
+        return f"its rows of {max(columns)} weights cannot be divided into groups of {nm[1]}"
     return None
 
 

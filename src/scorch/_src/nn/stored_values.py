@@ -1,7 +1,7 @@
 """Values of a sparse weight in fewer bits than the numbers that are computed with.
 
-bfloat16 values are the upper halves of float32 ones, and learn as any parameter does. int8 values have a
-scale for each row, the largest magnitude of the row over 127; they are for inference.
+bfloat16 values are the upper halves of float32 values, and train like any parameter. int8 values have a
+scale for each row, the largest magnitude of the row divided by 127; they are for inference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_INT8 = 127
 
 def check_weight_dtype(dtype: Any) -> None:
     if dtype is not None and dtype not in WEIGHT_DTYPES:
-        raise ArgumentError(f"weight_dtype is one of torch.bfloat16, torch.int8 and None, not {dtype!r}")
+        raise ArgumentError(f"weight_dtype must be torch.bfloat16, torch.int8 or None, but got {dtype!r}")
 
 
 def quantize(values: torch.Tensor, pattern: Pattern) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ def quantize(values: torch.Tensor, pattern: Pattern) -> tuple[torch.Tensor, torc
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor, pattern: Pattern) -> torch.Tensor:
-    """Return what 8-bit integers stand for."""
+    """Return the values that 8-bit integers represent."""
     row, _ = count_rows(pattern)
     return values.to(scales.dtype) * scales[row.clamp(min=0)]
 
@@ -68,5 +68,5 @@ def check_float(layer: SparseLinear) -> None:
     """Raise if a layer has 8-bit values, which cannot be drawn or moved."""
     if layer._buffers.get("scales") is not None:
         raise CallError(
-            "the weight is stored as int8, which is for inference; change the float layer instead"
+            "the weight is stored as int8, which is for inference; modify the floating-point layer instead"
         )

@@ -22,7 +22,7 @@ MIN_ROUNDS = 5
 
 
 def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the shortest time of each call in seconds; calls take turns, to share disturbances."""
+    """Return the shortest time of each call in seconds; calls alternate, so that disturbances affect all."""
     seconds: dict[str, float] = {}
     with torch.no_grad():
         for call in calls.values():
@@ -40,7 +40,7 @@ def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, floa
 
 @contextlib.contextmanager
 def evaluating(*models: torch.nn.Module) -> Iterator[None]:
-    """Have models in evaluation mode, without gradients; each module returns to its own mode."""
+    """Put models in evaluation mode, without gradients; each module returns to its own mode."""
     modes = {module: module.training for model in models for module in model.modules()}
     try:
         for model in models:
@@ -66,7 +66,7 @@ def compare_models(switches: Sequence[Callable[[], torch.nn.Module]], call: Call
 
 
 class MachineRates:
-    """What this machine does in a second with the current threads: bytes read, operations by kind."""
+    """What this machine does per second with the current threads: bytes read, operations by kind."""
 
     def __init__(self) -> None:
         torch_state = torch.get_rng_state()

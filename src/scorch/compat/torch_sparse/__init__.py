@@ -1,7 +1,7 @@
 """torch_sparse's public functions and class, on Scorch: change the import and the program runs.
 
-``from scorch.compat.torch_sparse import SparseTensor, matmul``, or ``scorch.compat.torch_sparse.install()``
-before importing programs that are not to be changed.
+Write ``from scorch.compat.torch_sparse import SparseTensor, matmul``, or call
+``scorch.compat.torch_sparse.install()`` before you import programs that you do not want to change.
 """
 
 from scorch.compat.torch_sparse.arithmetic import add as add

@@ -1,4 +1,4 @@
-"""Sums and products of matrices entry by entry; they go through torch, so gradients of values flow."""
+"""Elementwise sums and products of matrices, computed by PyTorch, so gradients of values flow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(src: SparseTensor, other: Any) -> SparseTensor:
-    """With a matrix the sum; a column (n, 1) or row (1, n) is added to the stored entries alone."""
+    """Add a matrix; or add a column (n, 1) or a row (1, n) to the stored elements."""
     if not isinstance(other, type(src)):
         return add_nnz(src, _spread(src, other), layout="coo")
     return src.like(*_both(src, other), _larger(src, other)).coalesce()
@@ -25,7 +25,7 @@ def add_(src: SparseTensor, other: Any) -> SparseTensor:
 
 
 def add_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
-    """``other`` added to each value."""
+    """Add ``other`` to each value."""
     value = src.storage.value()
     total = _each(src, other) + 1 if value is None else value + _as_dtype(other, value)
     return src.set_value(total, layout=layout)
@@ -36,7 +36,7 @@ def add_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> Sparse
 
 
 def mul(src: SparseTensor, other: Any) -> SparseTensor:
-    """Element by element: with a matrix, a column (n, 1) or a row (1, n)."""
+    """Multiply elementwise by a matrix, a column (n, 1) or a row (1, n)."""
     if not isinstance(other, type(src)):
         return mul_nnz(src, _spread(src, other), layout="coo")
     if not src.is_coalesced() or not other.is_coalesced():
@@ -57,7 +57,7 @@ def mul_(src: SparseTensor, other: Any) -> SparseTensor:
 
 
 def mul_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
-    """Each value times ``other``."""
+    """Multiply each value by ``other``."""
     value = src.storage.value()
     product = _each(src, other) if value is None else value * _as_dtype(other, value)
     return src.set_value(product, layout=layout)
@@ -68,7 +68,7 @@ def mul_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> Sparse
 
 
 def _spread(src: SparseTensor, other: Any) -> Any:
-    """For each entry the part of ``other`` in its row or column."""
+    """Return the element of ``other`` in the row or column of each entry."""
     if not isinstance(other, Tensor) or other.dim() == 0:
         return other
     rows, columns = src.sparse_sizes()
@@ -83,7 +83,7 @@ def _spread(src: SparseTensor, other: Any) -> Any:
 
 
 def _each(src: SparseTensor, other: Any) -> Tensor:
-    """``other`` for every entry."""
+    """Return ``other`` for every entry."""
     each = torch.as_tensor(other, device=src.device())
     return each.expand(src.nnz(), *each.shape[1:])
 
@@ -93,7 +93,7 @@ def _as_dtype(other: Any, value: Tensor) -> Any:
 
 
 def _both(src: SparseTensor, other: SparseTensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The entries of both, one after the other; ones stand for missing values."""
+    """Return the entries of both, one after the other; missing values are ones."""
     row = torch.cat([src.storage.row(), other.storage.row()])
     col = torch.cat([src.storage.col(), other.storage.col()])
     values = [src.storage.value(), other.storage.value()]

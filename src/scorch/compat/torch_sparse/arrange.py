@@ -1,4 +1,4 @@
-"""Rows, columns and diagonals of a matrix taken, joined and put elsewhere: all by its index arrays."""
+"""Select, concatenate and move rows, columns and diagonals of a matrix, by its index arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def t(src: SparseTensor) -> SparseTensor:
-    """The transposed matrix."""
+    """Return the transposed matrix."""
     rows, columns = src.sparse_sizes()
     colptr, row, value = src.csc()
     col = src.storage.col()[src.storage.csr2csc()]
@@ -29,9 +29,9 @@ def t(src: SparseTensor) -> SparseTensor:
 
 
 def permute(src: SparseTensor, perm: Tensor) -> SparseTensor:
-    """Rows and columns in the order ``perm``."""
+    """Return the matrix with rows and columns in the order ``perm``."""
     if src.sparse_size(0) != src.sparse_size(1):
-        raise ShapeError(f"permute is for square matrices, not for {src.sparse_sizes()}")
+        raise ShapeError(f"permute requires a square matrix, but got sizes {src.sparse_sizes()}")
     return index_select(index_select(src, 0, perm), 1, perm)
 
 
@@ -39,7 +39,7 @@ def permute(src: SparseTensor, perm: Tensor) -> SparseTensor:
 
 
 def index_select(src: SparseTensor, dim: int, idx: Tensor) -> SparseTensor:
-    """The rows (0), columns (1) or parts of values ``idx``, in that order, repeats included."""
+    """Return the rows (0), columns (1) or slices of values at ``idx``, in that order, with repeats."""
     dim = _dim(src, dim)
     if dim == 1:
         return t(index_select(t(src), 0, idx))
@@ -47,7 +47,7 @@ def index_select(src: SparseTensor, dim: int, idx: Tensor) -> SparseTensor:
         return src.set_value(_value(src).index_select(dim - 1, idx), layout="coo")
     rows, columns = src.sparse_sizes()
     if idx.numel() and (int(idx.min()) < -rows or int(idx.max()) >= rows):
-        raise IndexRangeError(f"index leaves 0..{rows - 1}")
+        raise IndexRangeError(f"index is out of range 0..{rows - 1}")
     idx = torch.where(idx < 0, idx + rows, idx)
     places, counts = row_entries(src.storage.rowptr(), idx)
     row = torch.arange(idx.numel(), device=idx.device).repeat_interleave(counts)
@@ -65,7 +65,7 @@ def row_entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def index_select_nnz(src: SparseTensor, idx: Tensor, layout: str | None = None) -> SparseTensor:
-    """The entries ``idx``, counted by rows, or by columns in layout ``csc``."""
+    """Return the entries ``idx``, counted by rows, or by columns in layout ``csc``."""
     if layout == "csc":
         idx = src.storage.csr2csc()[idx]
     row, col, value = src.coo()
@@ -73,24 +73,26 @@ def index_select_nnz(src: SparseTensor, idx: Tensor, layout: str | None = None) 
 
 
 def masked_select(src: SparseTensor, dim: int, mask: Tensor) -> SparseTensor:
-    """The rows, columns or parts of values where ``mask`` is true."""
+    """Return the rows, columns or slices of values where ``mask`` is True."""
     if mask.dim() != 1 or mask.numel() != src.size(dim):
-        raise ShapeError(f"the mask of dimension {dim} has {src.size(dim)} places, not {tuple(mask.shape)}")
+        raise ShapeError(
+            f"the mask of dimension {dim} must have shape ({src.size(dim)},), but got {tuple(mask.shape)}"
+        )
     return index_select(src, dim, mask.nonzero().flatten())
 
 
 def masked_select_nnz(src: SparseTensor, mask: Tensor, layout: str | None = None) -> SparseTensor:
-    """The entries where ``mask`` is true."""
+    """Return the entries where ``mask`` is True."""
     return index_select_nnz(src, mask.nonzero().flatten(), layout)
 
 
 def narrow(src: SparseTensor, dim: int, start: int, length: int) -> SparseTensor:
-    """The rows, columns or parts of values from ``start`` on."""
+    """Return ``length`` rows, columns or slices of values, starting at ``start``."""
     dim = _dim(src, dim)
     size = src.size(dim)
     start = start + size if start < 0 else start
     if not 0 <= start <= start + length <= size:
-        raise IndexRangeError(f"{start}..{start + length} leaves dimension {dim}, which has size {size}")
+        raise IndexRangeError(f"{start}..{start + length} is out of range for dimension {dim} of size {size}")
     return index_select(src, dim, torch.arange(start, start + length, device=src.device()))
 
 
@@ -100,14 +102,14 @@ def narrow_diag(src: SparseTensor, start: tuple[int, int], length: tuple[int, in
 
 
 def select(src: SparseTensor, dim: int, idx: int) -> SparseTensor:
-    """One row or column, as a matrix."""
+    """Return one row or column, as a matrix."""
     dim = _dim(src, dim)
     idx = idx + src.size(dim) if idx < 0 else idx
     return narrow(src, dim, idx, 1)
 
 
 def get_item(src: SparseTensor, index: Any) -> SparseTensor:
-    """``src[index]``: whole numbers, slices, lists, masks, one for each dimension, and an ellipsis."""
+    """Return ``src[index]``: integers, slices, lists, masks, one per dimension, and an ellipsis."""
     items = list(index) if isinstance(index, tuple) else [index]
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
@@ -141,7 +143,7 @@ def _take(src: SparseTensor, dim: int, item: Any) -> SparseTensor:
 
 
 def remove_diag(src: SparseTensor, k: int = 0) -> SparseTensor:
-    """Without diagonal ``k``."""
+    """Return the matrix without diagonal ``k``."""
     kept = masked_select_nnz(src, src.storage.col() - src.storage.row() != k)
     for name in ("rowcount", "colcount"):  # cached where they were
         if name in src.storage.cached_keys():
@@ -150,7 +152,7 @@ def remove_diag(src: SparseTensor, k: int = 0) -> SparseTensor:
 
 
 def set_diag(src: SparseTensor, values: Tensor | None = None, k: int = 0) -> SparseTensor:
-    """With every place of diagonal ``k`` stored: ``values``, or ones."""
+    """Return the matrix with all elements of diagonal ``k`` stored: ``values``, or ones."""
     src = remove_diag(src, k)
     row, col, value = src.coo()
     here = torch.arange(max(-k, 0), max(-k, 0) + _diagonal_size(src, k), device=row.device)
@@ -162,7 +164,7 @@ def set_diag(src: SparseTensor, values: Tensor | None = None, k: int = 0) -> Spa
 
 
 def fill_diag(src: SparseTensor, fill_value: float, k: int = 0) -> SparseTensor:
-    """With ``fill_value`` on all of diagonal ``k``."""
+    """Return the matrix with ``fill_value`` on all of diagonal ``k``."""
     value = src.storage.value()
     if value is None:
         return set_diag(src, None, k)
@@ -170,7 +172,7 @@ def fill_diag(src: SparseTensor, fill_value: float, k: int = 0) -> SparseTensor:
 
 
 def get_diag(src: SparseTensor) -> Tensor:
-    """The main diagonal, dense."""
+    """Return the main diagonal, dense."""
     row, value = src.storage.row(), filled(src)
     on = row == src.storage.col()
     empty = value.new_zeros(_diagonal_size(src, 0), *value.shape[1:])
@@ -186,7 +188,7 @@ def _diagonal_size(src: SparseTensor, k: int) -> int:
 
 
 def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTensor:
-    """Matrices below one another (0), beside one another (1), or along the diagonal (0, 1)."""
+    """Concatenate matrices vertically (0), horizontally (1), or along the diagonal (0, 1)."""
     if not tensors:
         raise OperandError("cat needs at least one matrix")
     first = tensors[0]
@@ -195,7 +197,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTe
         joined = torch.cat([_value(tensor) for tensor in tensors], min(dims) - 1)
         return first.set_value(joined, layout="coo")
     if not dims <= {0, 1}:
-        raise IndexError(f"dim is 0, 1, (0, 1) or a dimension of values, not {dim}")
+        raise IndexError(f"dim must be 0, 1, (0, 1) or a dimension of the values, but got {dim}")
     down = _offsets([tensor.sparse_size(0) for tensor in tensors], 0 in dims)
     across = _offsets([tensor.sparse_size(1) for tensor in tensors], 1 in dims)
     entries = [tensor.coo() for tensor in tensors]
@@ -203,7 +205,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTe
     col = torch.cat([e[1] + right for e, right in zip(entries, across[:-1], strict=True)])
     values = [e[2] for e in entries if e[2] is not None]
     if values and len(values) != len(entries):
-        raise OperandError("either all matrices have values or none has")
+        raise OperandError("either all matrices must have values, or none")
     value, storages = torch.cat(values) if values else None, [tensor.storage for tensor in tensors]
     storage = SparseStorage(
         row=row,
@@ -218,7 +220,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTe
 
 
 def _joined_caches(storages: list[SparseStorage], dims: set[int]) -> dict[str, Tensor]:
-    """Return what follows for the joined matrix from what all matrices have cached."""
+    """Return the cached arrays of the concatenated matrix that follow from those of all matrices."""
     cached = set[str].intersection(*({*storage.cached_keys()} for storage in storages))
     found: dict[str, Tensor] = {}
     for name in ("rowcount",) * (0 in dims) + ("colcount",) * (1 in dims):
@@ -234,13 +236,13 @@ def _joined_caches(storages: list[SparseStorage], dims: set[int]) -> dict[str, T
 
 
 def _offsets(sizes: list[int], is_joined: bool) -> list[int]:
-    """Where each begins, and the size of all."""
+    """Return where each begins, and the total size."""
     return [0, *itertools.accumulate(sizes)] if is_joined else [0] * len(sizes) + [max(sizes)]
 
 
 def _dim(src: SparseTensor, dim: int) -> int:
     if not -src.dim() <= dim < src.dim():
-        raise IndexError(f"there is no dimension {dim}: the matrix has {src.dim()}")
+        raise IndexError(f"dimension {dim} is out of range for a matrix with {src.dim()} dimensions")
     return dim % src.dim()
 
 

@@ -1,4 +1,4 @@
-"""Functions on plain index and value tensors, torch_sparse's older manner, and conversions of them."""
+"""torch_sparse's older functions on plain index and value tensors, and conversions of these."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def _pair(matrix: SparseTensor) -> Pair:
 
 
 def coalesce(index: Tensor, value: Tensor | None, m: int, n: int, op: str = "add") -> Pair:
-    """Entries sorted by rows, repeated ones combined by ``op``."""
+    """Return the entries sorted by rows, repeated ones reduced by ``op``."""
     return _pair(_matrix(index, value, m, n).coalesce(op))
 
 
 def transpose(index: Tensor, value: Tensor | None, m: int, n: int, coalesced: bool = True) -> Pair:
-    """Rows and columns changed places."""
+    """Return the entries with rows and columns swapped."""
     swapped = index.flip(0)
     return coalesce(swapped, value, n, m) if coalesced else (swapped, value)
 
 
 def eye(m: int, dtype: torch.dtype | None = None, device: Any = None) -> Pair:
-    """The identity matrix of size ``m``."""
+    """Return the identity matrix of size ``m``."""
     row = torch.arange(m, device=device)
     return torch.stack([row, row]), torch.ones(m, dtype=dtype, device=device)
 
 
 def spmm(index: Tensor, value: Tensor, m: int, n: int, matrix: Tensor) -> Tensor:
-    """The product of a sparse matrix (m, n) with a dense one."""
+    """Return the product of a sparse matrix (m, n) with a dense one."""
     dense = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
     found: Tensor = matmul(_matrix(index, value, m, n), dense)
     return found
@@ -57,12 +57,12 @@ def spspmm(
     n: int,
     coalesced: bool = False,
 ) -> Pair:
-    """The product of two sparse matrices (m, k) and (k, n)."""
+    """Return the product of two sparse matrices (m, k) and (k, n)."""
     return _pair(matmul(_matrix(indexA, valueA, m, k), _matrix(indexB, valueB, k, n)))
 
 
 def spadd(indexA: Tensor, valueA: Tensor, indexB: Tensor, valueB: Tensor, m: int, n: int) -> Pair:
-    """The sum of two sparse matrices (m, n)."""
+    """Return the sum of two sparse matrices (m, n)."""
     return _pair(_matrix(indexA, valueA, m, n).add(_matrix(indexB, valueB, m, n)))
 
 

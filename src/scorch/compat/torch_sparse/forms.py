@@ -1,4 +1,4 @@
-"""A matrix in other forms: dense, in torch's own layouts, Scorch's, SciPy's, of a dtype, on a device."""
+"""Convert a matrix: to dense, PyTorch's layouts, Scorch, SciPy, another dtype or device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def to_torch_sparse_csc_tensor(src: SparseTensor, dtype: torch.dtype | None = No
 
 
 def to_scorch(src: SparseTensor, format: Any = "csr") -> Any:
-    """As a ``scorch.SparseTensor``, a ``torch.Tensor`` that takes part in everything else."""
+    """Return a ``scorch.SparseTensor``, which is a ``torch.Tensor`` and works with everything else."""
     return src.storage.matrix(filled(src)).to_format(format)
 
 
@@ -55,7 +55,7 @@ def to_scipy(src: SparseTensor, layout: str | None = None, dtype: torch.dtype | 
     import scipy.sparse
 
     if src.dim() != 2:
-        raise ShapeError(f"SciPy's matrices have two dimensions, not {src.sizes()}")
+        raise ShapeError(f"SciPy's matrices are 2-D, but got sizes {src.sizes()}")
     value = filled(src, dtype).detach().numpy()
     row, col = src.storage.row().numpy(), src.storage.col().numpy()
     if layout in (None, "coo"):
@@ -67,14 +67,14 @@ def to_scipy(src: SparseTensor, layout: str | None = None, dtype: torch.dtype | 
         order = src.storage.csr2csc().numpy()
         arrays = (value[order], row[order], src.storage.colptr().numpy())
         return scipy.sparse.csc_matrix(arrays, src.sparse_sizes())
-    raise OperandError(f"layout is one of coo, csr and csc, not {layout!r}")
+    raise OperandError(f"layout must be 'coo', 'csr' or 'csc', but got {layout!r}")
 
 
 # dtypes and devices ----------------------------------------------------------------------------------
 
 
 def _on_storage(change: Callable[..., SparseStorage]) -> Callable[..., SparseTensor]:
-    """Return the method of a matrix that makes ``change`` to its entries."""
+    """Return the method of a matrix that applies ``change`` to its entries."""
 
     @wraps(change)
     def method(src: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
@@ -95,7 +95,7 @@ share_memory_ = _on_storage(memory.share_memory_)
 
 
 def cast(dtype: torch.dtype) -> Callable[[SparseTensor], SparseTensor]:
-    """The method that gives values of ``dtype``."""
+    """Return the method that converts values to ``dtype``."""
 
     def method(src: SparseTensor) -> SparseTensor:
         return as_type(src, dtype)
@@ -104,7 +104,7 @@ def cast(dtype: torch.dtype) -> Callable[[SparseTensor], SparseTensor]:
 
 
 def to(src: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
-    """As ``torch.Tensor.to``: a device, a dtype or both."""
+    """Convert like ``torch.Tensor.to``: a device, a dtype or both."""
     device, dtype, *_ = parse_to(*args, **kwargs)
     found = src if device is None else to_device(src, device)
     return found if dtype is None else as_type(found, dtype)

@@ -1,4 +1,4 @@
-"""``install()`` lets programs that import torch_sparse run on Scorch without being changed."""
+"""``install()`` lets programs that import torch_sparse run on Scorch unchanged."""
 
 from __future__ import annotations
 
@@ -52,26 +52,28 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def install() -> None:
-    """Make ``import torch_sparse``, its submodules and ``torch.ops.torch_sparse`` mean this package.
+    """Make ``import torch_sparse``, its submodules and ``torch.ops.torch_sparse`` refer to this package.
 
-    Call it before anything imports torch_sparse; PyG looks for it when it is imported. A second call does
-    nothing. Names stay what they are in torch_sparse: ``torch_sparse.transpose`` is the function, though a
-    module has that name too.
+    Call it before anything imports torch_sparse; PyG looks for it when it is imported. A second call has no
+    effect. Names mean what they mean in torch_sparse: ``torch_sparse.transpose`` is the function, although a
+    module has that name, too.
 
     Raises:
-        CallError: torch_sparse itself has been imported already.
+        CallError: torch_sparse itself has already been imported.
 
-    >>> from scorch.compat.torch_sparse import install, uninstall
-    >>> install()
-    >>> import torch_sparse
-    >>> torch_sparse.SparseTensor.eye(2).to_dense()
-    tensor([[1., 0.],
-            [0., 1.]])
-    >>> uninstall()
+    Example:
+
+        >>> from scorch.compat.torch_sparse import install, uninstall
+        >>> install()
+        >>> import torch_sparse
+        >>> torch_sparse.SparseTensor.eye(2).to_dense()
+        tensor([[1., 0.],
+                [0., 1.]])
+        >>> uninstall()
     """
     present = sys.modules.get("torch_sparse")
     if present is not None and present is not sys.modules[_PACKAGE]:
-        raise CallError("torch_sparse has been imported already; call install() before whatever imports it")
+        raise CallError("torch_sparse has already been imported; call install() before anything imports it")
     if not _libraries:
         _libraries.append(operators.register())
         script.register(sys.modules[_PACKAGE])
@@ -79,7 +81,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take back what ``install`` did; modules that imported torch_sparse meanwhile keep what they have."""
+    """Undo ``install``; modules that have imported torch_sparse in the meantime keep what they imported."""
     for name, module in _modules().items():
         if sys.modules.get(name) is module:
             del sys.modules[name]

@@ -1,4 +1,4 @@
-"""Products of a matrix with dense and sparse ones: einsums, which have gradients at the stored entries."""
+"""Products of a matrix with dense and sparse ones: einsums, which have gradients at the stored elements."""
 
 from __future__ import annotations
 
@@ -19,37 +19,53 @@ if TYPE_CHECKING:
 
 
 def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
-    """``src @ other``: dense with a dense tensor, sparse with a sparse one.
+    """Return ``src @ other``: dense for a dense tensor, sparse for a sparse one.
 
-    ``reduce`` is how the products of a row are combined: sum, mean, min or max; the last three take the
-    stored entries alone.
+    Args:
+        src: the matrix.
+        other: a dense tensor or another matrix.
+        reduce: how to reduce the products of a row: ``"sum"``, or with a dense tensor ``"mean"``, ``"min"``
+            or ``"max"`` over the stored elements.
+
+    Raises:
+        ShapeError: the sizes do not match.
+
+    Example:
+
+        >>> import torch
+        >>> from scorch.compat.torch_sparse import SparseTensor, matmul
+        >>> matmul(SparseTensor.eye(2), torch.ones(2, 1), reduce="max")
+        tensor([[1.],
+                [1.]])
     """
     if isinstance(other, type(src)):
         if reduce not in ("sum", "add"):
-            raise UnsupportedError(f"reduce={reduce!r} is for products with dense tensors; use sum")
+            raise UnsupportedError(
+                f"reduce={reduce!r} is supported only for products with dense tensors; use 'sum'"
+            )
         return _sparse_product(src, other)
     if not isinstance(other, Tensor):
-        raise OperandError(f"matmul takes a tensor or a SparseTensor, not a {type(other).__name__}")
+        raise OperandError(f"matmul expected a tensor or a SparseTensor, but got {type(other).__name__}")
     value = src.storage.value()
     if value is not None and value.dim() > 1:
-        raise ShapeError(f"a matrix that multiplies has one number an entry, not {tuple(value.shape[1:])}")
+        raise ShapeError(f"products need scalar values, but the values have shape {tuple(value.shape[1:])}")
     return _with_columns(src, value, other, reduce)
 
 
 def spmm(src: SparseTensor, other: Tensor, reduce: str = "sum") -> Tensor:
-    """``src @ other`` with a dense tensor."""
+    """Return ``src @ other`` for a dense tensor."""
     product: Tensor = matmul(src, other, reduce)
     return product
 
 
 def spspmm(src: SparseTensor, other: SparseTensor, reduce: str = "sum") -> SparseTensor:
-    """``src @ other`` with a sparse matrix."""
+    """Return ``src @ other`` for a sparse matrix."""
     product: SparseTensor = matmul(src, other, reduce)
     return product
 
 
 def _with_columns(src: SparseTensor, value: Tensor | None, other: Tensor, reduce: str) -> Tensor:
-    """Vectors and batches are matrices with other columns."""
+    """Multiply vectors and batches as matrices with other columns."""
     if other.dim() == 1:
         return _with_columns(src, value, other.unsqueeze(-1), reduce).squeeze(-1)
     if other.shape[-2] != src.sparse_size(1):
@@ -82,11 +98,13 @@ def _dense_product(src: SparseTensor, value: Tensor | None, other: Tensor, reduc
 
 def _sparse_product(src: SparseTensor, other: SparseTensor) -> SparseTensor:
     if src.sparse_size(1) != other.sparse_size(0):
-        raise ShapeError(f"sizes {src.sparse_sizes()} and {other.sparse_sizes()} do not multiply")
+        raise ShapeError(
+            f"matrices of sizes {src.sparse_sizes()} and {other.sparse_sizes()} cannot be multiplied"
+        )
     sides = (src, other)
     values = [side.storage.value() for side in sides]
     if any(value is not None and value.dim() > 1 for value in values):
-        raise ShapeError("matrices that multiply have one number an entry")
+        raise ShapeError("products need scalar values")
     dtype = next((value.dtype for value in values if value is not None), torch.get_default_dtype())
     left, right = (side.storage.matrix(filled(side, dtype)) for side in sides)
     product = einsum("ij,jk->ik", left, right, format="csr")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_type(storage: SparseStorage, dtype: torch.dtype, non_blocking: bool = False) -> SparseStorage:
-    """Return values of ``dtype``; entries without values have nothing to change."""
+    """Return values of ``dtype``; entries without values are unchanged."""
     value = storage.value()
     return storage if value is None or value.dtype == dtype else storage.set_value(value.to(dtype))
 
@@ -58,7 +58,7 @@ def is_shared(storage: SparseStorage) -> bool:
 
 
 def pin_memory(storage: SparseStorage) -> SparseStorage:
-    """Return entries in memory from which a GPU copies fast."""
+    """Return entries in pinned memory."""
     return storage.map(Tensor.pin_memory)
 
 

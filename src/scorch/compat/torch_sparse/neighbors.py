@@ -1,7 +1,7 @@
-"""Subgraphs around seed nodes, drawn hop by hop from graphs with one or several types of nodes.
+"""Subgraphs around seed nodes, sampled hop by hop from homogeneous or heterogeneous graphs.
 
-Graphs are given by column: ``colptr`` and ``row``, so that the column of a node holds its in-neighbours. What
-comes back are the nodes, seeds first, and for each sampled edge the positions of its ends among the nodes and
+Graphs are stored by column: ``colptr`` and ``row``, so that the column of a node holds its in-neighbors. The
+results are the nodes, seeds first, and for each sampled edge the positions of its ends among the nodes and
 its position in ``row``. An edge type ``(source, relation, target)`` has the key ``source__relation__target``.
 """
 
@@ -24,7 +24,7 @@ EdgeType = tuple[str, str, str]
 def neighbor_sample(
     colptr: Tensor, row: Tensor, input_node: Tensor, num_neighbors: list[int], replace: bool, directed: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return nodes, rows, columns and edges of a neighbourhood of ``input_node`` (GraphSAGE's sampling)."""
+    """Return nodes, rows, columns and edges of a sampled neighborhood of ``input_node`` (GraphSAGE)."""
     kind = ("", "", "")
     key = "__".join(kind)
     nodes, *edges = hetero_neighbor_sample(
@@ -55,9 +55,9 @@ def hetero_neighbor_sample(
 ) -> Sampled:
     """Return nodes by type, and rows, columns and edges by edge type.
 
-    In each hop every node found in the hop before draws as many in-neighbours of each edge type as
-    ``num_neighbors_dict`` says. The edges are those that were drawn, or unless ``directed`` all edges between
-    the nodes.
+    In each hop, every node of the previous hop samples as many in-neighbors of each edge type as
+    ``num_neighbors_dict`` says. The edges are the sampled ones, or all edges between the nodes unless
+    ``directed``.
     """
     empty = next(iter([*row_dict.values(), *input_node_dict.values()])).new_empty(0)
     nodes = {kind: input_node_dict.get(kind, empty) for kind in node_types}
@@ -89,8 +89,8 @@ def hgt_sample(
 ) -> Sampled:
     """Return as many nodes of each type as ``num_samples_dict`` says, and all edges between them.
 
-    A neighbour is drawn in proportion to the square of its budget: for each sampled node it points to, one
-    over that node's number of in-neighbours (Hu and others, Heterogeneous Graph Transformer, algorithm 1).
+    A neighbor is sampled in proportion to the square of its budget: for each sampled node it points to, one
+    over that node's number of in-neighbors (Hu et al., Heterogeneous Graph Transformer, algorithm 1).
     """
     kinds = {key: _edge_type(key) for key in colptr_dict}
     empty = next(iter(row_dict.values())).new_empty(0)
@@ -114,7 +114,7 @@ def hgt_sample(
 def ego_k_hop_sample_adj(
     rowptr: Tensor, col: Tensor, idx: Tensor, depth: int, num_neighbors: int, replace: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return one graph of a component for each node of ``idx``: the nodes within ``depth`` hops of it.
+    """Return one graph with a component for each node of ``idx``: the nodes within ``depth`` hops of it.
 
     The arrays are row pointers, columns, nodes, edges, where each component begins, and where its root is.
     """
@@ -142,7 +142,7 @@ def _edge_type(key: str) -> EdgeType:
 
 
 def _joined(parts: list[tuple[Tensor, ...]], empty: Tensor) -> tuple[Tensor, ...]:
-    """Return what was drawn in all hops, array by array."""
+    """Concatenate the samples of all hops, array by array."""
     return tuple(torch.cat(arrays) for arrays in zip(*parts, strict=True)) or (empty,) * 3
 
 
@@ -177,7 +177,7 @@ def _edges_inside(keys: Tensor, ends: Tensor, starts: Tensor) -> tuple[Tensor, T
 def _add_budget(
     budget: dict[str, tuple[Tensor, Tensor]], kind: str, targets: Tensor, colptr: Tensor, row: Tensor
 ) -> None:
-    """Let each of ``targets`` spread a budget of one over its in-neighbours."""
+    """Let each of ``targets`` distribute a budget of one over its in-neighbors."""
     places, counts = row_entries(colptr, targets)
     candidates, weight = budget[kind]
     share = counts.reciprocal().repeat_interleave(counts)

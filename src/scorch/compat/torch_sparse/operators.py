@@ -1,4 +1,4 @@
-"""``torch.ops.torch_sparse``: the operators that torch_sparse's users call on index arrays."""
+"""``torch.ops.torch_sparse``: the operators that users of torch_sparse call on index arrays."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def spmm_mean(
 
 
 def _spmm_extreme(reduce: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the operator that also tells which entry had the extreme, the number of entries for none."""
+    """Return the operator that also returns which entry had the extreme, the number of entries for none."""
 
     def operator(rowptr: Tensor, col: Tensor, value: Tensor | None, mat: Tensor) -> tuple[Tensor, Tensor]:
         out: Tensor = matmul(_matrix(rowptr, col, value, mat.shape[-2]), mat, reduce)
@@ -108,7 +108,7 @@ def sample_adj(
 
 
 def relabel(col: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
-    """Return positions of ``col`` among the nodes, and the nodes: ``idx``, then others as they come."""
+    """Return positions of ``col`` among the nodes, and the nodes: ``idx``, then others in order."""
     nodes, number = sample.extend_nodes(idx, col)
     return number, nodes
 
@@ -116,7 +116,7 @@ def relabel(col: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
 def relabel_one_hop(
     rowptr: Tensor, col: Tensor, optional_value: Tensor | None, idx: Tensor, bipartite: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Return the rows ``idx`` with columns relabelled; unless ``bipartite`` each column has a row too."""
+    """Return the rows ``idx`` with relabeled columns; unless ``bipartite``, each column has a row, too."""
     places, counts = row_entries(rowptr, idx)
     number, nodes = relabel(col[places], idx)
     empty = counts.new_zeros(0 if bipartite else nodes.numel() - idx.numel())
@@ -202,7 +202,7 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 def register() -> torch.library.Library:
-    """Define the operators, and return the library whose end takes them away."""
+    """Define the operators, and return the library, which removes them when it is destroyed."""
     library = torch.library.Library("torch_sparse", "FRAGMENT")
     for name, (function, schema) in _OPERATORS.items():
         library.define(name + schema)

@@ -1,4 +1,4 @@
-"""Reductions over the stored entries of rows and columns, with torch_sparse's names."""
+"""Reductions over the stored elements of rows and columns, with torch_sparse's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 
 def reduction(src: SparseTensor, dim: int | None = None, reduce: str = "sum") -> Tensor:
-    """Over the stored entries of each column (0) or row (1), over values' dimensions, or over all."""
+    """Reduce the stored elements of each column (0) or row (1), along a dimension of the values, or all.
+
+    Args:
+        src: the matrix.
+        dim: the dimension; None reduces all values.
+        reduce: ``"sum"``, ``"mean"``, ``"min"`` or ``"max"``.
+    """
     value, reduce = filled(src), "sum" if reduce == "add" else reduce
     if dim is None:
         return methodcaller(reduce)(value)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Neighbours, walks and subgraphs drawn from a graph, by whole arrays."""
+"""Sample neighbors, random walks and subgraphs of a graph, with vectorized operations."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ if TYPE_CHECKING:
 
 
 def sample(src: SparseTensor, num_neighbors: int, subset: Tensor | None = None) -> Tensor:
-    """For each row (of ``subset``) ``num_neighbors`` of its columns, drawn with replacement.
+    """Sample ``num_neighbors`` columns of each row (of ``subset``), with replacement.
 
-    In a square matrix a row without entries draws itself, as walks stay there; in others it is refused.
+    In a square matrix, a row without entries samples itself, like a random walk that stays.
+
+    Args:
+        src: the matrix.
+        num_neighbors: the number of columns to sample per row.
+        subset: the rows; all by default.
+
+    Raises:
+        IndexRangeError: a row of a matrix that is not square has no entries.
     """
     rows = torch.arange(src.sparse_size(0), device=src.device()) if subset is None else subset
     counts = src.storage.rowcount()[rows].unsqueeze(1)
     is_empty = counts == 0
     if not src.is_quadratic() and bool(is_empty.any()):
-        raise IndexRangeError(f"row {int(rows[is_empty.squeeze(1)][0])} has no neighbours to draw from")
+        raise IndexRangeError(f"row {int(rows[is_empty.squeeze(1)][0])} has no neighbors to sample from")
     drawn = (torch.rand(rows.numel(), num_neighbors, device=counts.device) * counts).long()
     places = (drawn + src.storage.rowptr()[rows].unsqueeze(1)).masked_fill(is_empty, 0)
     columns = src.storage.col()[places] if src.nnz() else torch.zeros_like(places)
@@ -34,9 +42,15 @@ def sample(src: SparseTensor, num_neighbors: int, subset: Tensor | None = None) 
 def sample_adj(
     src: SparseTensor, subset: Tensor, num_neighbors: int, replace: bool = False
 ) -> tuple[SparseTensor, Tensor]:
-    """The rows of ``subset`` with at most ``num_neighbors`` entries each (all if negative), and the columns.
+    """Return the rows of ``subset`` with at most ``num_neighbors`` entries each, and the columns.
 
-    Columns are numbered anew: first those of ``subset``, then the others as they are met.
+    Columns are relabeled: first those of ``subset``, then the others in order of appearance.
+
+    Args:
+        src: the matrix.
+        subset: the rows.
+        num_neighbors: the number of entries to sample per row; all if negative.
+        replace: whether to sample with replacement.
     """
     places, row = draw_entries(src.storage.rowptr(), subset, num_neighbors, replace)
     nodes, col = extend_nodes(subset, src.storage.col()[places])
@@ -45,7 +59,7 @@ def sample_adj(
 
 
 def draw_entries(rowptr: Tensor, subset: Tensor, most: int, replace: bool) -> tuple[Tensor, Tensor]:
-    """Return the entries that were drawn, and for each the position of its row in ``subset``."""
+    """Return the sampled entries, and the position of the row of each in ``subset``."""
     places, counts = row_entries(rowptr, subset)
     rows = torch.arange(subset.numel(), device=subset.device)
     if most < 0:
@@ -65,7 +79,7 @@ def draw_entries(rowptr: Tensor, subset: Tensor, most: int, replace: bool) -> tu
 
 
 def extend_nodes(nodes: Tensor, met: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``nodes`` and the new ones of ``met`` as they come, and the position of each of ``met``."""
+    """Return ``nodes`` extended by the new ones of ``met`` in order, and the position of each of ``met``."""
     both = torch.cat([nodes, met])
     unique, inverse = both.unique(return_inverse=True)
     first = torch.full((unique.numel(),), both.numel(), device=both.device).scatter_reduce(
@@ -79,7 +93,7 @@ def extend_nodes(nodes: Tensor, met: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def random_walk(src: SparseTensor, start: Tensor, walk_length: int) -> Tensor:
-    """Walks of ``walk_length`` steps from each node of ``start``; a node without neighbours stays."""
+    """Return random walks of ``walk_length`` steps from ``start``; a node without neighbors stays."""
     rowptr, col, _ = src.csr()
     counts = src.storage.rowcount()
     walk = [start]
@@ -94,7 +108,7 @@ def random_walk(src: SparseTensor, start: Tensor, walk_length: int) -> Tensor:
 
 
 def saint_subgraph(src: SparseTensor, node_idx: Tensor) -> tuple[SparseTensor, Tensor]:
-    """The graph between the nodes ``node_idx``, and the number of each of its edges in ``src``."""
+    """Return the subgraph of the nodes ``node_idx``, and the index of each of its edges in ``src``."""
     numbered = src.set_value(torch.arange(src.nnz(), device=src.device()), layout="coo")
     part = numbered.index_select(0, node_idx).index_select(1, node_idx)
     edges = part.storage.value()
@@ -103,12 +117,12 @@ def saint_subgraph(src: SparseTensor, node_idx: Tensor) -> tuple[SparseTensor, T
 
 
 def partition(src: SparseTensor, num_parts: int, *args: object, **kwargs: object) -> None:
-    """Refused: the METIS library is not part of Scorch."""
+    """Raise ``UnsupportedError``: the METIS library is not part of Scorch."""
     raise UnsupportedError("partition needs METIS; use pymetis and permute(), or reverse_cuthill_mckee()")
 
 
 def reverse_cuthill_mckee(src: SparseTensor, is_symmetric: bool | None = None) -> Tensor:
-    """An order of the nodes that brings entries close to the diagonal; SciPy finds it."""
+    """Return an order of the nodes that brings entries close to the diagonal, computed by SciPy."""
     from scipy.sparse import csgraph
 
     symmetric = src.is_symmetric() if is_symmetric is None else is_symmetric

@@ -1,8 +1,8 @@
-"""What TorchScript takes for ``SparseTensor``, so that PyG's layers and functions can be scripted.
+"""``SparseTensor`` for TorchScript, so that PyG's layers and functions can be scripted.
 
 TorchScript compiles a class as a whole, which ``SparseTensor`` is not written for. It finds these classes
 instead, copies the arrays of a matrix into them when a scripted function is called, and compiles the
-functions below in place of those of this package. Products are ``torch.ops.torch_sparse``, which run on
+functions below instead of those of this package. Products are ``torch.ops.torch_sparse``, which run on
 Scorch.
 """
 
@@ -63,7 +63,7 @@ class ScriptStorage:
 
 
 class ScriptTensor:
-    """A sparse matrix with those methods that PyG's scripted code calls."""
+    """A sparse matrix with the methods that PyG's scripted code calls."""
 
     def __init__(self, storage: ScriptStorage):
         self.storage = storage
@@ -220,7 +220,7 @@ _FUNCTIONS = (matmul, sum, mul, masked_select_nnz, set_diag, fill_diag)
 
 
 def register(package: Any) -> None:
-    """Let TorchScript find these classes and functions for those of ``package``."""
+    """Make TorchScript use these classes and functions instead of those of ``package``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
         for ours, theirs in ((ScriptStorage, package.SparseStorage), (ScriptTensor, package.SparseTensor)):

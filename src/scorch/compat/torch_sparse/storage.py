@@ -1,8 +1,8 @@
 """The entries of a torch_sparse matrix: row, column and perhaps a value, sorted by row and then column.
 
-Unlike ``scorch.SparseTensor`` it may have no values, values with dimensions of their own, and repeated
-entries. Everything derived (pointers, counts, the order by columns, the pattern that kernels take) is found
-when first asked for and kept.
+Unlike a ``scorch.SparseTensor``, it may have no values, values with more dimensions, and repeated entries.
+Everything derived (pointers, counts, the order by columns, the pattern that kernels take) is computed when
+first needed, and cached.
 """
 
 from __future__ import annotations
@@ -25,12 +25,27 @@ _CACHED = ("rowcount", "colptr", "colcount", "csr2csc", "csc2csr")
 
 
 def _has(name: str) -> Callable[[SparseStorage], bool]:
-    """Return the method that tells whether the array ``name`` is there without computing it."""
+    """Return the method that says whether the array ``name`` is available without computing it."""
     return lambda storage: getattr(storage, f"_{name}") is not None
 
 
 class SparseStorage:
-    """Sorted entries with sizes; methods give each array, as in torch_sparse."""
+    """The sorted entries of a sparse matrix; methods return each array, as in torch_sparse.
+
+    Args:
+        row: the row of each entry; or pass ``rowptr``.
+        rowptr: where each row begins, if entries are sorted.
+        col: the column of each entry.
+        value: the value of each entry, of any shape.
+        sparse_sizes: the numbers of rows and columns; inferred by default.
+        rowcount: the number of entries of each row, if known.
+        colptr: where each column begins in the order by columns, if known.
+        colcount: the number of entries of each column, if known.
+        csr2csc: the order by columns, if known.
+        csc2csr: the inverse of ``csr2csc``, if known.
+        is_sorted: whether entries are sorted by row and then column.
+        trust_data: whether to skip validation.
+    """
 
     def __init__(
         self,
@@ -48,7 +63,7 @@ class SparseStorage:
         trust_data: bool = False,
     ) -> None:
         if col is None or (row is None and rowptr is None):
-            raise OperandError("give col, and row or rowptr")
+            raise OperandError("pass col, and either row or rowptr")
         self._row, self._rowptr, self._col, self._value = row, rowptr, col, value
         self._rowcount, self._colptr, self._colcount = rowcount, colptr, colcount
         self._csr2csc, self._csc2csr = csr2csc, csc2csr
@@ -115,7 +130,7 @@ class SparseStorage:
         return torch.bincount(self._col, minlength=self._sparse_sizes[1])
 
     def csr2csc(self) -> Tensor:
-        """The entries in the order of columns."""
+        """Return the order of the entries by columns."""
         if self._csr2csc is None:
             self._csr2csc = self._col.argsort(stable=True)
         return self._csr2csc
@@ -169,7 +184,7 @@ class SparseStorage:
 
     @classmethod
     def empty(cls) -> SparseStorage:
-        """Return the entries of a matrix of 0 x 0."""
+        """Return the entries of a 0 x 0 matrix."""
         nothing = torch.empty(0, dtype=torch.int64, device=HOST)
         return cls(nothing, None, nothing, None, (0, 0), is_sorted=True, trust_data=True)
 
@@ -181,7 +196,7 @@ class SparseStorage:
         num_rows = rows * columns // num_cols if num_rows == -1 else num_rows
         num_cols = rows * columns // num_rows if num_cols == -1 else num_cols
         if num_rows * num_cols != rows * columns:
-            raise ShapeError(f"{rows} x {columns} places cannot be arranged as {num_rows} x {num_cols}")
+            raise ShapeError(f"a {rows} x {columns} matrix cannot be reshaped to {num_rows} x {num_cols}")
         place, sizes = self.row() * columns + self._col, (num_rows, num_cols)
         row, col = place // max(num_cols, 1), place % max(num_cols, 1)
         return SparseStorage(row, None, col, self._value, sizes, is_sorted=True, trust_data=True)
@@ -204,7 +219,7 @@ class SparseStorage:
     is_pinned = memory.is_pinned
 
     def with_value(self, value: Tensor | None) -> SparseStorage:
-        """The same entries with other values; what was found out about them is shared."""
+        """Return the same entries with other values; cached arrays are shared."""
         made = SparseStorage.__new__(SparseStorage)
         made.__dict__.update(self.__dict__, _value=value)
         return made
@@ -223,7 +238,7 @@ class SparseStorage:
         return value[self.csc2csr()] if layout == "csc" else value
 
     def map(self, change: Any) -> SparseStorage:
-        """With ``change`` made to every array."""
+        """Return the storage with ``change`` applied to every array."""
         made = self.with_value(self._value)
         made._kernel = None
         for name, array in self.__dict__.items():
@@ -232,7 +247,7 @@ class SparseStorage:
         return made
 
     def coalesce(self, reduce: str = "sum") -> SparseStorage:
-        """Without repeated entries, whose values are combined."""
+        """Return the storage without repeated entries, whose values are reduced."""
         if self.is_coalesced():
             return self
         merged, place = self._merged()
@@ -241,7 +256,7 @@ class SparseStorage:
         return merged
 
     def _merged(self) -> tuple[SparseStorage, Tensor]:
-        """Different entries without values, and for each entry of this storage its place among them."""
+        """Return the distinct entries without values, and the position of each entry among them."""
         width = max(self._sparse_sizes[1], 1)
         keys, place = torch.unique_consecutive(self.row() * width + self._col, return_inverse=True)
         row, col, sizes = keys // width, keys % width, self._sparse_sizes
@@ -250,7 +265,7 @@ class SparseStorage:
     # kernels -----------------------------------------------------------------------------------------
 
     def matrix(self, value: Tensor) -> Matrix:
-        """The entries with ``value`` (one number each), connected to it; repeated ones add up."""
+        """Return the entries with ``value`` (one number each), connected to it; repeated ones add up."""
         pattern, place = self._pattern()
         return sparse_of(pattern, value if place is None else combine(value, place, pattern.size, "sum"))
 
@@ -265,14 +280,14 @@ class SparseStorage:
 
 
 def get_layout(layout: str | None = None) -> str:
-    """Return ``layout``, or without one ``coo``."""
+    """Return ``layout``, or ``coo`` by default."""
     if layout not in (None, "coo", "csr", "csc"):
-        raise OperandError(f"layout is one of coo, csr and csc, not {layout!r}")
+        raise OperandError(f"layout must be 'coo', 'csr' or 'csc', but got {layout!r}")
     return layout or "coo"
 
 
 def combine(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
-    """``values`` gathered by ``place``: their sum, mean, min or max, 0 where there is none."""
+    """Reduce ``values`` by ``place``: their sum, mean, min or max, 0 where there is none."""
     empty = values.new_zeros(count, *values.shape[1:])
     if reduce in ("sum", "add"):
         return empty.index_add(0, place, values)
@@ -284,16 +299,16 @@ def combine(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
     if reduce in ("min", "max"):
         index = place.reshape(-1, *(1,) * (values.dim() - 1)).expand_as(values)
         return empty.scatter_reduce(0, index, values, f"a{reduce}", include_self=False)
-    raise OperandError(f"reduce is one of sum, mean, min and max, not {reduce!r}")
+    raise OperandError(f"reduce must be 'sum', 'mean', 'min' or 'max', but got {reduce!r}")
 
 
 def pick(value: Tensor | None, places: Tensor) -> Tensor | None:
-    """Return the values at ``places``, where there are values."""
+    """Return the values at ``places``, or None without values."""
     return None if value is None else value[places]
 
 
 def pointers_of(counts: Tensor) -> Tensor:
-    """Return where each of the rows with ``counts`` entries begins, and the number of all entries."""
+    """Return where each row begins, given the number of entries of each, and the number of all entries."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
@@ -317,14 +332,17 @@ def _check(storage: SparseStorage) -> None:
         if array is None:
             continue
         if array.dtype != torch.int64 or array.dim() != 1:
-            raise OperandError(f"{name} is a row of int64, not {array.dtype} of shape {tuple(array.shape)}")
+            raise OperandError(
+                f"{name} must be a 1-D int64 tensor, but got {array.dtype} of shape {tuple(array.shape)}"
+            )
         if array.device != col.device:
             raise OperandError(f"{name} is on device {array.device}, but col on {col.device}")
     if rowptr is not None:
         is_fine = rowptr.numel() == sizes[0] + 1 and int(rowptr[0]) == 0 and int(rowptr[-1]) == col.numel()
         if not is_fine or bool((rowptr.diff() < 0).any()):
             raise IndexRangeError(
-                f"rowptr must rise from 0 to {col.numel()}, the number of entries, in {sizes[0] + 1} steps"
+                f"rowptr must increase from 0 to {col.numel()}, the number of entries, in {sizes[0] + 1} "
+                "steps"
             )
     for name, array, size in (("row", row, sizes[0]), ("col", col, sizes[1])):
         if array is None:
@@ -332,11 +350,13 @@ def _check(storage: SparseStorage) -> None:
         if array.numel() != col.numel():
             raise ShapeError(f"{name} has {array.numel()} entries, but col has {col.numel()}")
         if array.numel() and (int(array.min()) < 0 or int(array.max()) >= size):
-            raise IndexRangeError(f"{name} leaves 0..{size - 1}: give larger sparse_sizes")
+            raise IndexRangeError(f"{name} is out of range 0..{size - 1}; pass larger sparse_sizes")
     if storage._value is not None:
         _check_value(storage._value, col)
 
 
 def _check_value(value: Tensor, col: Tensor) -> None:
     if value.shape[:1] != col.shape:
-        raise ShapeError(f"there are {col.numel()} entries, but value has shape {tuple(value.shape)}")
+        raise ShapeError(
+            f"value must have a row for each of the {col.numel()} entries, but got shape {tuple(value.shape)}"
+        )

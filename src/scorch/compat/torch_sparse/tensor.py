@@ -1,7 +1,7 @@
 """torch_sparse's ``SparseTensor``: a matrix with or without values, multiplied by Scorch's kernels.
 
-It is no ``torch.Tensor``; ``to_scorch`` gives one that is. Its methods are the functions of this package
-with the matrix as first argument.
+It is not a ``torch.Tensor``; ``to_scorch`` returns one. Its methods are the functions of this package with
+the matrix as first argument.
 """
 
 from __future__ import annotations
@@ -25,14 +25,25 @@ Sizes = tuple[int | None, int | None]
 
 
 class SparseTensor:
-    """A sparse matrix, of which each entry may have a value of any shape.
+    """torch_sparse's sparse matrix, whose entries may have values of any shape.
 
-    >>> import torch
-    >>> from scorch.compat.torch_sparse import SparseTensor
-    >>> A = SparseTensor(row=torch.tensor([0, 1]), col=torch.tensor([1, 0]), sparse_sizes=(2, 2))
-    >>> A @ torch.tensor([[1.0], [2.0]])
-    tensor([[2.],
-            [1.]])
+    Args:
+        row: the row of each entry; or pass ``rowptr``.
+        rowptr: where each row begins, if entries are sorted.
+        col: the column of each entry.
+        value: the value of each entry, if any.
+        sparse_sizes: the numbers of rows and columns; inferred by default.
+        is_sorted: whether entries are sorted by row and then column.
+        trust_data: whether to skip validation.
+
+    Example:
+
+        >>> import torch
+        >>> from scorch.compat.torch_sparse import SparseTensor
+        >>> A = SparseTensor(row=torch.tensor([0, 1]), col=torch.tensor([1, 0]), sparse_sizes=(2, 2))
+        >>> A @ torch.tensor([[1.0], [2.0]])
+        tensor([[2.],
+                [1.]])
     """
 
     def __init__(
@@ -94,9 +105,9 @@ class SparseTensor:
 
     @classmethod
     def from_scorch(cls, mat: Any, has_value: bool = True) -> SparseTensor:
-        """From a ``scorch.SparseTensor`` of any format."""
+        """Convert a ``scorch.SparseTensor`` of any format."""
         if not isinstance(mat, Matrix):
-            raise OperandError(f"from_scorch takes a scorch.SparseTensor, not a {type(mat).__name__}")
+            raise OperandError(f"from_scorch expected a scorch.SparseTensor, but got {type(mat).__name__}")
         rowptr, col, value = mat.csr()
         return cls(None, rowptr, col, value if has_value else None, mat.sparse_sizes(), True, True)
 
@@ -125,7 +136,7 @@ class SparseTensor:
         rowptr: Tensor | None = None,
         is_sorted: bool = False,
     ) -> SparseTensor:
-        """Another matrix of this class, from arrays that are known to be right."""
+        """Return another matrix of this class, from arrays that are known to be valid."""
         return type(self)(row, rowptr, col, value, sizes, is_sorted, True)
 
     def copy(self) -> SparseTensor:
@@ -181,15 +192,15 @@ class SparseTensor:
     # facts -------------------------------------------------------------------------------------------
 
     def coo(self) -> Arrays:
-        """Row, column and value of every entry."""
+        """Return the row, column and value of every entry."""
         return self.storage.row(), self.storage.col(), self.storage.value()
 
     def csr(self) -> Arrays:
-        """Row pointers, columns and values."""
+        """Return row pointers, columns and values."""
         return self.storage.rowptr(), self.storage.col(), self.storage.value()
 
     def csc(self) -> Arrays:
-        """Column pointers, rows and values, column by column."""
+        """Return column pointers, rows and values, column by column."""
         order, value = self.storage.csr2csc(), self.storage.value()
         return self.storage.colptr(), self.storage.row()[order], pick(value, order)
 
@@ -277,7 +288,7 @@ class SparseTensor:
         return self.from_storage(self.storage.sparse_reshape(num_rows, num_cols))
 
     def to_symmetric(self, reduce: str = "sum") -> SparseTensor:
-        """With every entry stored both ways; values that meet are combined."""
+        """Return the matrix with every entry in both directions; duplicate values are reduced."""
         row, col, value = self.coo()
         size = max(self.sparse_sizes())
         both = None if value is None else torch.cat([value, value])

@@ -1,4 +1,4 @@
-"""Small functions of torch_sparse that other packages import from it."""
+"""Small functions of torch_sparse that other packages import."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The algorithms of products over processes, and which of them a tensor uses."""
+"""The communication algorithms of products, and which of them a tensor uses."""

@@ -1,4 +1,4 @@
-"""The entries of a local part by the rows that they multiply: own ones first, then those of others."""
+"""The entries of a local shard by the rows that they multiply: own ones first, then those of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Some columns of a local part: their pattern, and where the values are among those of all."""
+    """Some columns of a local shard: their pattern, and the positions of their values among all."""
 
     pattern: Pattern
     places: Tensor
@@ -35,7 +35,7 @@ class Block:
 def blocks_of(pattern: Pattern, widths: Sequence[int], dim: int = 1) -> list[Block]:
     """Cut a matrix along a dimension into blocks of these widths, which are the columns of each block.
 
-    The blocks are kept with the pattern.
+    The blocks are cached with the pattern.
     """
     key = "blocks", tuple(widths), dim
     found: list[Block] | None = pattern.structures.get(key)

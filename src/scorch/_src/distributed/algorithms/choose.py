@@ -1,4 +1,4 @@
-"""By which algorithm products with a sharded tensor are computed, and where its entries are for that."""
+"""Choose the algorithm of products with a sharded tensor, and move its entries for it."""
 
 from __future__ import annotations
 
@@ -40,24 +40,43 @@ def with_algorithm(
     network: Any = NETWORK,
     memory: int | None = None,
 ) -> RowSharded:
-    """Return a sharded tensor whose products are computed by another algorithm.
+    """Return a sharded tensor whose products use another communication algorithm.
 
-    - "halo": rows that are needed are fetched from their owners at once, while own ones are multiplied
-    - "rounds": they are fetched from one process after the other, and again for gradients, which holds
-      two blocks of rows in place of the halo
-    - "features": every process has all entries and computes some columns of the result
-    - "1.5d": ``replicas`` processes share the entries of their rows by columns, and add up what they find
-    - "auto": the fastest of these for products with ``features`` columns over a ``network`` (a name such as
-      "10GbE", or latency and bandwidth) that fits into the ``memory`` of a process, in bytes
+    All ranks must make the same call: entries may move.
 
-    All processes call it alike: entries may move.
+    Args:
+        tensor: a sharded matrix.
+        algorithm: ``"halo"`` fetches the halo in one exchange while own rows are multiplied; ``"rounds"``
+            fetches from one rank after the other, and again for gradients, which needs memory for two blocks
+            of rows instead of the halo; ``"features"`` gives every rank all entries to compute some columns
+            of the result; ``"1.5d"`` shares the entries of rows among ``replicas`` ranks by columns and adds
+            up the results; ``"auto"`` is the fastest of these by the cost model.
+        replicas: the number of replicas for ``"1.5d"``, a divisor of the number of ranks.
+        features: the number of columns of the dense operand, for ``"auto"``.
+        network: the network, for ``"auto"``: a name such as ``"10GbE"``, or latency and bandwidth.
+        memory: the memory of a rank in bytes that ``"auto"`` may use.
+
+    Returns:
+        A ``RowSharded`` matrix.
+
+    Raises:
+        ArgumentError: the algorithm is unknown, or ``replicas`` does not divide the number of ranks.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(3), format="csr"))
+        >>> sd.with_algorithm(A, "rounds").algorithm
+        'rounds'
     """
     if algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm is {algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        raise ArgumentError(f"algorithm must be one of {', '.join(ALGORITHMS)}, but got {algorithm!r}")
     if replicas is not None and algorithm != "1.5d":
-        raise ArgumentError(f"replicas is for algorithm='1.5d', not {algorithm!r}")
+        raise ArgumentError(f"replicas requires algorithm='1.5d', but got {algorithm!r}")
     if tensor.ndim != 2 and algorithm != "halo":
-        raise UnsupportedError(f"algorithm={algorithm!r} is for matrices; others exchange their halo")
+        raise UnsupportedError(
+            f"algorithm={algorithm!r} requires a matrix; other tensors exchange their halo"
+        )
     agree(tensor.group, "with_algorithm", (algorithm, replicas, features), _describe)
     if algorithm == "auto":
         algorithm, replicas = _fastest(tensor, features, network, memory)
@@ -87,12 +106,13 @@ def _divisors(processes: int) -> list[int]:
 
 
 def _replicated(tensor: RowSharded, replicas: int | None) -> RowSharded:
-    """Return a tensor whose entries are shared by groups of processes: by rows, and by columns in a group."""
+    """Return a tensor whose entries are distributed over groups of ranks by rows, then by columns."""
     parts = size_of(tensor.group)
     if replicas is None or isinstance(replicas, bool) or replicas < 1 or parts % replicas:
         raise ArgumentError(
-            f"replicas is {replicas!r}; algorithm='1.5d' needs a divisor of the {parts} processes, such as "
-            f"{max([1, *_divisors(parts)])}"
+            f"replicas must be a divisor of the number of ranks, {parts}, such as "
+            f"{max([1, *_divisors(parts)])}, "
+            f"but got {replicas!r}"
         )
     (rows, columns, *_), _ = tensor.entries()
     owners = block_owners(rows, columns, tensor.rows.cuts, tensor.columns.cuts, replicas)
@@ -107,19 +127,19 @@ def _to_row_owners(tensor: RowSharded) -> RowSharded:
 
 
 def owner_of(ids: Tensor, cuts: Tensor) -> Tensor:
-    """Return the process that owns each row."""
+    """Return the rank that owns each row."""
     return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1
 
 
 def block_owners(
     rows: Tensor, columns: Tensor, row_cuts: Tensor, column_cuts: Tensor, replicas: int
 ) -> Tensor:
-    """Return the process of each entry: of the group of its row's owner, the one in its column's place."""
+    """Return the rank of each entry: in the group of its row's owner, the one at its column's position."""
     return owner_of(rows, row_cuts) // replicas * replicas + owner_of(columns, column_cuts) % replicas
 
 
 def _replicated_load(tensor: RowSharded, replicas: int) -> Load:
-    """Count what processes would fetch if groups of them shared entries; rows are folded at most."""
+    """Count what ranks would fetch if groups of them shared entries; rows are folded at most."""
     group, rank = tensor.group, rank_in(tensor.group)
     (rows, columns, *_), _ = tensor.entries()
     owners = block_owners(rows, columns, tensor.rows.cuts, tensor.columns.cuts, replicas)

@@ -1,8 +1,8 @@
-"""Products of local parts with rows that arrive while others are multiplied, differentiable to any order.
+"""Products of local shards with rows that arrive while others are multiplied, with higher-order gradients.
 
 Three operations are closed under differentiation: the product of the entries with rows, the transposed
-product, which returns what it finds for rows of others to their owners, and the sampled product, which
-finds a number for each entry. All of them multiply the entries at own rows while the first exchange runs,
+product, which returns its results for rows of others to their owners, and the sampled product, which
+computes a number for each entry. All of them multiply the entries at own rows during the first exchange,
 and then block by block as a schedule says.
 """
 
@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Exchanged:
-    """The blocks of a local part, the schedule that brings rows to them, and the dtype on the way."""
+    """The blocks of a local shard, the schedule that brings rows to them, and the dtype on the wire."""
 
     pattern: Pattern
     schedule: Schedule
@@ -66,7 +66,7 @@ class Exchanged:
 
 
 def product(how: Exchanged, values: Tensor, x: Tensor) -> Tensor:
-    """Return the rows that the entries make of ``x``, of which every process gives its own."""
+    """Return the product of the entries with ``x``, of which every rank passes its own rows."""
     return _Product.apply(how, values, x)  # type: ignore[no-any-return]
 
 

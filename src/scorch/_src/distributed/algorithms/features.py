@@ -1,6 +1,6 @@
-"""Products by features: every process has all entries, and all rows of some columns of the operand.
+"""Products by features: every rank has all entries, and all rows of some columns of the operand.
 
-Rows are turned into features before a product and back after it, in one exchange each; no process needs a
+Rows are transposed to features before a product and back after it, in one exchange each; no rank needs a
 halo, and all have the same work.
 """
 
@@ -34,7 +34,7 @@ Wire = torch.dtype | None
 
 
 def multiply_by_features(a: RowSharded, x: Tensor) -> Tensor:
-    """Return this process's rows of ``a @ x``, given its rows of ``x``: all processes share the columns."""
+    """Return this rank's rows of ``a @ x``, given its rows of ``x``: all ranks share the columns."""
     flat = x if x.dim() == 2 else x[:, None]
     width, parts = flat.shape[1], size_of(a.group)
     padded = torch.nn.functional.pad(flat, (0, -width % parts))
@@ -88,7 +88,7 @@ def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group, 
 
 
 def whole_of(a: RowSharded) -> SparseTensor:
-    """Return all entries, connected to those of each process; they are gathered when they have changed."""
+    """Return all entries, connected to those of each rank; they are gathered when they have changed."""
     other = a.kept.get("transposed")
     if other is not None and other.requires_grad == a.requires_grad:
         transposed: Any = whole_of(other).T
@@ -127,7 +127,7 @@ def _whole_pattern(a: RowSharded) -> tuple[Pattern, Tensor, list[int]]:
 
 
 class _Gather(torch.autograd.Function):
-    """The values of all processes in each of them; its gradient adds up what all found, in order of ranks."""
+    """The values of all ranks on each of them; its gradient adds up those of all ranks, in order."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, counts: tuple[int, ...], group: Group) -> Tensor:

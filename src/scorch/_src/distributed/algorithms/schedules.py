@@ -1,4 +1,4 @@
-"""In how many exchanges the rows of other processes are fetched: all at once, or process by process."""
+"""In how many exchanges the rows of other ranks are fetched: all at once, or peer by peer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Schedule(Protocol):
 
 
 class AtOnce:
-    """One exchange with all processes, which runs while own entries are multiplied."""
+    """One exchange with all ranks, which runs while own entries are multiplied."""
 
     keeps_rows = True
 
@@ -57,9 +57,9 @@ class AtOnce:
 
 
 class PeerByPeer:
-    """An exchange with one process after the other: only one block of rows is there at a time.
+    """An exchange with one rank after the other: only one block of rows is in memory at a time.
 
-    In round ``k`` a process receives from the one ``k`` ranks after it and sends to the one ``k`` before.
+    In round ``k`` a rank receives from the one ``k`` ranks after it and sends to the one ``k`` before.
     """
 
     keeps_rows = False

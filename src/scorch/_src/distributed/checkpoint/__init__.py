@@ -1,1 +1,1 @@
-"""Checkpoints of sharded tensors, which any number of processes read."""
+"""Checkpoints of sharded tensors, which any number of ranks can load."""

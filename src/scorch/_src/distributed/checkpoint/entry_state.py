@@ -1,8 +1,8 @@
-"""The entries of a sharded tensor as arrays that are cut over processes: what checkpoints hold.
+"""The entries of a sharded tensor as sharded arrays: the contents of checkpoints.
 
-Entries are in the order of rows, and of coordinates in each row. ``lengths`` has how many each row has, so
-that a process that wants other rows finds where their entries are; ``crd1`` and its like, and ``values``,
-have the entries.
+Entries are in the order of rows, and of coordinates in each row. ``lengths`` has the number of entries of
+each row, so that a rank that needs other rows finds their entries; ``crd1`` and so on, and ``values``, have
+the entries.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ FACTS = "row_sharded"
 
 
 class EntryOrder:
-    """The entries of this process in the order of rows: their coordinates, and places among the values."""
+    """The entries of this rank in the order of rows: their coordinates, and positions among the values."""
 
     def __init__(self, tensor: Any) -> None:
         if tensor.has_split_rows:
             raise UnsupportedError(
-                "rows of this tensor are split over processes, as those of a transposed one are; checkpoints "
-                "hold whole rows: save scorch.distributed.repartition(A)"
+                "rows of this tensor are split over ranks (as in a transposed tensor), but checkpoints store "
+                "whole "
+                "rows: save scorch.distributed.repartition(A)"
             )
         crd, places = numbered_entries(tensor.local.storage.pattern)
         wide = [column.to(torch.int64) for column in crd]
@@ -43,24 +44,24 @@ class EntryOrder:
         self.group: Group = tensor.group
 
     def run(self, array: Tensor) -> Run:
-        """Return the numbers of an array that has one for each value of the local part, by entry."""
+        """Return, by entry, the numbers of an array with one number per value of the local shard."""
         return Run(array.detach()[self.places], self.begin, self.total, self.group)
 
     def spread(self, numbers: Tensor, count: int) -> Tensor:
-        """Return an array for ``count`` values of the local part, given a number for each entry."""
+        """Return an array for ``count`` values of the local shard, from a number for each entry."""
         result = numbers.new_zeros(count, *numbers.shape[1:])
         result[self.places] = numbers
         return result
 
 
 def begin_of(count: int, group: Group, like: Tensor) -> tuple[int, int]:
-    """Return how many rows or entries processes before this one have, and how many there are."""
+    """Return how many rows or entries previous ranks have, and how many there are."""
     counts = [found for (found,) in gather_numbers([count], group, like)]
     return sum(counts[: rank_in(group)]), sum(counts)
 
 
 def state_of(tensor: Any) -> dict[str, Any]:
-    """Return the state of a sharded tensor, whose arrays are cut over processes; all of them call this."""
+    """Return the state of a sharded tensor as sharded arrays; all ranks must call it."""
     order, rows = EntryOrder(tensor), tensor.rows
     state: dict[str, Any] = {FACTS: describe(tensor)}
     state["lengths"] = Run(order.lengths, rows.begin, rows.extent, tensor.group)
@@ -73,7 +74,7 @@ def state_of(tensor: Any) -> dict[str, Any]:
 
 
 def describe(tensor: Any) -> str:
-    """Return facts of a sharded tensor as a line of JSON."""
+    """Describe a sharded tensor as a line of JSON."""
     facts = {
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -86,7 +87,7 @@ def describe(tensor: Any) -> str:
 
 
 def load_state(tensor: Any, state: Mapping[str, Any]) -> None:
-    """Copy the values of a state into a sharded tensor that has the same pattern, over all processes."""
+    """Copy the values of a state into a sharded tensor with the same global sparsity pattern."""
     own = state_of(tensor)
     for name, what in (("lengths", "rows"), ("crd1", "columns"), ("order", "order of rows")):
         saved = state.get(name)
@@ -106,10 +107,10 @@ def _plain(array: Tensor) -> Tensor:
 
 
 def _check_everywhere(is_same: bool, what: str, group: Group, like: Tensor) -> None:
-    """Raise an error in all processes if one has a tensor of another pattern than the state."""
+    """Raise an error on all ranks if the sparsity pattern of one differs from the state."""
     found = [bool(answer) for (answer,) in gather_numbers([int(is_same)], group, like)]
     if not all(found):
         raise CommunicationError(
-            f"the state has another pattern than the tensor: the {what} of process {found.index(False)} "
-            "differ. scorch.distributed.load makes new tensors of a checkpoint, whatever their pattern is"
+            f"the sparsity patterns of the state and of the tensor differ: see the {what} of rank "
+            f"{found.index(False)}. scorch.distributed.load returns new tensors with any sparsity pattern"
         )

@@ -1,4 +1,4 @@
-"""Checkpoints read by any number of processes: lengths of rows first, then the rows each process owns."""
+"""Checkpoints loaded by any number of ranks: lengths of rows first, then the rows that each rank owns."""
 
 from __future__ import annotations
 
@@ -36,17 +36,34 @@ def load(
     format: Any = None,
     device: Any = None,
 ) -> dict[str, Any]:
-    """Load what ``save`` wrote, in any number of processes: each reads its own rows.
+    """Load a checkpoint of ``save`` on any number of ranks; each reads its own rows.
 
-    Sharded tensors are new ones, dense rows and states of optimizers are this process's, the rest is what it
-    was. Like all checkpoints of torch they may run code when they are loaded: load only those you trust.
+    Sharded tensors are new ones, dense rows and optimizer states are those of this rank, everything else is
+    as it was. Like all checkpoints of PyTorch, they may execute code when loaded: load only those you trust.
 
-    - ``cuts``, ``columns``: where the shares of all tensors begin, or a dictionary by the names of sharded
-      tensors and dense rows. Otherwise as many processes as before have the shares that they had, and others
-      shares of about the same work, weighed by ``features`` as in ``cuts``.
-    - ``format``: of the local parts; that of before otherwise.
-    - ``device``: where all arrays are read to; otherwise the device of the mesh. Single numbers stay on the
-      CPU, as optimizers keep their steps there.
+    Args:
+        path: the folder.
+        mesh: a 1-D ``DeviceMesh`` or a process group; all ranks by default.
+        cuts: where the rows of each rank begin, or a dictionary of cuts by the names of sharded tensors and
+            dense rows. By default, the same number of ranks keeps its shards, and another number gets shards
+            of about the same work.
+        columns: where the columns of each rank begin, in the same way.
+        features: the widths of the layers, as in ``cuts``, to weigh rows against entries.
+        format: the format of the local shards; the saved one by default.
+        device: the device of all arrays; that of the mesh by default. Scalars stay on the CPU, where
+            optimizers keep their step counts.
+
+    Returns:
+        The dictionary that was saved.
+
+    Raises:
+        MissingFileError: there is no such checkpoint.
+        FileError: the checkpoint was not written by ``save``.
+
+    Example::
+
+        state = sd.load("checkpoint", mesh)
+        A, x = state["A"], state["x"]
     """
     group, folder = group_of(mesh), Path(path)
     if not folder.exists() and old_folder(folder).exists():
@@ -63,7 +80,7 @@ def _describe_folder(facts: tuple[str, bool]) -> str:
 
 
 class _Loading:
-    """A checkpoint on its way into the processes."""
+    """A checkpoint that is being loaded."""
 
     def __init__(
         self,
@@ -113,7 +130,7 @@ class _Loading:
         return found
 
     def _run(self, name: str, begin: int, end: int) -> Run:
-        """Return memory for some rows of an array of the checkpoint."""
+        """Allocate memory for some rows of an array of the checkpoint."""
         stored = self.stored[name]
         rows = torch.empty((end - begin, *stored.size[1:]), dtype=stored.properties.dtype, device=self.device)
         return Run(rows, begin, stored.size[0], self.group)
@@ -123,7 +140,7 @@ class _Loading:
         return int(cuts[rank]), int(cuts[rank + 1])
 
     def _row_cuts(self, facts: Mapping[str, Any], cuts: Any) -> dict[str, Tensor]:
-        """Return the cuts of each sharded tensor: those given, or shares of about the same work."""
+        """Return the cuts of each sharded tensor: those passed, or shards of about the same work."""
         parts = size_of(self.group)
         given = {
             name: _given(cuts, name, found["shape"][0], [] if self.features else found["rows"], parts)
@@ -208,7 +225,7 @@ class _Loading:
         return cut_evenly(extent, parts) if given is None else as_cuts("cuts", given, extent, parts)
 
     def _load_rest(self, loaded: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is the same in all processes."""
+        """Return what is the same on all ranks."""
         rest: dict[str, Any] = {}
         for name in self.contents["paths"]:
             if name not in loaded:
@@ -224,7 +241,7 @@ class _Loading:
 
 
 def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: int = 0) -> Any:
-    """Return the cuts that a user gives for one tensor, or those of before for as many processes, or None."""
+    """Return the cuts that the user passed for one tensor, or the saved ones for as many ranks, or None."""
     if isinstance(cuts, Mapping):
         found = cuts.get(name)
     else:
@@ -235,12 +252,12 @@ def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: i
 
 
 def _check_used(cuts: Any, rows: list[int]) -> None:
-    """Refuse cuts that fit none of the tensors."""
+    """Raise if cuts match none of the tensors."""
     if cuts is None or isinstance(cuts, Mapping):
         return
     found = torch.as_tensor(cuts, device=HOST).reshape(-1)
     if not len(found) or int(found[-1]) not in rows:
-        raise ShapeError(f"cuts end at the number of rows; {found.tolist()} fits no tensor of {rows} rows")
+        raise ShapeError(f"cuts end at the number of rows; {found.tolist()} matches no tensor of {rows} rows")
 
 
 def _put(result: dict[str, Any], keys: list[Any], value: Any) -> None:

@@ -1,7 +1,7 @@
-"""This process's rows of arrays that are cut over processes, as ``torch.distributed.checkpoint`` writes them.
+"""This rank's rows of sharded arrays, as ``torch.distributed.checkpoint`` writes them.
 
-A checkpoint knows an array by its global size and by pieces of it, which processes write and read. Loading
-with other cuts, or in another number of processes, reads whatever pieces have the rows that are wanted.
+A checkpoint describes an array by its global size and by pieces of it, which ranks write and read. Loading
+with other cuts, or on another number of ranks, reads the pieces with the requested rows.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MOST_ELEMENTS = 1 << 24  # in one piece, which a process that reads some of it h
 
 
 class Run(Tensor):
-    """Rows of an array from ``begin`` on, of ``extent`` over all processes.
+    """Rows of an array that start at ``begin``, of ``extent`` over all ranks.
 
-    torch asks a tensor for ``size()``, and for pieces by three methods; those named with underscores are
+    PyTorch asks a tensor for ``size()``, and for pieces by three methods; those named with underscores are
     its protocol.
     """
 
@@ -39,7 +39,7 @@ class Run(Tensor):
         return run
 
     def belonging_to(self, like: Any, along: str) -> Run:
-        """Say which sharded tensor the rows belong to."""
+        """Set which sharded tensor the rows belong to."""
         self.like, self.along = like, along
         return self
 
@@ -49,12 +49,12 @@ class Run(Tensor):
         return self.as_subclass(Tensor)
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the size over all processes."""
+        """Return the global size."""
         found = torch.Size([self.extent, *self.rows.shape[1:]])
         return found if dim is None else found[dim]
 
     def _pieces(self) -> list[tuple[int, int]]:
-        """Return where pieces begin among the rows of this process, and how many rows they have."""
+        """Return where pieces begin among the rows of this rank, and how many rows they have."""
         rows, count = self.rows, len(self.rows)
         if not rows.numel():
             return [(0, count)] if self.writes_nothing and not self.size().numel() else []

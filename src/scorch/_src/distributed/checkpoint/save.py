@@ -28,23 +28,37 @@ CONTENTS = "scorch"  # the name of what tells how the arrays of a checkpoint bel
 
 
 def dense_rows(x: Tensor, A: RowSharded, along: str = "rows") -> Run:
-    """Return this process's rows of a dense tensor for a checkpoint, in which they are those of one tensor.
+    """Mark a dense tensor as this rank's rows of a sharded tensor, for a checkpoint.
 
-    ``along`` says whether they are cut as the "rows" or the "columns" of ``A`` are. Loaded rows are copied
-    into ``x`` by ``torch.distributed.checkpoint.load``, and are new in ``scorch.distributed.load``.
+    ``torch.distributed.checkpoint.load`` loads into ``x``; ``scorch.distributed.load`` returns new rows.
+
+    Args:
+        x: this rank's rows.
+        A: the sharded tensor that the rows belong to.
+        along: whether they are sharded like the ``"rows"`` or the ``"columns"`` of ``A``.
+
+    Example::
+
+        sd.save({"A": A, "x": sd.dense_rows(x, A)}, "checkpoint")
     """
     if along not in ("rows", "columns"):
-        raise ArgumentError(f"along is {along!r}; a dense tensor has 'rows' or 'columns' of A")
+        raise ArgumentError(f"along must be 'rows' or 'columns', but got {along!r}")
     plan = A.rows if along == "rows" else A.columns
     plan.check("x", x)
     return Run(x, plan.begin, plan.extent, A.group).belonging_to(A, along)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, *tensors: RowSharded | Run) -> dict[str, Any]:
-    """Return the state of an optimizer for a checkpoint; processes keep parts of what belongs to ``tensors``.
+    """Return the state of an optimizer for a checkpoint, sharded like its parameters.
 
-    Those are sharded tensors whose ``local`` is a parameter, and dense parameters as ``dense_rows(x, A)``.
-    The rest of the state is the same in all processes.
+    Args:
+        optimizer: the optimizer.
+        tensors: the sharded parameters: tensors whose ``local`` is a parameter, and dense parameters as
+            ``dense_rows(x, A)``. The state of all other parameters is the same on all ranks.
+
+    Example::
+
+        sd.save({"A": A, "optimizer": sd.optimizer_state(optimizer, A)}, "checkpoint")
     """
     result = optimizer.state_dict()
     params = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -74,12 +88,23 @@ def _has_rows(value: Any, size: int) -> bool:
 
 
 def save(state: Mapping[str, Any], path: str | os.PathLike[str], mesh: Any = None) -> None:
-    """Save sharded tensors, dense rows and anything else to a folder; every process writes its own part.
+    """Save sharded tensors, dense rows and anything else to a folder; every rank writes its own shard.
 
-    ``state`` is a dictionary, of dictionaries too. Tensors that are neither sharded nor ``dense_rows`` are
-    the same in all processes. A checkpoint that is there is replaced when the new one is complete: a process
-    that ends on the way leaves the old one. ``mesh`` has the processes; otherwise they are
-    those of the sharded tensors.
+    An existing checkpoint is replaced once the new one is complete: if a rank fails, the old one remains.
+
+    Args:
+        state: a (nested) dictionary. Tensors that are neither sharded nor ``dense_rows`` must be the same on
+            all ranks.
+        path: the folder.
+        mesh: the mesh or process group; by default that of the sharded tensors.
+
+    Raises:
+        FileError: writing failed.
+
+    Example::
+
+        sd.save({"A": A, "x": sd.dense_rows(x, A), "epoch": 3}, "checkpoint")
+        state = sd.load("checkpoint", mesh)
     """
     group, folder = _group_of_state(state, mesh), Path(path)
     arrays, contents = _flatten_state(state)
@@ -104,18 +129,18 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], mesh: Any = Non
 
 
 def _group_of_state(state: Mapping[str, Any], mesh: Any) -> Group:
-    """Return the processes of a mesh, or those of the first sharded tensor."""
+    """Return the process group of a mesh, or that of the first sharded tensor."""
     sharded = [value for _, value in _leaves(state, ()) if isinstance(value, RowSharded)]
     return sharded[0].group if mesh is None and sharded else group_of(mesh)
 
 
 def old_folder(folder: Path) -> Path:
-    """Return where a checkpoint is while it is replaced."""
+    """Return where the old checkpoint is while it is replaced."""
     return folder.with_name(folder.name + ".old")
 
 
 def _options(direction: str, group: Group) -> dict[str, Any]:
-    """Return the processes, and a planner that takes names and objects as they are."""
+    """Return the process group, and a planner that takes names and objects as they are."""
     planner = look_up(f"torch.distributed.checkpoint.Default{direction}Planner")
     return {
         "process_group": group,
@@ -125,7 +150,7 @@ def _options(direction: str, group: Group) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _checkpointing(what: str, group: Group) -> Iterator[None]:
-    """Turn what torch raises in a checkpoint into errors of ours."""
+    """Turn what PyTorch raises in a checkpoint into errors of ours."""
     failure: Any = look_up("torch.distributed.checkpoint.CheckpointException")
     with reporting(what, group), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # of torch 2.8's own
@@ -139,7 +164,7 @@ def _checkpointing(what: str, group: Group) -> Iterator[None]:
 
 
 def read(arrays: dict[str, Any], folder: Path, group: Group) -> None:
-    """Read arrays of a checkpoint into those given by their names; numbers and the like are replaced."""
+    """Read arrays of a checkpoint into those passed by their names; plain objects are replaced."""
     with _checkpointing("load", group):
         look_up("torch.distributed.checkpoint.load")(
             arrays, checkpoint_id=str(folder), **_options("Load", group)
@@ -150,7 +175,7 @@ def read(arrays: dict[str, Any], folder: Path, group: Group) -> None:
 
 
 def _flatten_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arrays of a state by name, and what tells how they belong together."""
+    """Return the arrays of a state by name, and how they belong together."""
     flat = {".".join(map(str, keys)): (keys, value) for keys, value in _leaves(state, ())}
     sharded = {name: value for name, (_, value) in flat.items() if isinstance(value, RowSharded)}
     arrays: dict[str, Any] = {}
@@ -161,7 +186,7 @@ def _flatten_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             arrays |= {f"{name}.{part}": array for part, array in state_of(whole).items()}
         elif isinstance(value, SparseTensor):
             raise OperandError(
-                f"{name} is a SparseTensor of this process; save the sharded tensor instead, or its values()"
+                f"{name} is an unsharded SparseTensor; save the sharded tensor instead, or its values()"
             )
         else:
             arrays[name] = value
@@ -175,7 +200,7 @@ def _leaves(value: Any, keys: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
     if isinstance(value, Mapping) and (value or not keys):
         for key, inner in value.items():
             if not isinstance(key, (str, int)):
-                raise ArgumentError(f"the keys of a checkpoint are words and numbers, not {key!r}")
+                raise ArgumentError(f"the keys of a checkpoint must be strings or integers, but got {key!r}")
             yield from _leaves(inner, (*keys, key))
     else:
         yield keys, value

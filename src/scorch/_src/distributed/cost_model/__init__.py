@@ -1,1 +1,1 @@
-"""What products over processes move, hold and take: predicted from a pattern, or from degrees."""
+"""The predicted communication, memory and time of products, from a sparsity pattern or from degrees."""

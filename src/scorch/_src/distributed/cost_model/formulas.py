@@ -27,7 +27,7 @@ RUNNABLE = ("halo", "rounds", "features", "1.5d")
 
 @dataclass(frozen=True)
 class Network:
-    """What connects processes: seconds a message, and bytes a second."""
+    """What connects ranks: latency in seconds per message, and bandwidth in bytes per second."""
 
     name: str
     latency: float
@@ -50,7 +50,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "MB/s": 1e6, "GB/s": 1e9}
 
 
 def as_network(given: str | Network | Sequence[float]) -> Network:
-    """Return a network by its name, by a text such as ``50us,1.1GB/s``, or by latency and bandwidth.
+    """Return a network by its name, by a string such as ``50us,1.1GB/s``, or by latency and bandwidth.
 
     >>> as_network("50us,1.1GB/s").bandwidth
     1100000000.0
@@ -69,16 +69,16 @@ def as_network(given: str | Network | Sequence[float]) -> Network:
         return Network(f"{given[0] * 1e6:g}us,{given[1] / 1e9:g}GB/s", float(given[0]), float(given[1]))
     names = ", ".join(network.name for network in NETWORKS.values())
     raise ArgumentError(
-        f"network is {given!r}; there are {names}, or give latency and bandwidth as in '50us,1.1GB/s'"
+        f"network must be one of {names}, or latency and bandwidth as in '50us,1.1GB/s', but got {given!r}"
     )
 
 
 @dataclass(frozen=True)
 class Load:
-    """What processes have and move; ``own``, ``fetched``, ``folded``, ``peers`` and ``block`` of the busiest.
+    """What ranks have and move; ``own``, ``fetched``, ``folded``, ``peers`` and ``block`` of the busiest.
 
     ``fetched`` rows of the operand come from others or go to them, ``folded`` rows of the result do, in
-    blocks of at most ``block`` rows; ``moved`` are the rows that all processes receive together.
+    blocks of at most ``block`` rows; ``moved`` are the rows that all ranks receive together.
     """
 
     processes: int
@@ -114,9 +114,9 @@ class Width:
 
 @dataclass(frozen=True)
 class Cost:
-    """One product by an algorithm, in the busiest process: bytes received, memory with buffers, seconds.
+    """One product by an algorithm, on the busiest rank: bytes received, memory with buffers, seconds.
 
-    ``total`` are the bytes that all processes receive together, ``once`` those that move before the first
+    ``total`` are the bytes that all ranks receive together, ``once`` those that move before the first
     product.
     """
 
@@ -141,7 +141,7 @@ class Cost:
 
 
 def halo_cost(load: Load, width: Width, network: Network, replicas: int = 1) -> Cost:
-    """The cost of fetching all rows at once, and of folding rows that are split."""
+    """Return the cost of fetching all rows at once, and of folding rows that are split."""
     moved = load.fetched + load.folded
     buffers = moved * width.sent_row + load.folded * width.row
     rows = load.own_columns + load.fetched + load.own_rows + load.folded
@@ -161,7 +161,7 @@ def halo_cost(load: Load, width: Width, network: Network, replicas: int = 1) -> 
 
 
 def rounds_cost(load: Load, width: Width, network: Network) -> Cost:
-    """The cost of fetching from one process after the other: two blocks are there at a time."""
+    """Return the cost of fetching from one rank after the other: two blocks are in memory at a time."""
     return _cost(
         "rounds",
         load,
@@ -177,7 +177,7 @@ def rounds_cost(load: Load, width: Width, network: Network) -> Cost:
 
 
 def features_cost(load: Load, width: Width, network: Network) -> Cost:
-    """The cost of turning rows into features and back, with all entries in every process."""
+    """Return the cost of transposing rows to features and back, with all entries on every rank."""
     others = load.processes - 1
     features = -(-width.features // load.processes)
     each = features * width.wire
@@ -202,7 +202,7 @@ def features_cost(load: Load, width: Width, network: Network) -> Cost:
 
 
 def gather_cost(load: Load, width: Width, network: Network) -> Cost:
-    """The cost of an all-gather of the operand, to compare with."""
+    """Return the cost of an all-gather of the operand, for comparison."""
     others = load.processes - 1
     received = load.columns - load.columns // load.processes
     return _cost(
@@ -220,7 +220,7 @@ def gather_cost(load: Load, width: Width, network: Network) -> Cost:
 
 
 def grid_cost(load: Load, width: Width, network: Network) -> Cost:
-    """The cost of a grid of processes without regard to the pattern, to compare with."""
+    """Return the cost of a 2-D grid of ranks that ignores the sparsity pattern, for comparison."""
     side = math.sqrt(load.processes)
     received = math.ceil(2 * load.columns / side)
     return _cost(
@@ -273,14 +273,14 @@ def _cost(
 def costs_of(
     load: Load, width: Width, network: Network, replicated: Iterable[tuple[int, Load]] = ()
 ) -> list[Cost]:
-    """The costs of all algorithms; ``replicated`` are the loads of 1.5-D by the number of replicas."""
+    """Return the costs of all algorithms; ``replicated`` are the loads of 1.5-D by the number of replicas."""
     one_d = [cost(load, width, network) for cost in (halo_cost, rounds_cost, features_cost)]
     more = [halo_cost(other, width, network, replicas) for replicas, other in replicated]
     return [*one_d, *more, gather_cost(load, width, network), grid_cost(load, width, network)]
 
 
 def choose(costs: Iterable[Cost], memory: int | None = None) -> Cost:
-    """Return the fastest algorithm that fits into the memory of a process, else the smallest one."""
+    """Return the fastest algorithm that fits into the memory of a rank, else the smallest one."""
     runnable = [cost for cost in costs if cost.algorithm in RUNNABLE]
     fitting = [cost for cost in runnable if memory is None or cost.memory <= memory]
     if fitting:

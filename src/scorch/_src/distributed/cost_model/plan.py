@@ -1,4 +1,4 @@
-"""``A.plan``: what a product with a sharded tensor moves, holds and takes, and what else there would be."""
+"""``A.plan``: the communication, memory and time of a product with a sharded tensor, and the alternatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_NETWORK = as_network(NETWORK)
 
 @dataclass(frozen=True)
 class Share:
-    """What one process has: rows and entries, rows that it fetches and sends, and from how many others."""
+    """What one rank has: rows and entries, rows that it fetches and sends, and from how many others."""
 
     process: int
     rows: int
@@ -44,10 +44,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a product of a sharded matrix with ``features`` columns costs over a network, by the cost model.
+    """The predicted cost of a product of a sharded matrix with ``features`` columns over a network.
 
-    ``share`` is what this process has, ``load`` what the busiest has. ``chosen`` is the cost of the
-    algorithm in use and ``runner_up`` that of the fastest other one.
+    ``share`` describes this rank, ``load`` the busiest rank. ``chosen`` is the cost of the current algorithm
+    and ``runner_up`` that of the fastest other one. Print it for a summary.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(3), format="csr"))  # one process
+        >>> A.plan.bytes
+        0
     """
 
     share: Share
@@ -62,7 +69,13 @@ class Plan:
     memory: int | None = None
 
     def at(self, *, features: int | None = None, network: Any = None, memory: int | None = None) -> Plan:
-        """Return the plan of products with other columns, over another network, or within a memory."""
+        """Return the plan for other widths, another network or a memory limit.
+
+        Args:
+            features: the number of columns of the dense operand.
+            network: a name such as ``"10GbE"``, or latency and bandwidth.
+            memory: the memory of a rank in bytes.
+        """
         return dataclasses.replace(
             self,
             features=self.features if features is None else features,
@@ -88,13 +101,13 @@ class Plan:
 
     @property
     def chosen(self) -> Cost:
-        """The cost of a product by the algorithm in use."""
+        """The cost of a product by the current algorithm."""
         wanted = self.algorithm, self.replicas
         return next(cost for cost in self.costs if (cost.algorithm, cost.replicas) == wanted)
 
     @property
     def runner_up(self) -> Cost:
-        """The cost of the fastest other algorithm; rounds only save memory, and are one where it is short."""
+        """The cost of the fastest other algorithm; rounds only save memory, and count if it is short."""
         others = [cost for cost in self.costs if cost != self.chosen]
         if self.memory is None:
             others = [cost for cost in others if cost.algorithm != "rounds"]
@@ -102,18 +115,18 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """The bytes that this process receives for one product."""
+        """The bytes that this rank receives for one product."""
         if self.algorithm == "features":
             return self.chosen.bytes
         return (self.share.halo + self.share.split) * self.width.sent_row
 
     @property
     def seconds(self) -> float:
-        """The seconds that one product is expected to take."""
+        """The predicted time of one product in seconds."""
         return self.chosen.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers as plain values, such as for JSON."""
+        """Return all numbers as plain values, for example for JSON."""
         return {
             "share": dataclasses.asdict(self.share),
             "load": dataclasses.asdict(self.load),
@@ -158,7 +171,7 @@ def describe_cost(cost: Cost) -> Mapping[str, Any]:
 
 
 def share_of(local_entries: int, rows: HaloPlan, columns: HaloPlan) -> Share:
-    """Return what this process has of a tensor."""
+    """Return what this rank has of a tensor."""
     return Share(
         process=rank_in(rows.group),
         rows=rows.own,
@@ -171,9 +184,9 @@ def share_of(local_entries: int, rows: HaloPlan, columns: HaloPlan) -> Share:
 
 
 def load_of(local_entries: int, spread: tuple[int, int] | None, rows: HaloPlan, columns: HaloPlan) -> Load:
-    """Return what all processes have of a tensor, as far as this one knows without asking.
+    """Return what all ranks have of a tensor, as far as this one knows without communication.
 
-    ``spread``: the entries of all and the most of one; where it is not known, all have as many as this one.
+    ``spread``: the entries of all and the most of one; if it is unknown, all have as many as this one.
     """
     parts = size_of(rows.group)
     entries, most = spread or (local_entries * parts, local_entries)

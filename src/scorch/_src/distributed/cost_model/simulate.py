@@ -1,4 +1,4 @@
-"""What processes would have and move, counted from a pattern or expected from degrees, by one process."""
+"""What ranks would have and move, counted from a sparsity pattern or expected from degrees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Halos:
-    """The rows that processes need of others: one number for each process, and the largest block of two."""
+    """The halos: one number of rows for each rank, and the largest block between two."""
 
     fetched: Tensor  # by each process
     sent: Tensor
@@ -28,7 +28,7 @@ class Halos:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What every process would have, with entries at their rows' owners or shared by groups of processes."""
+    """What every rank would have, with entries at their rows' owners or shared by groups of ranks."""
 
     shape: tuple[int, int]
     own_rows: Tensor
@@ -39,12 +39,12 @@ class Simulation:
 
     @property
     def received(self) -> Tensor:
-        """The rows that each process receives for a product: those fetched, and sums of its own rows."""
+        """The rows that each rank receives for a product: those fetched, and sums of its own rows."""
         return self.columns.fetched + self.rows.sent
 
     @property
     def load(self) -> Load:
-        """What the cost model takes."""
+        """The input of the cost model."""
         return Load(
             processes=len(self.own_rows),
             rows=self.shape[0],
@@ -64,7 +64,7 @@ class Simulation:
 def simulate(
     crd: tuple[Tensor, Tensor], row_owners: Tensor, column_owners: Tensor, processes: int, replicas: int = 1
 ) -> Simulation:
-    """Count what processes have and move, given the entries and the owner of each row and column."""
+    """Count what ranks have and move, given the entries and the owner of each row and column."""
     rows, columns = crd
     owners = row_owners[rows]
     if replicas > 1:
@@ -93,9 +93,9 @@ def _halos(users: Tensor, ids: Tensor, owners: Tensor, processes: int) -> Halos:
 
 
 def expect(row_degrees: Tensor, column_degrees: Tensor, processes: int, replicas: int = 1) -> Load:
-    """Return what processes would have and move on average if rows were in random order, from degrees only.
+    """Return what ranks would have and move on average if rows were in random order, from degrees only.
 
-    A column of ``k`` entries is needed by ``(P-1) (1 - (1-1/P)^k)`` processes besides its owner.
+    A column of ``k`` entries is needed by ``(P-1) (1 - (1-1/P)^k)`` ranks besides its owner.
     """
     groups = processes // replicas
     fetched = _expected_users(column_degrees, groups)

@@ -1,1 +1,1 @@
-"""Orders of rows under which processes need few rows of each other."""
+"""Orders of rows that keep halos small."""

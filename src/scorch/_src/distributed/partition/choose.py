@@ -1,4 +1,4 @@
-"""One sweep of label propagation: which label each vertex prefers, and who may take it."""
+"""One sweep of label propagation: which label each vertex prefers, and who may adopt it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LARGEST = torch.iinfo(torch.int64).max
 
 
 def scramble(numbers: Tensor, sweep: int) -> Tensor:
-    """Return other numbers that look random, at least 0: the same in all processes and at every run."""
+    """Return pseudorandom non-negative numbers: the same on all ranks and in every run."""
     mixed = (numbers + 7919 * (sweep + 1)) * -7046029254386353131  # an odd number: no two become the same
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     return (mixed ^ (mixed >> 32)) & LARGEST
 
 
 def awake(level: Level, sweep: int) -> Tensor:
-    """Return which vertices may move in a sweep, about half: neighbours that all move would change places."""
+    """Return which vertices may move in a sweep, about half: neighbors that all move would swap labels."""
     return scramble(level.ids, sweep) % 2 == 0
 
 

@@ -45,7 +45,7 @@ def _sweep(level: Level, labels: Tensor, totals: Tensor, most: int, sweep: int) 
 
 
 def _share(plan: HaloPlan, wanted: Tensor, room: Tensor) -> Tensor:
-    """Divide the room in clusters among the processes that want some, those with lower numbers first."""
+    """Divide the room in clusters among the ranks that want some, lower ranks first."""
     room = room.clamp(min=0)
     granted = torch.minimum(wanted[: plan.own], room)
     route = plan.route

@@ -1,4 +1,4 @@
-"""Parts by label propagation on shards: coarsen by clusters, divide what is small, refine on the way back."""
+"""Parts by label propagation on shards: coarsen by clusters, divide the small graph, refine it back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIES = 128  # at the smallest graph, over the number of parts: a try takes as l
 
 
 def divide_by_labels(level: Level, count: int, imbalance: float) -> Tensor:
-    """Return the part of each vertex of this process; parts are at most ``imbalance`` too large."""
+    """Return the part of each vertex of this rank; parts are at most ``imbalance`` too large."""
     total = int(sum_over(level.sizes.sum(), level.group))
     most = torch.full((count,), int(total / count * (1 + imbalance)) + 1, device=level.sizes.device)
     levels, clusters = [level], []
@@ -54,7 +54,7 @@ def _divide(level: Level, most: Tensor) -> Tensor:
 
 
 def cut_order(level: Level, order: Tensor, count: int) -> Tensor:
-    """Return the parts of vertices in one process, cut by their sizes in this order."""
+    """Return the parts of vertices on one rank, cut by their sizes in this order."""
     sizes = level.sizes[order].double()
     ends = sizes.sum() * torch.arange(1, count + 1, device=order.device) / count
     parts = torch.empty_like(order)

@@ -1,4 +1,4 @@
-"""A graph over processes: vertices with sizes, edges with weights, as label propagation reads it."""
+"""A graph over ranks: vertices with sizes, edges with weights, as label propagation reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Level:
-    """The vertices of this process, and their edges to vertices of all processes.
+    """The vertices of this rank, and their edges to vertices of all ranks.
 
     ``rows`` and ``columns`` are the local numbers of the two ends of an edge, which both ends have.
     """
@@ -30,7 +30,7 @@ class Level:
 
     @property
     def count(self) -> int:
-        """The number of vertices over all processes."""
+        """The number of vertices over all ranks."""
         return self.plan.extent
 
     @property
@@ -39,7 +39,7 @@ class Level:
 
     @property
     def ids(self) -> Tensor:
-        """The numbers of this process's vertices over all processes."""
+        """The global numbers of this rank's vertices."""
         return torch.arange(self.plan.begin, self.plan.end, device=self.rows.device)
 
     def neighbor_labels(self, labels: Tensor, extent: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,9 +53,10 @@ class Level:
 def level_of(
     ends: tuple[Tensor, Tensor], weights: Tensor, sizes: Tensor, cuts: Tensor, group: Group
 ) -> Level:
-    """Make a level of edges by the numbers of their ends, which may be in any process, each in one direction.
+    """Build a level from edges by the numbers of their ends, which may be on any rank, each in one
+    direction.
 
-    Loops are left out, and edges between the same ends are added up.
+    Self-loops are dropped, and repeated edges are added up.
     """
     extent = max(int(cuts[-1]), 1)
     is_edge = ends[0] != ends[1]

@@ -1,4 +1,4 @@
-"""Parts by METIS, where the package pymetis is installed."""
+"""Parts by METIS, if the package pymetis is installed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Tensor = torch.Tensor
 
 
 def check_metis() -> None:
-    """Refuse where pymetis is not installed."""
+    """Raise if pymetis is not installed."""
     if importlib.util.find_spec("pymetis") is None:
         raise ArgumentError(
             "method='metis' needs the package pymetis, which is not installed: pip install pymetis, or use "
-            "method='label', which needs nothing more and no process that has the whole pattern"
+            "method='label', which needs no other package and no rank with the whole sparsity pattern"
         )
 
 
 def divide_by_metis(level: Level, count: int) -> Tensor:
-    """Return the part of each vertex of a graph that is in one process."""
+    """Return the part of each vertex of a graph that is on one rank."""
     if count == 1 or not level.count:
         return torch.zeros_like(level.ids)
     pymetis = importlib.import_module("pymetis")

@@ -1,4 +1,4 @@
-"""What one process finds out about the whole graph, and tells the others."""
+"""Solve for the whole graph on one rank, and send the result to the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def solve_in_one(level: Level, solve: Callable[[Level], Tensor]) -> Tensor:
-    """Return a number for each vertex of this process, found by the first process in the whole graph."""
+    """Return a number for each vertex of this rank, computed by rank 0 from the whole graph."""
     plan = level.plan
     one, other = plan.to_global(level.rows), plan.to_global(level.columns)
     once = one < other

@@ -1,4 +1,4 @@
-"""Orders of the vertices of a graph in one process, in which neighbours are near to each other."""
+"""Orders of the vertices of a graph on one rank, in which neighbors are close to each other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Tensor = torch.Tensor
 
 
 def cuthill_mckee(level: Level, seed: int | None = None) -> Tensor:
-    """Return the vertices in Cuthill and McKee's order: by distance from one, by their neighbours, by degree.
+    """Return the vertices in Cuthill and McKee's order: by distance from one, by their neighbors, by degree.
 
-    The first vertex of each component is any, as the seed says. Without one it is far from the others: the
-    last of an order that began with the least degree.
+    The first vertex of each component is random with a seed. Without one, it is far from the others: the last
+    of an order that began with the least degree.
     """
     components = _components(level)
     if seed is not None:
@@ -43,7 +43,7 @@ def _order_from(level: Level, components: Tensor, preference: Tensor) -> Tensor:
 
 
 def _next_frontier(level: Level, distance: Tensor, place: Tensor, steps: int, degrees: Tensor) -> Tensor:
-    """Return the vertices beyond those of the last step, in the order of their first neighbour there."""
+    """Return the vertices beyond those of the last step, in the order of their first neighbor there."""
     is_edge = (distance[level.rows] == steps - 1) & (distance[level.columns] < 0)
     reached = level.columns[is_edge]
     parents = torch.full_like(distance, LARGEST).scatter_reduce(

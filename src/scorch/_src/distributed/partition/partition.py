@@ -1,4 +1,4 @@
-"""Rows of a square matrix in another order, so that processes need few rows of each other."""
+"""Reorder the rows of a square matrix, so that ranks need few rows of each other."""
 
 from __future__ import annotations
 
@@ -34,26 +34,44 @@ def partition(
     features: Sequence[int] = (),
     imbalance: float = 0.03,
 ) -> RowSharded:
-    """Permute the rows and columns of a square matrix alike, so that processes need few rows of each other.
+    """Permute the rows and columns of a square matrix alike, so that the halos are small.
 
-    Each process owns one part. Give dense tensors by the same order: ``A.rows_of(x)`` of the result picks
-    this process's rows from all rows as they were, ``A.order``.
+    Each rank owns one part. Dense tensors must follow the same order: ``A.rows_of(x)`` of the result selects
+    this rank's rows from all rows in their original order.
 
-    - ``method``: "label", label propagation on shards, coarse to fine; "metis", where pymetis is installed,
-      and "rcm", reverse Cuthill-McKee, in one process that gets the pattern; "hash", for an even share of
-      everything; or a tensor with the part of each row, this process's or all.
-    - ``parts``: how many parts; a multiple of the number of processes, each of which then gets several.
-    - ``features``: the widths of the layers, as for ``cuts``, to balance rows beside entries.
-    - ``imbalance``: how much more than its share of the work a part may have (label).
+    Args:
+        A: a square sharded matrix whose rows and columns have the same cuts.
+        method: ``"label"``, distributed multilevel label propagation; ``"metis"``, if pymetis is installed,
+            and ``"rcm"``, reverse Cuthill-McKee, on one rank that gathers the sparsity pattern; ``"hash"``,
+            random; or a tensor with the part of each row of this rank, or of all rows.
+        parts: the number of parts, a multiple of the number of ranks, each of which owns several.
+        features: the widths of the layers, as in ``cuts``, to weigh rows against entries.
+        imbalance: how much more than an even share of the work a part may have, for ``"label"``.
+
+    Returns:
+        The permuted matrix; ``order`` has the original numbers of its rows.
+
+    Raises:
+        ShapeError: rows and columns are cut differently.
+        ArgumentError: ``method`` is unknown, or ``parts`` is not a multiple of the number of ranks.
+
+    Example:
+
+        >>> import torch, scorch, scorch.distributed as sd
+        >>> A = sd.shard(scorch.from_torch(torch.eye(4), format="csr"))
+        >>> sd.partition(A, "hash").shape
+        (4, 4)
     """
     count = _count_of(parts, size_of(A.group))
     if A.ndim != 2 or not is_square(A):
         raise ShapeError(
-            f"rows and columns of a matrix of shape {A.shape} are not cut alike, so they cannot be permuted "
-            "alike; repartition moves the rows alone"
+            f"partition requires a square matrix whose rows and columns have the same cuts, but got shape "
+            f"{A.shape}; use repartition to move only the rows"
         )
     if isinstance(method, str) and method not in METHODS:
-        raise ArgumentError(f"method is {method!r}; there are {', '.join(METHODS)} and tensors of parts")
+        raise ArgumentError(
+            f"method must be a tensor of parts or one of {', '.join(METHODS)}, but got {method!r}"
+        )
     agree(A.group, "partition", (A.shape, method if isinstance(method, str) else "a tensor", count))
     if not isinstance(method, str):
         move = move_to_parts(as_parts("method", method, A, count), count, A.group)
@@ -69,13 +87,13 @@ def _count_of(parts: int | None, processes: int) -> int:
         return processes
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or parts % processes:
         raise ArgumentError(
-            f"parts must be a multiple of the number of processes, {processes}, not {parts!r}"
+            f"parts must be a multiple of the number of ranks, {processes}, but got {parts!r}"
         )
     return parts
 
 
 def _parts_by(method: str, A: RowSharded, count: int, features: Sequence[int], imbalance: float) -> Tensor:
-    """Return the part of each row of this process."""
+    """Return the part of each row of this rank."""
     if method == "hash":
         rows = torch.arange(A.rows.begin, A.rows.end, device=A.rows.ghosts.device)
         return scramble(rows if A.order is None else A.order, 0) % count

@@ -30,7 +30,7 @@ def cut_weight(level: Level, parts: Tensor) -> int:
 
 
 def part_sizes(level: Level, parts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the sizes of parts in this process, and over all."""
+    """Return the sizes of parts on this rank, and over all."""
     own = level.sizes.new_zeros(count).index_add_(0, parts, level.sizes)
     return own, sum_over(own, level.group)
 

@@ -1,8 +1,8 @@
-"""Graph attention whose scores need more than a sum of one number for each end of an edge.
+"""Graph attention layers whose scores depend jointly on both ends of an edge.
 
-``GATv2Conv`` and ``TransformerConv`` have PyG's names, arguments, parameters and numbers. Scores are one
-statement over the edges, the softmax and the sum over neighbours one kernel. See
-``nn.graph.graph_layers`` for how layers are called.
+``GATv2Conv`` and ``TransformerConv`` have the names, arguments, parameters and results of PyG's layers. The
+scores are one statement over the edges; the softmax and the sum over neighbors are one kernel. See
+``nn.graph.graph_layers`` for how to call a layer.
 """
 
 from __future__ import annotations
@@ -49,20 +49,22 @@ def _project_heads(linear: Linear, x: Tensor, heads: int) -> Tensor:
 
 
 class _EdgeAttention(Module):
-    """What both layers share: the graph they look at, with the features of its edges."""
+    """What both layers share: the graph, with the features of its edges."""
 
     edge_dim: int | None
 
     def _edges(
         self, adj: Any, shape: tuple[int, int], edge_attr: Tensor | None, loops: bool, fill: Any = "mean"
     ) -> tuple[Graph, Tensor | None]:
-        """Return the graph, and the features of its entries where edges have some."""
+        """Return the graph, and the features of its edges if they have some."""
         refuse_shards(adj, type(self).__name__)
         is_matrix = isinstance(adj, SparseTensor)
         if self.edge_dim is None:
             if edge_attr is not None or (is_matrix and adj.dim() == 3):
                 name = type(self).__name__
-                raise ArgumentError(f"edges have features (edge_attr): give {name} their number as edge_dim")
+                raise ArgumentError(
+                    f"the edges have features (edge_attr); pass their number to {name} as edge_dim"
+                )
             return attended_edges(adj, shape, loops)[0], None
         if edge_attr is None and not is_matrix:
             return attended_edges(adj, shape, loops)[0], None
@@ -70,15 +72,42 @@ class _EdgeAttention(Module):
         how = fill if isinstance(fill, str) else "mean"
         graph, features = graph_with_features(adj, shape, edge_attr, how if loops else None, filled)
         if features.shape[1] != self.edge_dim:
-            raise ShapeError(f"edges have {features.shape[1]} features, but edge_dim is {self.edge_dim}")
+            raise ShapeError(f"edge_attr has {features.shape[1]} features, but edge_dim is {self.edge_dim}")
         return graph, features
 
 
 class GATv2Conv(_EdgeAttention):
-    """``sum_j P[i,j] W_l x[j] + b`` with a softmax P over neighbours (Brody, Alon and Yahav).
+    """Graph attention v2 (Brody, Alon and Yahav 2022), like ``torch_geometric.nn.GATv2Conv``.
 
-    Scores are ``a leaky_relu(W_l x[j] + W_r x[i] + W_e e[i,j])``: unlike in ``GATConv`` they rank neighbours
-    differently for each node. Arguments are those of ``GATConv``; ``share_weights`` lets W_r be W_l.
+    Computes ``sum_j P[i,j] W_l x[j] + b``, where each row of P is the softmax over the neighbors of the
+    scores ``a leaky_relu(W_l x[j] + W_r x[i] + W_e e[i,j])``. Unlike in ``GATConv``, the ranking of the
+    neighbors can differ between nodes.
+
+    Args:
+        in_channels: the number of input features, or a pair for sources and targets; -1 infers it from the
+            first input.
+        out_channels: the number of output features per head.
+        heads: the number of attention heads.
+        concat: whether to concatenate the heads; they are averaged otherwise.
+        negative_slope: the slope of the leaky ReLU.
+        dropout: the probability of dropping an attention weight in training.
+        add_self_loops: whether to add a self-loop to every node.
+        edge_dim: the number of edge features, if edges have features.
+        fill_value: the features of added self-loops, as in ``GATConv``.
+        bias: whether to add a learned bias.
+        share_weights: whether W_r is W_l.
+        residual: whether to add a learned projection of the target features.
+
+    Raises:
+        ArgumentError: a size is not a positive integer, or ``dropout`` is not a probability.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> layer = scorch.nn.GATv2Conv(8, 4, heads=2, edge_dim=3)
+        >>> layer(torch.ones(3, 8), edge_index, edge_attr=torch.ones(3, 3)).shape
+        torch.Size([3, 8])
     """
 
     def __init__(
@@ -114,6 +143,7 @@ class GATv2Conv(_EdgeAttention):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialize all parameters as PyG does."""
         for module in (self.lin_l, self.lin_r, self.lin_edge, self.res):
             if module is not None:
                 reset_linear(module)
@@ -128,10 +158,12 @@ class GATv2Conv(_EdgeAttention):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """Return new features of targets, and attention weights as ``GATConv`` does."""
+        """Return the new features of the targets; see ``GATConv.forward`` for the arguments."""
         sources, targets, shape = split_nodes(x, self._channels, edge_index, None)
         if targets is None:
-            raise ArgumentError("GATv2Conv needs features of targets: give x as a pair (sources, targets)")
+            raise ArgumentError(
+                "GATv2Conv needs features of the targets; pass x as a pair (sources, targets)"
+            )
         loops = self.add_self_loops
         graph, features = self._edges(edge_index, shape, edge_attr, loops, self.fill_value)
         left = _project_heads(self.lin_l, sources, self.heads)
@@ -160,12 +192,33 @@ class GATv2Conv(_EdgeAttention):
 
 
 class TransformerConv(_EdgeAttention):
-    """``W_1 x[i] + sum_j P[i,j] (W_2 x[j] + W_6 e[i,j])`` with a softmax P over neighbours (Shi and others).
+    """Graph transformer layer (Shi et al. 2021), like ``torch_geometric.nn.TransformerConv``.
 
-    Scores are inner products of queries ``W_3 x[i]`` and keys ``W_4 x[j] + W_6 e[i,j]``, divided by the root
-    of ``out_channels``. ``heads`` are put side by side, or averaged without ``concat``. ``root_weight=False``
-    leaves the first term out, ``beta`` learns how much of it there is. Dropout is of weights after softmax.
-    Features of edges, where ``edge_dim`` says that there are some, are given as for ``GATConv``.
+    Computes ``W_1 x[i] + sum_j P[i,j] (W_2 x[j] + W_6 e[i,j])``, where each row of P is the softmax over the
+    neighbors of the scaled dot products of the queries ``W_3 x[i]`` and the keys ``W_4 x[j] + W_6 e[i,j]``.
+
+    Args:
+        in_channels: the number of input features, or a pair for sources and targets; -1 infers it from the
+            first input.
+        out_channels: the number of output features per head.
+        heads: the number of attention heads.
+        concat: whether to concatenate the heads; they are averaged otherwise.
+        beta: whether to learn a gate between the first term and the sum.
+        dropout: the probability of dropping an attention weight in training.
+        edge_dim: the number of edge features, if edges have features; pass them as for ``GATConv``.
+        bias: whether the projections have a bias.
+        root_weight: whether to add the first term, ``W_1 x[i]``.
+
+    Raises:
+        ArgumentError: a size is not a positive integer, or ``dropout`` is not a probability.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> layer = scorch.nn.TransformerConv(8, 4, heads=2)
+        >>> layer(torch.ones(3, 8), edge_index).shape
+        torch.Size([3, 8])
     """
 
     def __init__(
@@ -196,6 +249,7 @@ class TransformerConv(_EdgeAttention):
         self.lin_beta = Linear(3 * last, 1, bias=False) if self.beta else None
 
     def reset_parameters(self) -> None:
+        """Reset all parameters."""
         for module in self.children():
             module.reset_parameters()  # type: ignore[operator]
 
@@ -206,11 +260,11 @@ class TransformerConv(_EdgeAttention):
         edge_attr: Tensor | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """Return new features of targets, and attention weights as ``GATConv`` does."""
+        """Return the new features of the targets; see ``GATConv.forward`` for the arguments."""
         sources, targets, shape = split_nodes(x, self._channels, edge_index, None)
         if targets is None:
             raise ArgumentError(
-                "TransformerConv needs features of targets: give x as a pair (sources, targets)"
+                "TransformerConv needs features of the targets; pass x as a pair (sources, targets)"
             )
         graph, features = self._edges(edge_index, shape, edge_attr, False)
         queries = _project_heads(self.lin_query, targets, self.heads) / math.sqrt(self.out_channels)
@@ -230,7 +284,7 @@ class TransformerConv(_EdgeAttention):
         features: Tensor | None,
         wants_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return heads, and the weights before some were dropped where they are wanted."""
+        """Return the output of each head, and if requested the attention weights before dropout."""
         nothing = keys.new_zeros(keys.shape[:2]), queries.new_zeros(queries.shape[:2])
         products = inner_products(graph, queries, keys)
         dropout = self.dropout if self.training else 0.0

@@ -1,6 +1,6 @@
-"""Graph attention with PyG's names, arguments, parameters and numbers, as one fused kernel.
+"""Graph attention with the names, arguments, parameters and results of PyG, as one fused kernel.
 
-See ``nn.graph.graph_layers`` for how layers are called.
+See ``nn.graph.graph_layers`` for how to call a layer.
 """
 
 from __future__ import annotations
@@ -31,19 +31,38 @@ from scorch.errors import ArgumentError, OperandError
 
 
 class GATConv(Module):
-    """``sum_j P[i,j] W x[j] + b`` with a softmax P over neighbours (Veličković and others).
+    """Graph attention (Veličković et al. 2018), like ``torch_geometric.nn.GATConv``.
 
-    Scores are ``leaky_relu(a_src W x[j] + a_dst W x[i])``. They, the softmax and the sum are one kernel:
-    nothing is stored for each edge and feature.
-    ``heads`` are put side by side, or averaged without ``concat``. In training, ``dropout`` drops weights
-    after the softmax. ``add_self_loops`` makes each node a neighbour of itself, once.
+    Computes ``sum_j P[i,j] W x[j] + b``, where each row of P is the softmax over the neighbors of the scores
+    ``leaky_relu(a_src W x[j] + a_dst W x[i])``. The scores, the softmax and the sum are one fused kernel,
+    which stores no features per edge.
 
-    With ``edge_dim`` edges have as many features, and scores have a term ``a_edge W_edge e[i,j]``. They are
-    ``edge_attr``: a row for each edge of an edge_index, or for each stored entry of a matrix in the order of
-    its ``values()`` (of a CSR matrix, row by row). Without it they are the values of the matrix, or of a
-    tensor (targets, sources, features) in format ``dsd``. Loops that are added get what ``fill_value``
-    (``mean``, ``add``, ``max``, ``min`` or ``mul``) makes of the features of all other edges that end at
-    their node; or it is a number, or a tensor of features.
+    Args:
+        in_channels: the number of input features, or a pair for sources and targets; -1 infers it from the
+            first input.
+        out_channels: the number of output features per head.
+        heads: the number of attention heads.
+        concat: whether to concatenate the heads; they are averaged otherwise.
+        negative_slope: the slope of the leaky ReLU.
+        dropout: the probability of dropping an attention weight in training.
+        add_self_loops: whether to make every node a neighbor of itself, once.
+        edge_dim: the number of edge features, if edges have features. The scores then have another term,
+            ``a_edge W_edge e[i,j]``.
+        fill_value: the features of added self-loops: a reduction (``"mean"``, ``"add"``, ``"max"``, ``"min"``
+            or ``"mul"``) of the features of all other edges that end at the node, a number or a tensor.
+        bias: whether to add a learned bias.
+        residual: whether to add a learned projection of the target features.
+
+    Raises:
+        ArgumentError: a size is not a positive integer, or ``dropout`` is not a probability.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])  # sources, targets
+        >>> layer = scorch.nn.GATConv(8, 4, heads=2)
+        >>> layer(torch.ones(3, 8), edge_index).shape
+        torch.Size([3, 8])
     """
 
     def __init__(
@@ -81,6 +100,7 @@ class GATConv(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialize all parameters as PyG does."""
         for module in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
             if module is not None:
                 reset_linear(module)
@@ -98,10 +118,21 @@ class GATConv(Module):
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """Return new features of targets.
+        """Return the new features of the targets.
 
-        With ``return_attention_weights`` a pair of them and the weights after the softmax: for an edge_index
-        ``(edges, weights)``, with added loops at the end, for a matrix a tensor (targets, sources, heads).
+        Args:
+            x: the node features, or a pair (sources, targets).
+            edge_index: the edges of shape (2, edges), or a sparse matrix of shape (targets, sources).
+            edge_attr: the edge features, one row per edge of ``edge_index`` or per stored element of the
+                matrix in the order of its ``values()``. By default, they are the values of the matrix, or of
+                a tensor (targets, sources, features) in format ``dsd``.
+            size: the numbers (sources, targets), if ``x`` has no features of the targets.
+            return_attention_weights: whether to also return the attention weights.
+
+        Returns:
+            The new features. With ``return_attention_weights``, a pair of the features and the attention
+            weights: ``(edges, weights)`` with added self-loops at the end if ``edge_index`` is one, or a
+            sparse tensor of shape (targets, sources, heads) if it is a matrix.
         """
         sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         features, of_sources, of_targets = self._scores(sources, targets, shape[0])
@@ -131,16 +162,18 @@ class GATConv(Module):
         return heads, weights_as_given(adj, graph, weights, self.add_self_loops)
 
     def _edges(self, adj: Tensor, edge_attr: Tensor | None) -> tuple[Any, ...]:
-        """Return edge features, the projection to scores, and features of added loops, if there are any."""
+        """Return the edge features, their projection to scores, and the features of added self-loops."""
         if self.lin_edge is None or self.att_edge is None:
             if edge_attr is not None or (isinstance(adj, SparseTensor) and adj.dim() == 3):
-                raise ArgumentError("edges have features (edge_attr): give GATConv their number as edge_dim")
+                raise ArgumentError(
+                    "the edges have features (edge_attr); pass their number to GATConv as edge_dim"
+                )
             return ()
         if edge_attr is None and not isinstance(adj, SparseTensor):
             return ()
         is_sparse = isinstance(edge_attr, SparseTensor)
         if is_sparse or (edge_attr is not None and not isinstance(edge_attr, Tensor)):
-            raise OperandError("edge_attr is a dense tensor of features for each edge")
+            raise OperandError("edge_attr must be a dense tensor with one row per edge")
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
         features = edge_attr, to_kernel_dtype(project)
@@ -149,7 +182,7 @@ class GATConv(Module):
         return *features, "mean", torch.as_tensor(self.fill_value, dtype=project.dtype, device=project.device)
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the features of sources, and the scores of sources and targets for each head."""
+        """Return the features of the sources, and the scores of sources and targets per head."""
         first = self.lin or self.lin_src
         assert first is not None
         features = project(first, sources)
@@ -171,23 +204,25 @@ class GATConv(Module):
 
 
 def check_attention(out_channels: Any, heads: Any, edge_dim: Any, fill_value: Any, dropout: float) -> None:
-    """Raise where a layer with attention cannot have these arguments."""
+    """Raise if the arguments of an attention layer are invalid."""
     check_channels(out_channels=out_channels, heads=heads)
     if edge_dim is not None:
         check_channels(edge_dim=edge_dim)
     if isinstance(fill_value, str) and fill_value not in FILLS:
-        raise ArgumentError(f"fill_value is {fill_value!r}; it may be a number or one of {', '.join(FILLS)}")
+        raise ArgumentError(
+            f"fill_value must be a number, a tensor or one of {', '.join(FILLS)}, but got {fill_value!r}"
+        )
     if not 0 <= dropout <= 1:
-        raise ArgumentError(f"dropout must be a probability between 0 and 1, not {dropout}")
+        raise ArgumentError(f"dropout must be between 0 and 1, but got {dropout}")
 
 
 def join_heads(heads: Tensor, concat: bool) -> Tensor:
-    """Put heads (nodes, heads, features) side by side, or average them."""
+    """Concatenate heads of shape (nodes, heads, features), or average them."""
     return heads.flatten(1) if concat else heads.mean(1)
 
 
 def _blocks(attention: Tensor) -> Tensor:
-    """Spread vectors for each head, (1, heads, features), to a block matrix (heads * features, heads)."""
+    """Arrange vectors of shape (1, heads, features) as a block matrix (heads * features, heads)."""
     heads = attention.shape[1]
     if heads == 1:
         return attention.view(-1, 1)

@@ -1,12 +1,12 @@
-"""Graph layers with PyG's names, arguments, parameters and numbers, by Scorch's kernels.
+"""Graph layers with the names, arguments, parameters and results of PyG, computed by Scorch's kernels.
 
-A layer is called as ``layer(x, graph)``. The graph is a sparse matrix of targets x sources, so that
+Call a layer as ``layer(x, graph)``. The graph is a sparse matrix of shape (targets, sources), so that
 ``out[i] = sum_j A[i,j] * x[j]``, or PyG's ``edge_index`` of shape (2, edges): sources in its first row,
-targets in its second. Both are read once and remembered (see ``ops.graph``). ``scorch.from_edge_index`` puts
+targets in its second. Both are analyzed once and cached (see ``ops.graph``). ``scorch.from_edge_index`` puts
 sources in rows; its transpose, ``.T``, is the matrix for a layer.
 
-The values of a matrix are weights for ``GCNConv``; the other layers only look where entries are stored.
-``x`` may be a sparse matrix where a layer multiplies it by its weight first.
+The values of a matrix are edge weights for ``GCNConv``; the other layers use only its sparsity pattern.
+``x`` may be a sparse matrix in layers that multiply it by their weight first.
 """
 
 from __future__ import annotations
@@ -39,10 +39,30 @@ from scorch.errors import ArgumentError, UnsupportedError
 
 
 class GCNConv(Module):
-    """``D^-1/2 (A + I) D^-1/2 x W + b`` (Kipf and Welling), with the degrees D of A + I.
+    """Graph convolution (Kipf and Welling 2017), like ``torch_geometric.nn.GCNConv``.
 
-    ``improved`` adds 2 I. Loops that A has keep their weights. The normalised matrix is kept with the
-    graph; ``cached`` keeps that of the first call whatever graph is given later, as PyG does.
+    Computes ``D^-1/2 (A + I) D^-1/2 x W + b`` with the degrees D of A + I. The normalized matrix is cached
+    with the graph.
+
+    Args:
+        in_channels: the number of input features; -1 infers it from the first input.
+        out_channels: the number of output features.
+        improved: whether to add 2 I instead of I.
+        cached: whether to use the graph of the first call in all later calls, like PyG.
+        add_self_loops: whether to add I; by default if ``normalize``. Self-loops of A keep their weights.
+        normalize: whether to normalize by the degrees.
+        bias: whether to add a learned bias.
+
+    Raises:
+        ArgumentError: a size is not a positive integer, or ``add_self_loops`` without ``normalize``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> adjacency = scorch.from_torch(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), format="csr")
+        >>> layer = scorch.nn.GCNConv(4, 2)
+        >>> layer(torch.ones(2, 4), adjacency).shape
+        torch.Size([2, 2])
     """
 
     def __init__(
@@ -59,7 +79,9 @@ class GCNConv(Module):
         check_channels(lazy=True, in_channels=in_channels)
         check_channels(out_channels=out_channels)
         if add_self_loops and not normalize:
-            raise ArgumentError("add_self_loops is part of normalize: give both or add the loops before")
+            raise ArgumentError(
+                "add_self_loops=True requires normalize=True; otherwise, add the self-loops to the graph"
+            )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached, self.normalize = improved, cached, normalize
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
@@ -69,14 +91,24 @@ class GCNConv(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialize all parameters as PyG does, and drop the cached graph."""
         reset_linear(self.lin)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
         self._first = None
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """Return the new node features.
+
+        Args:
+            x: the node features, dense or sparse.
+            edge_index: the edges of shape (2, edges), or a sparse matrix of shape (targets, sources).
+            edge_weight: the weights of the edges of ``edge_index``.
+        """
         if isinstance(x, (tuple, list)):
-            raise UnsupportedError("GCNConv has one kind of nodes; SAGEConv takes a pair (sources, targets)")
+            raise UnsupportedError(
+                "GCNConv does not support bipartite graphs; use SAGEConv for a pair (sources, targets)"
+            )
         settle(self.lin, x)
         check_nodes("x", x, self.lin.in_features)
         if self.cached:
@@ -95,7 +127,7 @@ class GCNConv(Module):
         return sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, bias).to(weight.dtype)
 
     def _aggregates_first(self, x: Tensor) -> bool:
-        """Whether (A x) W is less work than A (x W), backward included."""
+        """Whether (A x) W is less work than A (x W), including the backward pass."""
         needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, self.lin.weight)]
         return self.lin.in_features * (1 + needed[0]) < self.out_channels * (1 + any(needed))
 
@@ -104,11 +136,31 @@ class GCNConv(Module):
 
 
 class SAGEConv(Module):
-    """``W_l * aggr over neighbours of x + b + W_r * x`` (Hamilton, Ying and Leskovec).
+    """GraphSAGE layer (Hamilton, Ying and Leskovec 2017), like ``torch_geometric.nn.SAGEConv``.
 
-    ``aggr`` is ``mean``, ``sum`` (also ``add``), ``max``, ``min``, ``mul``, ``var``, ``std``, ``softmax`` or
-    ``median``, or a list of these, whose results are put side by side. ``x`` is a pair (sources, targets) for
-    graphs between two kinds of nodes. Features that are -1 are taken from the first input.
+    Computes ``W_l aggr_j(x[j]) + b + W_r x[i]`` over the neighbors j of i.
+
+    Args:
+        in_channels: the number of input features, or a pair for sources and targets; -1 infers it from the
+            first input.
+        out_channels: the number of output features.
+        aggr: ``"mean"``, ``"sum"`` (or ``"add"``), ``"max"``, ``"min"``, ``"mul"``, ``"var"``, ``"std"``,
+            ``"softmax"`` or ``"median"``, or a list of these, whose results are concatenated.
+        normalize: whether to normalize each output row to unit length.
+        root_weight: whether to add ``W_r x[i]``.
+        project: whether to apply a linear layer and a ReLU to the sources first.
+        bias: whether to add a learned bias.
+
+    Raises:
+        ArgumentError: a size is not a positive integer, or ``aggr`` is unknown.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> layer = scorch.nn.SAGEConv(8, 4, aggr=["mean", "max"])
+        >>> layer(torch.ones(3, 8), edge_index).shape
+        torch.Size([3, 4])
     """
 
     def __init__(
@@ -129,7 +181,7 @@ class SAGEConv(Module):
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
         sources, targets = self._channels = as_pair(in_channels)
         if project and sources == -1:
-            raise ArgumentError("project=True needs in_channels: it makes as many features as there are")
+            raise ArgumentError("project=True needs in_channels, which cannot be inferred")
         if project:
             self.lin = make_linear(sources, sources)
         parts = 1 if isinstance(aggr, str) else len(aggr)
@@ -138,10 +190,18 @@ class SAGEConv(Module):
             self.lin_r = make_linear(targets, out_channels, bias=False)
 
     def reset_parameters(self) -> None:
+        """Reset all parameters."""
         for module in self.children():
             module.reset_parameters()  # type: ignore[operator]
 
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """Return the new features of the targets.
+
+        Args:
+            x: the node features, or a pair (sources, targets) for bipartite graphs; the targets may be None.
+            edge_index: the edges of shape (2, edges), or a sparse matrix of shape (targets, sources).
+            size: the numbers (sources, targets), if ``x`` has no features of the targets.
+        """
         sources, targets, shape = split_nodes(x, self._channels, edge_index, size)
         if self.project:
             sources = sparse_linear(sources, self.lin.weight, self.lin.bias).relu()
@@ -158,7 +218,9 @@ class SAGEConv(Module):
         is_sparse, is_linear = isinstance(x, SparseTensor), self.aggr in ("mean", "sum", "add")
         if not is_linear:
             if is_sparse:
-                raise UnsupportedError(f"SAGEConv with aggr={self.aggr!r} takes dense features: x.to_dense()")
+                raise UnsupportedError(
+                    f"SAGEConv with aggr={self.aggr!r} needs dense features; pass x.to_dense()"
+                )
             aggregated = aggregate_neighbours(adj, to_kernel_dtype(x), targets, self.aggr)
             settle(self.lin_l, aggregated)
             check_same_dtype("x", x, self.lin_l.weight)
@@ -180,9 +242,23 @@ class SAGEConv(Module):
 
 
 class GINConv(Module):
-    """``nn((1 + eps) * x + sum over neighbours of x)`` (Xu, Hu, Leskovec and Jegelka).
+    """Graph isomorphism layer (Xu et al. 2019), like ``torch_geometric.nn.GINConv``.
 
-    ``aggr`` may be another name of ``SAGEConv`` than ``add``.
+    Computes ``nn((1 + eps) x[i] + sum_j x[j])`` over the neighbors j of i.
+
+    Args:
+        nn: the module that is applied to the aggregated features.
+        eps: the (initial) value of eps.
+        train_eps: whether to train eps.
+        aggr: the aggregation, one of those of ``SAGEConv``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> layer = scorch.nn.GINConv(torch.nn.Linear(8, 4))
+        >>> layer(torch.ones(3, 8), edge_index).shape
+        torch.Size([3, 4])
     """
 
     eps: Tensor
@@ -199,6 +275,7 @@ class GINConv(Module):
             self.register_buffer("eps", start)
 
     def reset_parameters(self) -> None:
+        """Reset the parameters of ``nn``, and eps to its initial value."""
         for module in self.nn.modules():
             reset = getattr(module, "reset_parameters", None)
             if reset is not None:
@@ -207,11 +284,12 @@ class GINConv(Module):
             self.eps.fill_(self.initial_eps)
 
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+        """Return the new features of the targets; the arguments are those of ``SAGEConv.forward``."""
         first, second = x if isinstance(x, (tuple, list)) else (x, x)
         widths = tuple(x.shape[-1] if isinstance(x, Tensor) and x.dim() else 0 for x in (first, second))
         sources, targets, shape = split_nodes((first, second), (widths[0], widths[1]), edge_index, size)
         if isinstance(sources, SparseTensor) or isinstance(targets, SparseTensor):
-            raise UnsupportedError("GINConv takes dense features: x.to_dense()")
+            raise UnsupportedError("GINConv needs dense features; pass x.to_dense()")
         features = to_kernel_dtype(sources)
         neighbours = aggregate_neighbours(edge_index, features, shape[0], self.aggr).to(sources.dtype)
         out: Tensor = self.nn(neighbours if targets is None else neighbours + (1 + self.eps) * targets)

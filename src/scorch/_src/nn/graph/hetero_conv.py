@@ -1,4 +1,4 @@
-"""Graphs with several types of nodes and edges: one layer for each edge type, as PyG's ``HeteroConv``."""
+"""Heterogeneous graphs: one layer per edge type, like PyG's ``HeteroConv``."""
 
 from __future__ import annotations
 
@@ -17,36 +17,46 @@ JOINS = ("sum", "mean", "min", "max", "cat", None)
 
 
 class HeteroConv(Module):
-    """Call a layer for each edge type ``(source, relation, target)``, and join what arrives at a node type.
+    """Apply one layer per edge type and combine the results per node type, like PyG's ``HeteroConv``.
 
-    >>> import torch
-    >>> from scorch import nn
-    >>> layer = nn.HeteroConv({
-    ...     ("author", "writes", "paper"): nn.SAGEConv((-1, -1), 4),
-    ...     ("paper", "cites", "paper"): nn.GCNConv(-1, 4),
-    ...     ("paper", "written_by", "author"): nn.SAGEConv((-1, -1), 4),
-    ... })
-    >>> x = {"author": torch.ones(2, 3), "paper": torch.ones(3, 5)}
-    >>> edges = {
-    ...     ("author", "writes", "paper"): torch.tensor([[0, 1], [2, 0]]),
-    ...     ("paper", "cites", "paper"): torch.tensor([[0, 1], [1, 2]]),
-    ... }
-    >>> {kind: tuple(found.shape) for kind, found in layer(x, edges).items()}
-    {'paper': (3, 4)}
+    Args:
+        convs: a layer for each edge type ``(source, relation, target)``.
+        aggr: how to combine the results of several edge types at one node type: ``"sum"``, ``"mean"``,
+            ``"min"``, ``"max"`` or ``"cat"``; None stacks them in dimension 1.
 
-    ``aggr`` joins by ``sum``, ``mean``, ``min``, ``max`` or ``cat``, or with None stacks in dimension 1.
+    Raises:
+        ArgumentError: an edge type is not a tuple of three strings, or its layer adds self-loops between
+            different node types.
+
+    Example:
+
+        >>> import torch
+        >>> from scorch import nn
+        >>> layer = nn.HeteroConv({
+        ...     ("author", "writes", "paper"): nn.SAGEConv((-1, -1), 4),
+        ...     ("paper", "cites", "paper"): nn.GCNConv(-1, 4),
+        ...     ("paper", "written_by", "author"): nn.SAGEConv((-1, -1), 4),
+        ... })
+        >>> x = {"author": torch.ones(2, 3), "paper": torch.ones(3, 5)}
+        >>> edges = {
+        ...     ("author", "writes", "paper"): torch.tensor([[0, 1], [2, 0]]),
+        ...     ("paper", "cites", "paper"): torch.tensor([[0, 1], [1, 2]]),
+        ... }
+        >>> {kind: tuple(features.shape) for kind, features in layer(x, edges).items()}
+        {'paper': (3, 4)}
     """
 
     def __init__(self, convs: Mapping[EdgeType, Module], aggr: str | None = "sum") -> None:
         super().__init__()
         if aggr not in JOINS:
-            raise ArgumentError(f"aggr is {aggr!r}; it may be one of {', '.join(map(repr, JOINS))}")
+            raise ArgumentError(f"aggr must be one of {', '.join(map(repr, JOINS))}, but got {aggr!r}")
         for kind, layer in convs.items():
             _check_edge_type(kind, layer)
         unchanged = {kind[0] for kind in convs} - {kind[2] for kind in convs}
         if unchanged:
             warnings.warn(
-                f"no edge type ends at {', '.join(sorted(unchanged))}: its nodes get no new features",
+                f"no edge type has {', '.join(sorted(unchanged))} as target, so its nodes get no new "
+                "features",
                 ScorchWarning,
                 stacklevel=2,
             )
@@ -54,20 +64,26 @@ class HeteroConv(Module):
         self.convs = ModuleDict({_key_of(kind): layer for kind, layer in convs.items()})
 
     def reset_parameters(self) -> None:
+        """Reset the parameters of all layers."""
         for layer in self.convs.values():
             layer.reset_parameters()  # type: ignore[operator]
 
     def forward(
         self, x_dict: Mapping[str, Tensor], edge_index_dict: Mapping[EdgeType, Any], **options: Any
     ) -> dict[str, Tensor]:
-        """Return new features by node type.
+        """Return the new features by node type.
 
-        ``options`` are further arguments of layers, dictionaries with names that end in ``_dict``:
-        ``edge_attr_dict={edge type: features}``, or by node type. Edge types without a graph are left out.
+        Args:
+            x_dict: the features by node type.
+            edge_index_dict: the edges by edge type; layers without edges are skipped.
+            options: more arguments for the layers, as dictionaries by edge type or node type whose names end
+                in ``_dict``, such as ``edge_attr_dict``.
         """
         for name in options:
             if not name.endswith("_dict"):
-                raise ArgumentError(f"{name!r} is no dictionary by type: its name must end in '_dict'")
+                raise ArgumentError(
+                    f"{name!r} must be a dictionary by type, and its name must end in '_dict'"
+                )
         arrived: dict[str, list[Tensor]] = {}
         for kind in self.edge_types:
             if kind in edge_index_dict:
@@ -84,21 +100,23 @@ class HeteroConv(Module):
 
 def _check_edge_type(kind: Any, layer: Module) -> None:
     if not isinstance(kind, tuple) or len(kind) != 3 or not all(isinstance(name, str) for name in kind):
-        raise ArgumentError(f"{kind!r} is no edge type; that is a tuple (source, relation, target) of names")
+        raise ArgumentError(
+            f"an edge type must be a tuple (source, relation, target) of strings, but got {kind!r}"
+        )
     if kind[0] != kind[2] and getattr(layer, "add_self_loops", False):
         raise ArgumentError(
-            f"{type(layer).__name__} adds loops, which {kind} cannot have, as its ends have different "
-            "types: give it add_self_loops=False"
+            f"{type(layer).__name__} adds self-loops, but edges of type {kind} connect different node "
+            "types; set add_self_loops=False"
         )
 
 
 def _key_of(kind: EdgeType) -> str:
-    """Return the name that the layer has in a ``state_dict``, PyG's."""
+    """Return the name of the layer in a ``state_dict``, which is PyG's."""
     return f"<{'___'.join(kind)}>".replace(".", "#")
 
 
 def _part(given: Mapping[Any, Any], kind: EdgeType) -> Any:
-    """Return what is given for an edge type: of edges, of its nodes, or a pair of its sources and targets."""
+    """Return the argument for an edge type: that of the edges, of the nodes, or a pair (sources, targets)."""
     source, _, target = kind
     if kind in given:
         return given[kind]

@@ -1,4 +1,4 @@
-"""Layers that repeat the step of ``GCNConv``: ``SGConv`` and ``APPNP``, as in PyG."""
+"""Layers that repeat the propagation step of ``GCNConv``: ``SGConv`` and ``APPNP``, as in PyG."""
 
 from __future__ import annotations
 
@@ -18,14 +18,32 @@ from scorch.errors import ArgumentError, UnsupportedError
 
 def _check_steps(steps: Any) -> None:
     if not isinstance(steps, int) or steps < 0:
-        raise ArgumentError(f"K is {steps!r}; it is how often neighbours are summed, 0 or more")
+        raise ArgumentError(f"K must be a non-negative integer, but got {steps!r}")
 
 
 class SGConv(Module):
-    """``(D^-1/2 (A + I) D^-1/2)^K x W + b`` (Wu and others), with the degrees D of A + I.
+    """Simple graph convolution (Wu et al. 2019), like ``torch_geometric.nn.SGConv``.
 
-    ``cached`` keeps the features of the first call after K steps, as PyG does. Without it the steps are taken
-    with the fewer features, before or after the weight.
+    Computes ``(D^-1/2 (A + I) D^-1/2)^K x W + b`` with the degrees D of A + I. The K steps run before or
+    after the product with W, whichever has fewer features.
+
+    Args:
+        in_channels: the number of input features; -1 infers it from the first input.
+        out_channels: the number of output features.
+        K: the number of propagation steps.
+        cached: whether to cache the propagated features of the first call, like PyG.
+        add_self_loops: whether to add I.
+        bias: whether to add a learned bias.
+
+    Raises:
+        ArgumentError: a size is not a positive integer, or ``K`` is negative.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> scorch.nn.SGConv(8, 4, K=2)(torch.ones(3, 8), edge_index).shape
+        torch.Size([3, 4])
     """
 
     def __init__(
@@ -47,10 +65,12 @@ class SGConv(Module):
         self._cached_x: Tensor | None = None
 
     def reset_parameters(self) -> None:
+        """Reset the linear layer, and drop the cached features."""
         self.lin.reset_parameters()
         self._cached_x = None
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """Return the new node features; the arguments are those of ``GCNConv.forward``."""
         settle(self.lin, x)
         weight, bias = self.lin.weight, self.lin.bias
         check_nodes("x", x, weight.shape[1])
@@ -65,7 +85,7 @@ class SGConv(Module):
 
     def _propagate(self, x: Tensor, adj: Tensor, edge_weight: Tensor | None) -> Tensor:
         if isinstance(x, SparseTensor):
-            raise UnsupportedError("SGConv with cached=True takes dense features: x.to_dense()")
+            raise UnsupportedError("SGConv with cached=True needs dense features; pass x.to_dense()")
         x, loop = to_kernel_dtype(x), 1.0 if self.add_self_loops else None
         for _ in range(self.K):
             x = sum_neighbours(adj, x, x.shape[0], "normalised", loop, edge_weight)
@@ -76,11 +96,28 @@ class SGConv(Module):
 
 
 class APPNP(Module):
-    """Personalised PageRank of features (Klicpera and others): K times ``(1 - alpha) Â z + alpha x``.
+    """Propagation by personalized PageRank (Klicpera et al. 2019), like ``torch_geometric.nn.APPNP``.
 
-    Â is the normalised matrix of ``GCNConv``, or without ``normalize`` the graph's. In training ``dropout``
-    drops entries of it in each step, where edges that repeat are one entry. ``cached`` keeps the graph of the
-    first call.
+    Starts with ``z = x`` and repeats ``z = (1 - alpha) Â z + alpha x`` K times, where Â is the normalized
+    adjacency matrix of ``GCNConv``.
+
+    Args:
+        K: the number of propagation steps.
+        alpha: the probability of returning to the start.
+        dropout: the probability of dropping an edge in each step in training; repeated edges are one edge.
+        cached: whether to use the graph of the first call in all later calls, like PyG.
+        add_self_loops: whether to add self-loops before normalizing.
+        normalize: whether to normalize the adjacency matrix; it is used as it is otherwise.
+
+    Raises:
+        ArgumentError: ``K`` is negative, or ``dropout`` is not a probability.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+        >>> scorch.nn.APPNP(K=10, alpha=0.1)(torch.ones(3, 4), edge_index).shape
+        torch.Size([3, 4])
     """
 
     def __init__(
@@ -95,18 +132,20 @@ class APPNP(Module):
         super().__init__()
         _check_steps(K)
         if not 0 <= dropout <= 1:
-            raise ArgumentError(f"dropout must be a probability between 0 and 1, not {dropout}")
+            raise ArgumentError(f"dropout must be between 0 and 1, but got {dropout}")
         self.K, self.alpha, self.dropout = K, alpha, dropout
         self.cached, self.add_self_loops, self.normalize = cached, add_self_loops, normalize
         self._first: Any = None
 
     def reset_parameters(self) -> None:
+        """Drop the cached graph."""
         self._first = None
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """Return the propagated features; the arguments are those of ``GCNConv.forward``, ``x`` is dense."""
         check_nodes("x", x, -1)
         if isinstance(x, SparseTensor):
-            raise UnsupportedError("APPNP takes dense features: x.to_dense()")
+            raise UnsupportedError("APPNP needs dense features; pass x.to_dense()")
         if self.cached:
             self._first = self._first or (edge_index, edge_weight)
             edge_index, edge_weight = self._first

@@ -1,1 +1,1 @@
-"""Layers with sparse weights that ``sparsify`` puts in place of others, and how it chooses."""
+"""Layers with sparse weights that ``sparsify`` substitutes for dense ones, and how it chooses."""

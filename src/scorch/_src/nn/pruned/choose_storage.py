@@ -1,4 +1,4 @@
-"""Choose how a pruned layer is stored: dense, or sparse in one of several formats, as was measured."""
+"""Choose how to store a pruned layer: dense, or sparse in one of several formats, by measurement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Masks = Mapping[str, torch.Tensor]  # of the matrices of a layer, by the names o
 
 @dataclass(frozen=True)
 class Decision:
-    """How a layer is stored, and why; ``seconds`` of the dense and the sparse one, by batch size."""
+    """How a layer is stored, and why; ``seconds`` of the dense and the sparse layer, by batch size."""
 
     is_sparse: bool
     reason: str
@@ -45,7 +45,7 @@ class Decision:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as dense the layer is, over all sizes of batches."""
+        """The speedup over the dense layer, over all batch sizes."""
         ratios = [dense / sparse for dense, sparse in self.seconds.values()]
         return statistics.geometric_mean(ratios) if ratios else 1.0
 
@@ -63,7 +63,7 @@ class Preference:
     def calls_of(
         self, layer: torch.nn.Module, candidates: Mapping[str, torch.nn.Module]
     ) -> dict[int, dict[str, Callable[[], object]]]:
-        """Return a call of each candidate by the size of the batch."""
+        """Return a call of each candidate by batch size."""
         known = self.examples.get(layer)
         if known is None:
             dtype = input_dtype(layer)
@@ -83,7 +83,7 @@ def _bind(layer: torch.nn.Module, call: Call) -> Callable[[], object]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The layer chosen, and the same stored densely."""
+    """The chosen layer, and the same layer stored dense."""
 
     layer: torch.nn.Module
     dense: torch.nn.Module
@@ -93,7 +93,7 @@ Tied = dict[int, tuple[torch.nn.Module, Masks]]
 
 
 def choose_storage(layer: torch.nn.Module, masks: Masks, preference: Preference, tied: Tied) -> Choice:
-    """Return what replaces ``layer``, pruned by ``masks``; ``tied`` has the layers of weights seen before."""
+    """Return the replacement of ``layer``, pruned by ``masks``; ``tied`` has the layers of seen weights."""
     kind = kind_of_layer(layer)
     assert kind is not None
     parts = kind.parts(layer)
@@ -167,7 +167,7 @@ def _obstacle(layer: torch.nn.Module) -> str | None:
 
 
 def detached_copies(model: torch.nn.Module) -> dict[int, Any]:
-    """Copy what ``deepcopy`` refuses to copy: results, such as weights computed by torch's pruning."""
+    """Copy what ``deepcopy`` refuses to copy: results, such as weights computed by PyTorch's pruning."""
     return {
         id(value): value.detach().clone()
         for module in model.modules()
@@ -177,7 +177,7 @@ def detached_copies(model: torch.nn.Module) -> dict[int, Any]:
 
 
 def prune_layer(layer: torch.nn.Module, masks: Masks) -> torch.nn.Module:
-    """Return a copy of a layer with zeros where ``masks`` have them, without hooks of torch's pruning."""
+    """Return a copy of a layer, zeroed where ``masks`` are, without the hooks of PyTorch's pruning."""
     pruned = copy.deepcopy(layer, detached_copies(layer))
     for module in pruned.modules():
         for name in [name for name, _ in module.named_parameters(recurse=False)]:

@@ -1,4 +1,4 @@
-"""Modules of torch that have a sparse layer and what follows it: both are computed in one pass.
+"""PyTorch modules that contain a sparse layer and what follows it: both are computed in one pass.
 
 ``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``; their parts, names
 and ``state_dict`` stay as they are. Where a part has hooks, another ``forward`` or is compiled, or dropout
@@ -18,7 +18,7 @@ from scorch._src.torch_internals import has_global_hooks
 
 
 class FusedSequential(torch.nn.Sequential):
-    """A ``Sequential`` whose sparse layers are computed with the activations after them."""
+    """A ``Sequential`` whose sparse layers are fused with the activations after them."""
 
     def forward(self, input: Any) -> Any:
         modules = list(self)
@@ -52,7 +52,7 @@ def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = N
 
 
 class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
-    """A ``TransformerEncoderLayer`` whose perceptron is computed with its activation and residual."""
+    """A ``TransformerEncoderLayer`` whose feed-forward block is fused with its activation and residual."""
 
     def forward(
         self,
@@ -80,7 +80,7 @@ class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
 
 
 class FusedDecoderLayer(torch.nn.TransformerDecoderLayer):
-    """A ``TransformerDecoderLayer`` whose perceptron is computed with its activation."""
+    """A ``TransformerDecoderLayer`` whose feed-forward block is fused with its activation."""
 
     def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
         if self.training or not _drop_nothing(self.dropout, self.dropout3):

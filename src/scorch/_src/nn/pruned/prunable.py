@@ -53,7 +53,7 @@ class Part:
 
     @property
     def matrix(self) -> torch.Tensor:
-        """The weight as a matrix, one row an output."""
+        """The weight as a matrix with one row per output."""
         return self.as_matrix(getattr(self.owner, self.name).detach())
 
     def as_matrix(self, weight: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Part:
 class Kind:
     """How layers of a kind become sparse.
 
-    ``example(layer, batch, options)`` has the arguments of a call; ``options`` are dtype and device.
+    ``example(layer, batch, options)`` returns the arguments of a call; ``options`` are dtype and device.
     """
 
     parts: Callable[[Any], list[Part]]
@@ -190,7 +190,7 @@ _KINDS_OF_SPARSE: dict[type, Kind] = {
 
 
 def kind_of_layer(layer: torch.nn.Module) -> Kind | None:
-    """Return how a dense layer becomes sparse; None if there is no way."""
+    """Return how a dense layer becomes sparse; None if it cannot."""
     return _TRANSPOSED if is_transposed_linear(layer) else KINDS.get(type(layer))
 
 

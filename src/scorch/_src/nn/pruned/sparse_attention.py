@@ -1,4 +1,4 @@
-"""Multihead attention whose projections have sparse weights."""
+"""Multi-head attention whose projections have sparse weights."""
 
 from __future__ import annotations
 
@@ -33,15 +33,24 @@ def has_one_size(layer: torch.nn.MultiheadAttention) -> bool:
 
 
 def input_projections(layer: torch.nn.MultiheadAttention) -> dict[str, str]:
-    """Return the names of the projections of inputs, and those of their weights in torch's layer."""
+    """Return the names of the input projections, and of their weights in PyTorch's layer."""
     return INPUTS if has_one_size(layer) else SEPARATE_INPUTS
 
 
 class SparseMultiheadAttention(MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with sparse weights in ``in_proj`` and ``out_proj``.
 
-    It takes all of torch's arguments, and ``pairs``; made by ``scorch.sparsify``. Where queries, keys and
-    values have different sizes, ``q_proj``, ``k_proj`` and ``v_proj`` take the place of ``in_proj``.
+    Create it with ``scorch.sparsify``. ``forward`` has all of PyTorch's arguments and ``pairs``, as in
+    ``scorch.nn.MultiheadAttention``. If queries, keys and values have different sizes, ``q_proj``, ``k_proj``
+    and ``v_proj`` replace ``in_proj``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.sparsify(torch.nn.MultiheadAttention(32, 4), sparsity=0.9, prefer="size")
+        >>> x = torch.ones(10, 2, 32)
+        >>> layer(x, x, x)[0].shape, layer.out_proj.nnz
+        (torch.Size([10, 2, 32]), 102)
     """
 
     in_proj: SparseLinear
@@ -65,7 +74,7 @@ class SparseMultiheadAttention(MultiheadAttention):
     def from_weights(
         cls, weights: dict[str, SparseTensor], layer: torch.nn.MultiheadAttention
     ) -> SparseMultiheadAttention:
-        """Make a layer of the weights of its projections by name, with all other settings of ``layer``."""
+        """Return a layer with these projection weights by name, and all other settings of ``layer``."""
         biases = {"out_proj": layer.out_proj.bias}
         made = {name: SparseLinear.from_weight(weight, biases.get(name)) for name, weight in weights.items()}
         return cls(made, layer)
@@ -74,7 +83,7 @@ class SparseMultiheadAttention(MultiheadAttention):
 
     @property
     def in_proj_weight(self) -> Any:  # type: ignore[override]
-        """The weight of ``in_proj``; None where there are three."""
+        """The weight of ``in_proj``; None if there are three projections."""
         return self.in_proj.weight if has_one_size(self) else None
 
     @property
@@ -102,7 +111,7 @@ class SparseMultiheadAttention(MultiheadAttention):
         *,
         pairs: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend as torch does, or over ``pairs``."""
+        """Compute attention as PyTorch does, or over ``pairs``."""
         inputs = (query, key, value)
         is_usual = query.dim() == 3 and not any(tensor.is_nested for tensor in inputs)
         has_more_keys = self.bias_k is not None or self.add_zero_attn
@@ -170,7 +179,7 @@ class SparseMultiheadAttention(MultiheadAttention):
         return layer._detached_weight(layer.values) if is_plain else layer.weight
 
     def _weight_rows(self, x: torch.Tensor, begin: int, end: int) -> SparseTensor:
-        """Return some rows of the weight; those for inference are kept while the values stay as they are."""
+        """Return some rows of the weight; cached for inference while the values do not change."""
         weight = self._whole_weight(x)
         if weight.requires_grad or torch.compiler.is_compiling():
             return weight[begin:end]  # type: ignore[return-value]
@@ -183,7 +192,7 @@ class SparseMultiheadAttention(MultiheadAttention):
         return known[2]  # type: ignore[no-any-return]
 
     def to_dense(self) -> torch.nn.MultiheadAttention:
-        """Return torch's layer with the same weights."""
+        """Return a ``torch.nn.MultiheadAttention`` with the same weights."""
         weight, has_bias = self.out_proj.weight, self.in_proj_bias is not None
         dtype = weight.dtype if self.out_proj.bias is None else self.out_proj.bias.dtype
         layer = MultiheadAttention(
@@ -212,7 +221,7 @@ class SparseMultiheadAttention(MultiheadAttention):
         return {**self.__dict__, "_slices": {}}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Take dense weights too, of which stored places are loaded."""
+        """Accept dense weights, too, of which only the stored elements are loaded."""
         for table, name in input_projections(self).items():
             if (weight := state_dict.pop(f"{prefix}{name}", None)) is not None:
                 state_dict[f"{prefix}{table}.weight"] = weight
@@ -228,7 +237,7 @@ def _get(layer: torch.nn.Module, path: str) -> Any:
 def _merge_masks(
     mask: torch.Tensor | None, padding: torch.Tensor | None, q: torch.Tensor, keys: int
 ) -> torch.Tensor | None:
-    """Return what is added to the scores (N, heads, L, S), of masks whose True is masked out."""
+    """Return what is added to the scores (N, heads, L, S), from masks in which True is masked out."""
     batch, heads, queries, _ = q.shape
     if mask is not None:
         mask = _as_numbers(mask, q.dtype)

@@ -1,9 +1,9 @@
 """Convolutions with sparse kernels.
 
 A kernel is one row of a sparse matrix, whose columns are (channel of the group, row, column) counted in this
-order. Inference reads the image by the offsets of stored weights, without a copy of its windows. With
-gradients, and inside of ``torch.compile``, torch convolves with a dense copy of the weight; only stored
-weights get a gradient.
+order. Inference reads the image at the offsets of stored weights, without unfolding it. With gradients, and
+inside ``torch.compile``, PyTorch convolves with the weight as a dense tensor; only stored weights get a
+gradient.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTINGS = (
 
 
 class SparseConvNd(torch.nn.Module):
-    """A convolution as torch's, with sparse kernels in ``kernels``; made by ``scorch.sparsify``."""
+    """Base class of convolutions with sparse kernels; ``scorch.sparsify`` creates them."""
 
     dense: type[torch.nn.Conv1d] | type[torch.nn.Conv2d]
     in_channels: int
@@ -56,7 +56,7 @@ class SparseConvNd(torch.nn.Module):
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, conv: torch.nn.Module) -> SparseConvNd:
-        """Make a layer with settings and bias of ``conv``; ``weight`` is a matrix, one row a kernel."""
+        """Return a layer with the settings and bias of ``conv``; ``weight`` has one row per kernel."""
         rows = weight.to_format("csr")
         assert isinstance(rows, SparseTensor)
         settings = {name: getattr(conv, name) for name in SETTINGS}
@@ -64,7 +64,7 @@ class SparseConvNd(torch.nn.Module):
 
     @property
     def weight(self) -> SparseTensor:
-        """The weight in torch's shape, connected to the values of ``kernels``."""
+        """The weight in PyTorch's shape, connected to the values of ``kernels``."""
         weight = self.kernels.weight.reshape(self._weight_shape())
         assert isinstance(weight, SparseTensor)
         return weight
@@ -96,7 +96,7 @@ class SparseConvNd(torch.nn.Module):
         return output if is_batched else output.squeeze(0)
 
     def _find_windows(self, images: torch.Tensor) -> tuple[torch.Tensor, Windows]:
-        """Return images of two dimensions, padded unless by zeros, and their windows."""
+        """Return 2-D images, padded unless by zeros, and their windows."""
         padding = self._paddings()
         if self.padding_mode != "zeros":
             images = F.pad(images, padding, mode=self.padding_mode)
@@ -111,7 +111,7 @@ class SparseConvNd(torch.nn.Module):
         return images, Windows(kernel, stride, (top, bottom, left, right), dilation, self.groups)  # type: ignore[arg-type]
 
     def _paddings(self) -> list[int]:
-        """Return what is padded before and after each dimension, the last first, as ``F.pad`` takes it."""
+        """Return the padding before and after each dimension, the last first, as ``F.pad`` expects it."""
         paddings: list[int] = []
         for dim in reversed(range(len(self.kernel_size))):
             if isinstance(self.padding, str):
@@ -147,7 +147,7 @@ class SparseConvNd(torch.nn.Module):
         return output
 
     def to_dense(self) -> torch.nn.Module:
-        """Return torch's layer with the same weight."""
+        """Return PyTorch's layer with the same weight."""
         settings: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS}
         values, bias = self.kernels.values, self.kernels.bias
         layer = self.dense(**settings, bias=bias is not None, dtype=values.dtype, device=values.device)
@@ -167,7 +167,7 @@ class SparseConvNd(torch.nn.Module):
         )
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Take a dense weight too, of which stored places are loaded."""
+        """Accept a dense weight, too, of which only the stored elements are loaded."""
         weight, bias = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", "bias"))
         if weight is not None:
             state_dict[f"{prefix}kernels.weight"] = weight.flatten(1)
@@ -177,18 +177,28 @@ class SparseConvNd(torch.nn.Module):
 
 
 class SparseConv1d(SparseConvNd):
-    """``torch.nn.Conv1d`` with sparse kernels."""
+    """``torch.nn.Conv1d`` with sparse kernels; created by ``scorch.sparsify``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.sparsify(torch.nn.Conv1d(16, 8, 3, padding=1), sparsity=0.9, prefer="size")
+        >>> layer(torch.ones(1, 16, 5)).shape
+        torch.Size([1, 8, 5])
+    """
 
     dense = torch.nn.Conv1d
 
 
 class SparseConv2d(SparseConvNd):
-    """``torch.nn.Conv2d`` with sparse kernels.
+    """``torch.nn.Conv2d`` with sparse kernels; created by ``scorch.sparsify``.
 
-    >>> import torch, scorch
-    >>> model = scorch.sparsify(torch.nn.Conv2d(16, 8, 3, padding=1), 0.9, prefer="size")
-    >>> model(torch.ones(1, 16, 5, 5)).shape
-    torch.Size([1, 8, 5, 5])
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.sparsify(torch.nn.Conv2d(16, 8, 3, padding=1), sparsity=0.9, prefer="size")
+        >>> layer(torch.ones(1, 16, 5, 5)).shape
+        torch.Size([1, 8, 5, 5])
     """
 
     dense = torch.nn.Conv2d

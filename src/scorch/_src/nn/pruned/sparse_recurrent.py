@@ -1,7 +1,8 @@
 """Recurrent layers with sparse matrices: LSTM, GRU and RNN, and their cells.
 
-Inputs of all steps are multiplied at once, the state of each step by itself. Steps work on packed sequences,
-the rows of a step after those of the one before; a plain batch has as many rows at every step.
+The inputs of all steps are multiplied at once, the state step by step. Steps work on packed sequences, in
+which the rows of a step follow those of the step before; a plain batch has the same number of rows at every
+step.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ STEPS: dict[str, Step] = {
 
 
 def matrices_of(layer: torch.nn.Module) -> dict[str, tuple[str, str]]:
-    """Return for each matrix, such as ``ih_l0``, the names of its weight and bias in torch's layer."""
+    """Return the names of the weight and bias in PyTorch's layer for each matrix, such as ``ih_l0``."""
     names = (name for name, _ in layer.named_parameters() if name.startswith("weight_"))
     tables = [name.removeprefix("weight_").removesuffix("_orig") for name in names]
     return {table: (f"weight_{table}", f"bias_{table}") for table in tables}
@@ -70,7 +71,7 @@ class _Matrices(torch.nn.Module):
             self.add_module(table, SparseLinear.from_weight(weights[table], getattr(layer, bias, None)))
 
     def _copy_matrices(self, layer: torch.nn.Module) -> torch.nn.Module:
-        """Copy the matrices to torch's layer; return it."""
+        """Copy the matrices to PyTorch's layer; return it."""
         with torch.no_grad():
             for table, (weight, bias) in matrices_of(layer).items():
                 sparse: SparseLinear = getattr(self, table)
@@ -80,7 +81,7 @@ class _Matrices(torch.nn.Module):
         return layer
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        """Take dense weights too, of which stored places are loaded."""
+        """Accept dense weights, too, of which only the stored elements are loaded."""
         for table in self._modules:
             for kind in ("weight", "bias"):
                 value = state_dict.pop(f"{prefix}{kind}_{table}", None)
@@ -90,9 +91,9 @@ class _Matrices(torch.nn.Module):
 
 
 class SparseRecurrent(_Matrices):
-    """``torch.nn.LSTM``, ``GRU`` or ``RNN`` with sparse matrices ``ih_l0``, ``hh_l0``, ...
+    """Base class of recurrent layers with sparse matrices ``ih_l0``, ``hh_l0``, ...
 
-    It is called as torch's layer is, also on packed sequences; made by ``scorch.sparsify``.
+    Call it like PyTorch's layer, on packed sequences, too; ``scorch.sparsify`` creates it.
     """
 
     mode: str
@@ -113,7 +114,7 @@ class SparseRecurrent(_Matrices):
 
     @classmethod
     def from_weights(cls, weights: dict[str, SparseTensor], layer: torch.nn.RNNBase) -> SparseRecurrent:
-        """Make a layer of its matrices by name, with the biases and settings of ``layer``."""
+        """Return a layer with these matrices by name, and the biases and settings of ``layer``."""
         kind = {"LSTM": SparseLSTM, "GRU": SparseGRU}.get(layer.mode, SparseRNN)
         return kind(weights, layer)
 
@@ -127,7 +128,7 @@ class SparseRecurrent(_Matrices):
             output, state = self._run(data, sizes.tolist(), self._start(hx, data, int(sizes[0]), order))
             return PackedSequence(output, sizes, order, back), self._give_back(state, back)
         if input.dim() not in (2, 3):
-            raise ShapeError(f"the input has 2 or 3 dimensions, not {input.dim()}")
+            raise ShapeError(f"the input must be 2-D or 3-D, but got {input.dim()} dimensions")
         is_batched = input.dim() == 3
         x = input if is_batched else input.unsqueeze(1)
         if hx is not None and not is_batched:
@@ -143,7 +144,7 @@ class SparseRecurrent(_Matrices):
     def _start(self, hx: Any, x: torch.Tensor, batch: int, order: torch.Tensor | None) -> State:
         """Return the states before the first step, (layers and directions, batch, features)."""
         if x.shape[-1] != self.input_size:
-            raise ShapeError(f"the input has {x.shape[-1]} features, but the layer takes {self.input_size}")
+            raise ShapeError(f"the input has {x.shape[-1]} features, but the layer expects {self.input_size}")
         count = self.num_layers * (1 + self.bidirectional)
         sizes = [self.proj_size or self.hidden_size, self.hidden_size][: 2 if self.mode == "LSTM" else 1]
         shapes = [(count, batch, size) for size in sizes]
@@ -152,7 +153,7 @@ class SparseRecurrent(_Matrices):
         states = tuple(hx) if self.mode == "LSTM" else (hx,)
         for state, shape in zip(states, shapes, strict=True):
             if tuple(state.shape) != shape:
-                raise ShapeError(f"a state has shape {tuple(state.shape)}, but {shape} is needed")
+                raise ShapeError(f"the hidden state must have shape {shape}, but got {tuple(state.shape)}")
         return states if order is None else tuple(state.index_select(1, order) for state in states)
 
     def _give_back(self, state: State, order: torch.Tensor | None) -> Any:
@@ -205,7 +206,7 @@ class SparseRecurrent(_Matrices):
         return torch.cat(outputs[::-1] if is_reverse else outputs), last
 
     def to_dense(self) -> torch.nn.Module:
-        """Return torch's layer with the same matrices."""
+        """Return PyTorch's layer with the same matrices."""
         settings: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS}
         mode = settings.pop("mode")
         if mode != "LSTM":
@@ -222,15 +223,42 @@ class SparseRecurrent(_Matrices):
 
 
 class SparseLSTM(SparseRecurrent):
-    """``torch.nn.LSTM`` with sparse matrices."""
+    """``torch.nn.LSTM`` with sparse matrices; created by ``scorch.sparsify``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.sparsify(torch.nn.LSTM(32, 16), sparsity=0.9, prefer="size")
+        >>> output, (h, c) = layer(torch.ones(5, 2, 32))
+        >>> output.shape
+        torch.Size([5, 2, 16])
+    """
 
 
 class SparseGRU(SparseRecurrent):
-    """``torch.nn.GRU`` with sparse matrices."""
+    """``torch.nn.GRU`` with sparse matrices; created by ``scorch.sparsify``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.sparsify(torch.nn.GRU(32, 16), sparsity=0.9, prefer="size")
+        >>> output, h = layer(torch.ones(5, 2, 32))
+        >>> output.shape
+        torch.Size([5, 2, 16])
+    """
 
 
 class SparseRNN(SparseRecurrent):
-    """``torch.nn.RNN`` with sparse matrices."""
+    """``torch.nn.RNN`` with sparse matrices; created by ``scorch.sparsify``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.sparsify(torch.nn.RNN(32, 16), sparsity=0.9, prefer="size")
+        >>> output, h = layer(torch.ones(5, 2, 32))
+        >>> output.shape
+        torch.Size([5, 2, 16])
+    """
 
 
 class SparseRecurrentCell(_Matrices):
@@ -257,7 +285,7 @@ class SparseRecurrentCell(_Matrices):
         return found if self.mode == "LSTM" else found[0]
 
     def to_dense(self) -> torch.nn.Module:
-        """Return torch's cell with the same matrices."""
+        """Return PyTorch's cell with the same matrices."""
         values = next(self.parameters())
         options: dict[str, Any] = {"dtype": values.dtype, "device": values.device}
         if self.mode.startswith("RNN"):

@@ -1,4 +1,4 @@
-"""Linear layers whose dense weight is stored (in, out), as ``transformers.pytorch_utils.Conv1D`` has it."""
+"""Linear layers whose dense weight is stored (in, out), like ``transformers.pytorch_utils.Conv1D``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 def is_transposed_linear(module: torch.nn.Module) -> bool:
-    """Whether a module is Hugging Face's ``Conv1D``, or computes and is named as it."""
+    """Whether a module is Hugging Face's ``Conv1D``, or has its name and computes the same."""
     weight = getattr(module, "weight", None)
     if type(module).__name__ != "Conv1D" or not isinstance(weight, torch.Tensor) or weight.dim() != 2:
         return False
@@ -19,16 +19,16 @@ def is_transposed_linear(module: torch.nn.Module) -> bool:
 
 
 class SparseTransposedLinear(SparseLinear):
-    """A ``SparseLinear`` in the place of Hugging Face's ``Conv1D``, which loads its weights (in, out).
+    """A ``SparseLinear`` that replaces Hugging Face's ``Conv1D``, and loads its weights (in, out).
 
-    ``weight`` is (out, in), as that of any ``SparseLinear``.
+    ``weight`` is (out, in), as in any ``SparseLinear``.
     """
 
     dense_class: Any  # what it is in the place of
 
     @classmethod
     def from_layer(cls, weight: SparseTensor, layer: torch.nn.Module) -> SparseTransposedLinear:
-        """Make a layer with this weight (out, in), and the bias of ``layer``."""
+        """Return a layer with this weight (out, in), and the bias of ``layer``."""
         made = cls.from_weight(weight, layer.bias)  # type: ignore[arg-type]
         assert isinstance(made, SparseTransposedLinear)
         made.dense_class = type(layer)
