@@ -68,7 +68,7 @@ def explain_kernel(
         reasons=planned.inferred.reasons,
         conversions=tuple(map(describe_conversion, planned.conversions)),
         loop_order=plan.order,
-        walks=tuple(_describe_walk(plan, index, sizes[index]) for index in plan.order),
+        walks=tuple(_describe_walk(plan, loop, sizes) for loop in plan.order),
         cost=_order_cost(choice.chosen, choice.chosen, plan),
         paper=_order_cost(choice.paper, choice.chosen, plan),
         rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MAX_REJECTED_ORDERS]),
@@ -94,16 +94,22 @@ def _call(prepared: Prepared, tensors: Tensors, memory: Footprint) -> Call:
     return Call(device, memory.operands + memory.result, memory.values, memory.exact, arrays)
 
 
-def _describe_walk(plan: Plan, index: str, size: int) -> str:
-    """Say what the loop over ``index`` goes over, in the formats that the kernel reads."""
+def _describe_walk(plan: Plan, loop: str, sizes: Mapping[str, int]) -> str:
+    """Say what ``loop`` iterates over, in the formats that the kernel reads."""
+    index, part = plan.splits.origin(loop)
     sparse = []
     for access in plan.step.accesses:
         form = plan.operand(access.tensor).format
-        for level, dim in zip(form.levels, form.order, strict=False):
-            if access.indices[dim] == index and not level.is_full:
+        for number, level in enumerate(form.levels):
+            is_walked = part == "whole" or form.part(number) == part
+            if access.indices[form.order[number]] == index and is_walked and not level.is_full:
                 sparse.append(f"the {level.name} level of {access.tensor}")
                 break
-    return f"over {' and '.join(dict.fromkeys(sparse))}" if sparse else f"from 0 to {size - 1:,}"
+    if sparse:
+        return f"over {' and '.join(dict.fromkeys(sparse))}"
+    block = plan.splits.block(index) or 1
+    turns = {"whole": sizes[index], "outer": -(-sizes[index] // block), "inner": block}[part]
+    return f"from 0 to {turns - 1:,}"
 
 
 def draw_pattern(tensor: Storage | torch.Tensor | None) -> str:
