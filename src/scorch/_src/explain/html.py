@@ -130,7 +130,7 @@ def listing(title: str, items: Iterable[str]) -> str:
 
 
 def definitions(facts: Iterable[tuple[str, str]]) -> str:
-    """Format labels beside what they label, which is HTML already."""
+    """Format labels next to what they label, which is HTML already."""
     return f"<dl>{''.join(f'<dt>{text(label)}</dt><dd>{fact}</dd>' for label, fact in facts)}</dl>"
 
 

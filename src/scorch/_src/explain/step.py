@@ -79,7 +79,7 @@ class StepExplanation:
     ``memory``
         bytes of operands, result and workspace, which together are the most a kernel needs
     ``predicted``
-        seconds, where the device that runs the kernel tells how fast it is, or with ``measure=True``
+        seconds, where the device that runs the kernel reports its speed, or with ``measure=True``
     ``measured``
         seconds, the median of several calls, with ``measure=True``
     ``source``
