@@ -13,6 +13,8 @@ import pytest
 import scorch
 from fork_server import run_python
 from pages import fences, python_blocks
+from scorch._src.io import files
+from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -161,3 +163,18 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     for page in ("index", "guide/first-steps", "reference/index", "what-works", "results"):
         assert (tmp_path / "doctrees" / f"{page}.doctree").exists()
         assert (tmp_path / "site" / f"{page}.html").exists()
+
+
+def test_guide_lists_every_function_of_evaluate() -> None:
+    page = (DOCS / "guide" / "einsum-and-evaluate.md").read_text(encoding="utf-8")
+    listed = re.search(r"The elementwise functions are (.*?)\. The reductions are (.*?)\.", page, re.DOTALL)
+    assert listed is not None
+    functions, reductions = (set(re.findall(r"`(\w+)`", names)) for names in listed.groups())
+    assert functions == {name for name, row in OPERATORS.items() if not row.symbol}
+    assert reductions == set(REDUCTIONS)
+
+
+def test_guide_lists_every_file_suffix() -> None:
+    page = (DOCS / "guide" / "interop.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`\..*?) \|", page, re.MULTILINE)
+    assert {suffix for row in rows for suffix in re.findall(r"`(.*?)`", row)} == set(files._FILE_KINDS)

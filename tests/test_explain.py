@@ -136,6 +136,14 @@ def test_dense_operands_with_a_sparse_format_take_a_second_step() -> None:
     }
 
 
+def test_loops_over_blocks_and_inside_them_are_named() -> None:
+    A = scorch.from_torch(torch.eye(8), format="bsr(2,4)")
+    (step,) = explain("ij,jk->ik", A, torch.ones(8, 3)).steps
+    walks = dict(zip(step.loop_order, step.walks, strict=True))
+    assert walks["i_out"] == "from 0 to 3" and walks["i_in"] == "from 0 to 1"
+    assert walks["j_out"] == "over the compressed level of A" and walks["j_in"] == "from 0 to 3"
+
+
 def test_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a kernel was compiled")
