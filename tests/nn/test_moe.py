@@ -115,7 +115,7 @@ def test_a_mixture_learns() -> None:
 
 
 def test_wrong_mixtures_are_named() -> None:
-    with pytest.raises(ArgumentError, match="from 1 to 4"):
+    with pytest.raises(ArgumentError, match="between 1 and 4"):
         MoE(4, 4, 5)
     with pytest.raises(ArgumentError, match="at least one"):
         MoE(4, [])
