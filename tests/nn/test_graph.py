@@ -295,7 +295,7 @@ def test_weights_of_a_matrix_are_learned(format: str) -> None:
     (its,) = torch.autograd.grad(wanted, A, direction)
     torch.testing.assert_close(mine.to_dense(), its * (A != 0))
     blocks = scorch.from_torch(A.detach(), format="bsr(2,2)").requires_grad_()
-    with pytest.raises(scorch.errors.UnsupportedError, match=r"has no blocks"):
+    with pytest.raises(scorch.errors.UnsupportedError, match=r"cannot be stored in blocks"):
         layer(x, blocks)
 
 

@@ -175,7 +175,7 @@ def test_wrong_features_are_refused(layer: nn.GATConv) -> None:
         layer(x, A)
     with pytest.raises(errors.UnsupportedError, match=r"use \.to_format\('dsd'\)"):
         layer(x, scorch.from_torch(torch.ones(NODES, NODES, WIDTH).double(), format="sss"))
-    with pytest.raises(errors.UnsupportedError, match=r"has no blocks"):
+    with pytest.raises(errors.UnsupportedError, match=r"cannot be stored in blocks"):
         layer(x, A.to_format("bsr(2,2)"), features)
     with pytest.raises(errors.OperandError, match=r"edge_attr must be a dense tensor"):
         layer(x, EDGES, features.tolist())
