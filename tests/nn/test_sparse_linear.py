@@ -386,7 +386,7 @@ def test_a_rewired_layer_takes_the_values_that_are_given() -> None:
     assert str(layer.format) == "csr" and torch.equal(layer.weight.detach().to_dense(), weight.to_dense())
     with pytest.raises(ArgumentError, match="pass new="):
         layer.rewire(weight != 0)
-    with pytest.raises(ShapeError, match="weight has shape"):
+    with pytest.raises(ShapeError, match="weight must have shape"):
         layer.rewire(scorch.rand(9, 7, density=0.3))
 
 
