@@ -188,7 +188,7 @@ def test_wrong_arguments(kind) -> None:
             kind(model, optimizer, **wrong)
     with pytest.raises(errors.ArgumentError, match="no sparse layers"):
         kind(torch.nn.Linear(3, 3), optimizer, stop_step=5)
-    with pytest.raises(errors.ArgumentError, match="optimizer does not have"):
+    with pytest.raises(errors.ArgumentError, match="optimizer does not contain"):
         kind(layer(), optimizer, stop_step=5)
     blocked = SparseLinear(8, 8, sparsity=0.5, blocks=2)
     with pytest.raises(errors.UnsupportedError, match="blocks"):

@@ -200,7 +200,7 @@ def test_what_layers_refuse() -> None:
     x, edges = features_of().float(), random_graph(60)
     with pytest.raises(UnsupportedError, match="to_dense"):
         nn.APPNP(2, 0.1)(scorch.tensor(x.detach(), format="csr"), edges)
-    with pytest.raises(ArgumentError, match="K is -1"):
+    with pytest.raises(ArgumentError, match="but got -1"):
         nn.SGConv(3, 4, K=-1)
     with pytest.raises(ArgumentError, match="features of the targets"):
         nn.TransformerConv(20, 6)((x, None), edges.clone(), None)

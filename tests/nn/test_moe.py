@@ -115,7 +115,7 @@ def test_a_mixture_learns() -> None:
 
 
 def test_wrong_mixtures_are_named() -> None:
-    with pytest.raises(ArgumentError, match="from 1 to 4"):
+    with pytest.raises(ArgumentError, match="between 1 and 4"):
         MoE(4, 4, 5)
     with pytest.raises(ArgumentError, match="at least one"):
         MoE(4, [])
@@ -144,7 +144,7 @@ def test_the_autoencoder_is_the_dense_one_with_all_other_features_zero(abs: bool
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
     assert isinstance(model.codes(x), scorch.SparseTensor) and model.codes(x).nnz == 20
-    with pytest.raises(ArgumentError, match="from 1 to 30"):
+    with pytest.raises(ArgumentError, match="between 1 and 30"):
         TopKAutoencoder(6, 30, 31)
 
 

@@ -171,9 +171,9 @@ def test_what_does_not_fit_is_refused():
         own(x, x, x, pairs=masks.window(L - 1, 2))
     with pytest.raises(ShapeError, match="pairs must have shape"):
         own(x, x, x, pairs=masks.from_function(lambda b, h, q, k: q == k, L, heads=3))
-    with pytest.raises(ShapeError, match="query needs 16 features"):
+    with pytest.raises(ShapeError, match="query must have 16 features"):
         own(x[..., :3], x, x, pairs=masks.window(L, 2))
-    with pytest.raises(ShapeError, match="18 keys and 17 values"):
+    with pytest.raises(ShapeError, match="but got 18 and 17"):
         own(x, x, x[:, 1:], pairs=masks.window(L, 2))
     with pytest.raises(ShapeError, match="key_padding_mask must have shape"):
         own(x, x, x, pairs=masks.window(L, 2), key_padding_mask=torch.zeros(N, 3, dtype=torch.bool))

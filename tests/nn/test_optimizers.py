@@ -318,7 +318,7 @@ def test_a_state_for_another_number_of_values_is_refused() -> None:
     optimizer = OPTIMIZERS["adam"](other.sparse.parameters())
     optimizer.load_state_dict(state)
     learn(other.sparse, optimizer)
-    with pytest.raises(ShapeError, match="with 24 stored values"):
+    with pytest.raises(ShapeError, match="has 24 stored elements"):
         optimizer.step()
     assert optimizer.param_groups[0]["params"][0] is other.sparse.w
 

@@ -176,11 +176,11 @@ def test_sparse_inputs() -> None:
 
 def test_wrong_inputs_are_named() -> None:
     layer = SparseLinear(9, 7)
-    with pytest.raises(ShapeError, match="takes 9 features"):
+    with pytest.raises(ShapeError, match="expects 9 features"):
         layer(torch.ones(3, 8))
     with pytest.raises(ArgumentError, match="not both"):
         SparseLinear(9, 7, 0.5, density=0.5)
-    with pytest.raises(ArgumentError, match="sparsity is a number from 0 to 1"):
+    with pytest.raises(ArgumentError, match="sparsity must be between 0 and 1"):
         SparseLinear(9, 7, 90)
     with pytest.raises(FormatError, match="format of a sparse weight must be sparse"):
         SparseLinear(9, 7, 0.5, format="dense")
@@ -250,21 +250,21 @@ def test_states_that_do_not_fit_are_refused() -> None:
     state, older = layer.state_dict(), older_state(layer)
     SparseLinear(9, 7, 0.5).load_state_dict(older)
     for before, change, words in [
-        (older, {"pattern.crd1": older["pattern.crd1"] + 9}, "coordinates must be from 0 to 8"),
-        (older, {"pattern.pos1": older["pattern.pos1"].flip(0)}, "the first pointer must be 0"),
+        (older, {"pattern.crd1": older["pattern.crd1"] + 9}, "coordinates go from 0 to 8"),
+        (older, {"pattern.pos1": older["pattern.pos1"].flip(0)}, "the first pointer is 0"),
         (older, {"pattern.crd1": older["pattern.crd1"] * 0}, "not sorted"),
-        (older, {"pattern.format": torch.tensor([1, 2])}, "no format"),
-        (state, {"pattern": state["pattern"][:-1]}, "ends before"),
-        (state, {"pattern": state["pattern"][:7]}, "ends before"),
+        (older, {"pattern.format": torch.tensor([1, 2])}, "not describe a format"),
+        (state, {"pattern": state["pattern"][:-1]}, "truncated"),
+        (state, {"pattern": state["pattern"][:7]}, "truncated"),
         (state, {"pattern": state["pattern"].long()}, "32-bit integers"),
         (state, {"pattern": state["pattern"][:0]}, "begin with its format"),
-        (state, {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([0]), -5)}, "begins with"),
+        (state, {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([0]), -5)}, "begin with"),
         (
             state,
             {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([-1]), -1)},
             "be from 0 to 8",
         ),
-        (state, {"values": torch.ones(3)}, "one value for each"),
+        (state, {"values": torch.ones(3)}, "one per nonzero"),
     ]:
         with pytest.raises(RuntimeError, match=words):
             SparseLinear(9, 7, 0.5).load_state_dict({**before, **change})
@@ -384,9 +384,9 @@ def test_a_rewired_layer_takes_the_values_that_are_given() -> None:
     weight = scorch.rand(7, 9, density=0.3, format="coo")
     layer.rewire(weight)
     assert str(layer.format) == "csr" and torch.equal(layer.weight.detach().to_dense(), weight.to_dense())
-    with pytest.raises(ArgumentError, match="give new="):
+    with pytest.raises(ArgumentError, match="pass new="):
         layer.rewire(weight != 0)
-    with pytest.raises(ShapeError, match="weight has shape"):
+    with pytest.raises(ShapeError, match="weight must have shape"):
         layer.rewire(scorch.rand(9, 7, density=0.3))
 
 
