@@ -277,7 +277,7 @@ def test_iterative_methods_say_what_is_wrong():
         scorch.linalg.cg(S, b, x0=torch.ones(25, 2, dtype=torch.float64))
     with pytest.raises(DtypeError, match="int64"):
         scorch.linalg.cg(S, b.long())
-    with pytest.raises(OperandError, match="not a str"):
+    with pytest.raises(OperandError, match="but got a str"):
         scorch.linalg.gmres("S", b)
     with pytest.raises(OperandError, match="not a list"):
         scorch.linalg.cg(S, [1.0])
