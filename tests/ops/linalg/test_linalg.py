@@ -279,7 +279,7 @@ def test_iterative_methods_say_what_is_wrong():
         scorch.linalg.cg(S, b.long())
     with pytest.raises(OperandError, match="but got a str"):
         scorch.linalg.gmres("S", b)
-    with pytest.raises(OperandError, match="not a list"):
+    with pytest.raises(OperandError, match="but got a list"):
         scorch.linalg.cg(S, [1.0])
 
 
