@@ -140,7 +140,7 @@ def test_malformed_equation(equation: str, operands: int, message: str) -> None:
         ("y[i] = A[i,j] * (x[j]", "expected ')'"),
         ("y[i] = rel(A[i,j] * x[j])", "unknown function 'rel'; did you mean 'relu'?"),
         ("y[i] = A[i,j] @ x[j]", "'@' is not supported; a matrix product names its indices"),
-        ("y[i] = A[i,j] ** x[j]", "write square(x) for x ** 2"),
+        ("y[i] = A[i,j] ** x[j]", "use square(x) for x ** 2"),
         ("y[i] = A[i,0] * x[i]", "an index must be a name, not a number"),
         ("y[i,i] = A[i,j] * x[j]", "index 'i' appears twice in the result"),
         ("y[i] = A[i,x] * x[i]", "'x' is a tensor in one place and an index in another; rename one"),

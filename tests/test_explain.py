@@ -205,7 +205,7 @@ def test_errors_are_those_of_the_call() -> None:
         explain("y[i] = A[i,j] * B[i,j]", A=A)
     with pytest.raises(NotationError, match="as a string"):
         explain(A)
-    with pytest.raises(OperandError, match="operand 0 is a str"):
+    with pytest.raises(OperandError, match="operand 0 must be a tensor, but got a str"):
         explain("ij->i", "csr")
 
 

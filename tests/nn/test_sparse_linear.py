@@ -250,8 +250,8 @@ def test_states_that_do_not_fit_are_refused() -> None:
     state, older = layer.state_dict(), older_state(layer)
     SparseLinear(9, 7, 0.5).load_state_dict(older)
     for before, change, words in [
-        (older, {"pattern.crd1": older["pattern.crd1"] + 9}, "coordinates go from 0 to 8"),
-        (older, {"pattern.pos1": older["pattern.pos1"].flip(0)}, "the first pointer is 0"),
+        (older, {"pattern.crd1": older["pattern.crd1"] + 9}, "coordinates must be from 0 to 8"),
+        (older, {"pattern.pos1": older["pattern.pos1"].flip(0)}, "the first pointer must be 0"),
         (older, {"pattern.crd1": older["pattern.crd1"] * 0}, "not sorted"),
         (older, {"pattern.format": torch.tensor([1, 2])}, "not describe a format"),
         (state, {"pattern": state["pattern"][:-1]}, "truncated"),
@@ -270,7 +270,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
             SparseLinear(9, 7, 0.5).load_state_dict({**before, **change})
     with pytest.raises(RuntimeError, match=r"Missing.*pattern"):
         layer.load_state_dict({"values": state["values"], "bias": state["bias"]})
-    with pytest.raises(RuntimeError, match="the 5 positions above it need 6"):
+    with pytest.raises(RuntimeError, match="5 positions above need 6"):
         SparseLinear(8, 5, 0.5).load_state_dict(state)
 
 

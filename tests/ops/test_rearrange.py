@@ -155,5 +155,5 @@ def test_errors(pattern, sizes):
 def test_errors_of_arguments():
     with pytest.raises(OperandError, match="but got a str"):
         scorch.rearrange("a b", "a b -> b a")
-    with pytest.raises(NotationError, match="not 3"):
+    with pytest.raises(NotationError, match="but got 3"):
         scorch.rearrange(X, 3)

@@ -253,7 +253,7 @@ def test_entries_without_sparse_dimensions_add_up(shape: tuple[int, ...], dtype:
     for wrong in (torch.zeros(0, shape[0] + 1, dtype=dtype),):
         with pytest.raises(RuntimeError):
             torch.sparse_coo_tensor(wrong, values)
-        with pytest.raises(RuntimeError, match="pass one value for each entry"):
+        with pytest.raises(RuntimeError, match="for each entry"):
             scorch.sparse_coo_tensor(wrong, values)
 
 

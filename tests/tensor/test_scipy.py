@@ -118,7 +118,7 @@ def test_what_is_refused():
     with pytest.raises(OperandError, match=r"but got a Tensor; use scorch\.from_torch"):
         from_scipy(torch.eye(3))
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
-        with pytest.raises(DtypeError, match=rf"have no {name}; convert with \.float\(\) first"):
+        with pytest.raises(DtypeError, match=rf"do not support {name}; convert with \.float\(\) first"):
             to_scipy(from_torch(torch.eye(2, dtype=dtype)))
     with pytest.raises(DtypeError, match="uint16 is not supported"):
         from_scipy(sparse.csr_array(np.eye(2, dtype=np.uint16)))

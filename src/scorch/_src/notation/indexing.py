@@ -141,7 +141,7 @@ class _Parser:
         token = self.token
         if token.text in _INSTEAD:
             self.fail(_INSTEAD[token.text])
-        self.fail(f"expected {what}, but got {repr(token.text) if token.text else 'the end'}")
+        self.fail(f"expected {what} but found {repr(token.text) if token.text else 'the end'}")
 
     # The grammar.
 
