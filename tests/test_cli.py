@@ -151,7 +151,7 @@ def test_explain_takes_any_formats(words: list[str], capsys: pytest.CaptureFixtu
         (["ij->i", "csr", "--sizes", "q=3"], "ShapeError: --sizes names 'q', but the indices are i, j"),
         (["ij->i", "csr", "--sizes", "i=x"], "ShapeError: --sizes has 'i=x'"),
         (["ij->i", "csr", "--sizes", "i=-2"], "ShapeError: --sizes has 'i=-2'"),
-        (["ij->i", "csr", "--density", "2"], "ShapeError: a density lies between 0 and 1"),
+        (["ij->i", "csr", "--density", "2"], "ShapeError: density must be between 0 and 1"),
         (["ij->i", "dense", "--sizes", "i=1e6,j=1e6"], "ShapeError: operand 0 would have"),
         (["ij->i", "csr", "--result", "csr(3)"], "FormatError: unknown format 'csr(3)'"),
         (["ijk->i", "dcsr", "--result", "ds"], "FormatError: format 'csr' stores tensors of 2 dimensions"),
