@@ -222,7 +222,7 @@ def _scorch_error(
 
 
 def cleaned(text: str, name: str) -> str:
-    """Remove torch's internal names from an error message, and say how to mend dtypes that differ."""
+    """Remove torch's internal names from an error message, and add how to make dtypes equal."""
     first = text.strip().split("\n")[0].strip()
     first = first.replace("aten::", "").replace("(sparse_coo)", "")
     first = re.sub(r"torch\.Size\(\[([^\]]*)\]\)", r"(\1)", first)

@@ -317,10 +317,7 @@ def _check(storage: SparseStorage) -> None:
         if array is None:
             continue
         if array.dtype != torch.int64 or array.dim() != 1:
-            raise OperandError(
-                f"{name} must be a tensor of int64 with one dimension, not one of {array.dtype} and shape "
-                f"{tuple(array.shape)}"
-            )
+            raise OperandError(f"{name} is a row of int64, not {array.dtype} of shape {tuple(array.shape)}")
         if array.device != col.device:
             raise OperandError(f"{name} is on device {array.device}, but col on {col.device}")
     if rowptr is not None:
