@@ -10,7 +10,7 @@ import torch
 
 import scorch
 import scorch.compat.torch_sparse
-from scorch._src.name_hints import MODULE_HINTS, TENSOR_HINTS
+from scorch._src.name_hints import MASK_HINTS, MODULE_HINTS, NN_HINTS, TENSOR_HINTS
 from scorch.errors import UnknownNameError
 
 S = scorch.tensor([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], format="csr")
@@ -37,6 +37,13 @@ NAMES = {
     "crow_indices": [0, 1, 2, 3],
     "col_indices": [0, 1, 2],
     "size": (3, 3),
+    "edge_index": torch.tensor([[0, 1], [1, 0]]),
+    "before": 2,
+    "radius": 1,
+    "mask_mod": lambda b, h, q_idx, kv_idx: q_idx >= kv_idx,
+    "masks": scorch.nn.masks,
+    "x": torch.ones(3, 2),
+    "M": S,
 }
 NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isinstance"}
 
@@ -47,6 +54,7 @@ NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isins
         ("tocsr", r"use S\.to_format\('csr'\)"),
         ("toarray", r"use S\.to_dense\(\)"),
         ("set_value", r"scorch\.sparse_csr_tensor"),
+        ("with_values", r"scorch\.sparse_csr_tensor"),
         ("fit", "not an estimator"),
         ("to_desne", "did you mean 'to_dense'"),
         ("vlaues", "did you mean 'values'"),
@@ -76,6 +84,14 @@ def test_the_module_says_what_to_use(name: str, words: str) -> None:
 
 
 def test_submodules_suggest_their_own_names() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'MessagePassing'; .*adj @ x"):
+        _ = scorch.nn.MessagePassing
+    with pytest.raises(
+        AttributeError, match=r"'scorch.nn.masks' has no attribute 'sliding_window'; use masks"
+    ):
+        _ = scorch.nn.masks.sliding_window
+    with pytest.raises(AttributeError, match="did you mean 'bigbird'"):
+        _ = scorch.nn.masks.big_bird
     with pytest.raises(AttributeError, match="did you mean 'SparseLinear'"):
         _ = scorch.nn.SparseLinaer
 
@@ -89,7 +105,8 @@ def test_names_unlike_any_other_get_no_suggestion() -> None:
 
 def test_hints_are_for_names_that_are_missing_and_what_they_say_works() -> None:
     tried = 0
-    for owner, hints in ((S, TENSOR_HINTS), (scorch, MODULE_HINTS)):
+    owners = ((S, TENSOR_HINTS), (scorch, MODULE_HINTS), (scorch.nn, NN_HINTS), (scorch.nn.masks, MASK_HINTS))
+    for owner, hints in owners:
         for name, hint in hints.items():
             assert not hasattr(owner, name), name
             for text in hint.removeprefix("use ").split(", or "):

@@ -56,6 +56,21 @@ def test_entries_are_sorted():
     assert SparseTensor.from_edge_index(edges, sparse_sizes=(3, 4)).sizes() == [3, 4]
 
 
+def test_transposed_edges_are_refused():
+    edges = torch.tensor([[0, 1], [1, 2], [2, 0]])
+    with pytest.raises(ShapeError, match=r"shape \(3, 2\); .* pass edge_index\.t\(\)"):
+        SparseTensor.from_edge_index(edges)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "GATv2Conv"])
+def test_graph_layers_take_it(name):
+    A = SparseTensor.from_dense((dense_of((4, 4)) != 0).float())
+    layer, x = getattr(scorch.nn, name)(3, 2), torch.rand(4, 3)
+    assert torch.equal(layer(x, A), layer(x, A.to_scorch()))
+    with pytest.raises(OperandError, match=r"pass what its method to_scorch\(\) returns"):
+        scorch.einsum("ij,jk->ik", A, x)
+
+
 @given(matrices())
 def test_made_from_other_libraries_and_back(dense):
     A = SparseTensor.from_dense(dense)

@@ -19,6 +19,7 @@ from scorch._src.tensor.create.construct import (
     sparse_csr_tensor,
     tensor,
 )
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import (
     DtypeError,
     FormatError,
@@ -225,6 +226,15 @@ def test_options_of_constructors(call):
     refused(UnsupportedError, "is not supported here", call, pin_memory=True)
     refused(OperandError, "is on device meta, but Scorch supports only the cpu", call, device="meta")
     assert call(device="cpu", requires_grad=False, pin_memory=False).nnz > 0
+
+
+def test_the_class_is_not_called_with_arrays():
+    for call in (
+        lambda: SparseTensor(INDICES, VALUES, (2, 3)),
+        lambda: SparseTensor(torch.eye(3)),
+        lambda: SparseTensor(row=torch.tensor([0]), col=torch.tensor([1])),
+    ):
+        refused(OperandError, "use scorch.sparse_coo_tensor(indices, values, size)", call)
 
 
 def test_wrong_edges():

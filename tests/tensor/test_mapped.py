@@ -105,6 +105,13 @@ def test_complex_values_may_begin_anywhere(tmp_path, dtype, before):
         assert torch.equal(found.to_dense(), dense[picked])
 
 
+def test_labels_are_no_name(tmp_path):
+    with pytest.raises(
+        OperandError, match=r"not a Tensor; .* SparseDataset\(MemmapSparseDataset\(path\), labels"
+    ):
+        MemmapSparseDataset(tmp_path / "x.safetensors", torch.arange(3))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_saved_matrices_are_mapped(tmp_path, dtype):
     pytest.importorskip("safetensors", reason="safetensors is not installed")

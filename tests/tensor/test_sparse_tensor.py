@@ -206,7 +206,7 @@ def test_a_missing_gpu_is_told_with_what_it_needs(S):
             call()
         assert isinstance(caught.value, AssertionError)
     if not torch.backends.cuda.is_built():
-        with pytest.raises(OperandError, match=words):
+        with pytest.raises(MissingDeviceError, match=words):
             scorch.eye(3, device="cuda", format="csr")
 
 

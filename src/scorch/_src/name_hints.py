@@ -34,13 +34,18 @@ TENSOR_HINTS: dict[str, str] = {
     "getcol": "use S[:, j]",
     "getnnz": "use S.nnz",
     "count_nnz": "use S.nnz",
-    "indptr": "use S.crow_indices()",
+    **dict.fromkeys(("indptr", "rowptr"), "use S.crow_indices()"),
     "row": "use S.to_format('coo').indices()[0]",
     "col": "use S.to_format('coo').indices()[1]",
     "coords": "use S.to_format('coo').indices()",
     "sum_duplicates": "repeated entries are summed when a tensor is created",
     "sort_indices": "entries are always sorted",
+    "has_canonical_format": "entries are always sorted and unique",
     "power": "use S ** n",
+    "asfptype": "use S.to(torch.float64)",
+    "hadamard": "use S * other",
+    "spones": "use scorch.sparse_csr_tensor(*S.csr()[:2], torch.ones(S.nnz), S.shape)",
+    "pattern": "use S.to_format('coo').indices(), or S.crow_indices()",
     # constructors that are called on a tensor
     "from_dense": "use scorch.from_torch(dense, format='csr')",
     "from_scipy": "use scorch.from_scipy(matrix)",
@@ -49,12 +54,16 @@ TENSOR_HINTS: dict[str, str] = {
     "to_csc": f"use {_to_format('csc')}",
     "to_coo": f"use {_to_format('coo')}",
     # torch_sparse
-    **dict.fromkeys(("set_value", "set_value_", "fill_value", "fill_value_", "has_value"), f"use {_VALUES}"),
+    **dict.fromkeys(
+        ("set_value", "set_value_", "fill_value", "fill_value_", "has_value", "with_values"),
+        f"use {_VALUES}",
+    ),
     "set_diag": "use S.setdiag(values)",
     "fill_diag": "use S.setdiag(value)",
     "get_diag": "use S.diagonal()",
     "remove_diag": "use S.setdiag(0).eliminate_zeros()",
     "sizes": "use S.shape",
+    "num_nodes": "use S.shape[0]",
     "sparsity": "use 1 - S.density",
     "to_torch_sparse_coo_tensor": "use S.to_format('coo').to_torch()",
     "to_torch_sparse_csr_tensor": "use S.to_format('csr').to_torch()",
@@ -99,6 +108,7 @@ MODULE_HINTS: dict[str, str] = {
     **dict.fromkeys(("to_dense", "toarray", "todense"), "it is a method: S.to_dense()"),
     **dict.fromkeys(("to_scipy", "to_torch", "to_format"), "it is a method of sparse tensors"),
     **dict.fromkeys(("from_coo", "from_coords"), "use scorch.sparse_coo_tensor(indices, values, size)"),
+    **dict.fromkeys(("from_pyg", "from_data"), "use scorch.from_edge_index(edge_index, size=n)"),
     "from_csr": "use scorch.sparse_csr_tensor(crow_indices, col_indices, values, size)",
     "from_numpy_array": "use scorch.tensor(array, format='csr')",
     "sparse_tensor": "use scorch.sparse_coo_tensor(indices, values), or scorch.tensor(data, format='csr')",
@@ -116,7 +126,28 @@ MODULE_HINTS: dict[str, str] = {
     },
 }  # fmt: skip
 
-HINTS: dict[str, Mapping[str, str]] = {"scorch": MODULE_HINTS}  # by module
+_PYG_LAYER = "it is PyG's alone, and takes a sparse matrix after scorch.compat.pyg.install()"
+_POOLING = "use torch.sparse.mm(M, x, 'mean'), which needs a row of M for each graph, with ones at its nodes"
+
+NN_HINTS: dict[str, str] = {
+    "MessagePassing": "sum messages by a product, adj @ x, or by torch.sparse.mm(adj, x, 'mean') or 'amax'",
+    **dict.fromkeys(
+        (
+            "ARMAConv", "ChebConv", "EdgeConv", "GatedGraphConv", "GCN2Conv", "GENConv", "GINEConv",
+            "GraphConv", "PNAConv", "RGCNConv", "TAGConv",
+        ),
+        _PYG_LAYER,
+    ),
+    **dict.fromkeys(("global_add_pool", "global_max_pool", "global_mean_pool"), _POOLING),
+}  # fmt: skip
+
+MASK_HINTS: dict[str, str] = {
+    **dict.fromkeys(("sliding_window", "local", "local_window", "band"), "use masks.window(n, radius)"),
+    "causal_window": "use masks.window(n, (before, 0))",
+    **dict.fromkeys(("from_mask_mod", "create_mask"), "use masks.from_function(mask_mod, n)"),
+}
+
+HINTS: dict[str, Mapping[str, str]] = {"scorch": MODULE_HINTS, "scorch.nn": NN_HINTS}  # by module
 
 
 def unknown_name(

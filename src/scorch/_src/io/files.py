@@ -80,7 +80,10 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     if not file.is_file():
         raise MissingFileError(_describe_missing(file))
     if options and kind.read is not _read_pickle:
-        raise TypeError(f"{next(iter(options))!r} is an option for .pt files, not for {file.name!r}")
+        raise TypeError(
+            f"{next(iter(options))!r} is no option for {file.name!r}: .pt files have those of torch.load, "
+            "other files none; convert the tensor, as in scorch.load(path).to(torch.float32)"
+        )
     try:
         return kind.read(file, format, **options)
     except ScorchError as error:

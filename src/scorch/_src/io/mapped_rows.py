@@ -42,7 +42,8 @@ class MemmapSparseDataset(Dataset[Any]):
     """A dataset of the rows of a CSR matrix in a ``.safetensors`` file, memory-mapped and read on demand.
 
     The matrix may be larger than memory. ``dataset[5]`` is one row, ``dataset[[5, 2, 9]]`` a CSR matrix of
-    three. It works with any number of ``DataLoader`` workers; each opens the file itself.
+    three. It works with any number of ``DataLoader`` workers; each opens the file itself. Rows with labels
+    are ``SparseDataset(dataset, labels)``.
 
     Args:
         path: the file, as ``scorch.save`` and ``RowWriter`` write it.
@@ -53,6 +54,11 @@ class MemmapSparseDataset(Dataset[Any]):
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:
+        if not isinstance(name, str):
+            raise OperandError(
+                f"name is that of a matrix in the file, not a {type(name).__name__}; for rows with labels, "
+                "use SparseDataset(MemmapSparseDataset(path), labels)"
+            )
         self.path = Path(path).resolve()
         self.name = name
         header, begin = read_header(self.path)

@@ -21,12 +21,21 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.loops.types import LAST_INT32
+from scorch._src.name_hints import MASK_HINTS, unknown_name
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, add_note
 
 __all__ = ["bigbird", "causal", "from_function", "global_tokens", "random_blocks", "window"]
+
+
+def __getattr__(name: str) -> object:
+    """Say what to use instead of a mask that is not there."""
+    raise unknown_name(
+        f"module 'scorch.nn.masks' has no attribute {name!r}", name, MASK_HINTS, lambda: __all__
+    )
+
 
 Device = torch.device | str | int | None  # None: torch's default device, as for torch's own functions
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

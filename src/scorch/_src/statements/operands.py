@@ -27,13 +27,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     if isinstance(value, (int, float, complex, np.generic)):
         value = _scalar(name, value)
     if not isinstance(value, torch.Tensor):
-        is_sharded = hasattr(value, "__torch_function__")
-        advice = (
-            "use scorch.distributed.einsum or evaluate"
-            if is_sharded
-            else "create one with torch.tensor or scorch.from_scipy"
-        )
-        raise OperandError(f"{name} must be a tensor, but got a {type(value).__name__}; {advice}")
+        raise OperandError(f"{name} must be a tensor, but got a {type(value).__name__}; {_advice_on(value)}")
     _check_has_memory(name, value)
     check_device(name, value.device)
     checked_dtype(name, value.dtype)
@@ -47,6 +41,15 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
         value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
     plain: torch.Tensor = value.detach() if value.requires_grad else value
     return plain
+
+
+def _advice_on(value: object) -> str:
+    """Return what to do with a value that is no operand."""
+    if hasattr(value, "__torch_function__"):
+        return "compute with it by scorch.distributed.einsum and evaluate"
+    if hasattr(value, "to_scorch"):
+        return "pass what its method to_scorch() returns"
+    return "create one with torch.tensor or scorch.from_scipy"
 
 
 def as_differentiable(name: str, value: Any) -> torch.Tensor:

@@ -225,10 +225,12 @@ def _scorch_error(
 
 
 def cleaned(text: str, name: str) -> str:
-    """Remove torch's internal names from an error message."""
+    """Remove torch's internal names from an error message, and add how to make dtypes equal."""
     first = text.strip().split("\n")[0].strip()
     first = first.replace("aten::", "").replace("(sparse_coo)", "")
     first = re.sub(r"torch\.Size\(\[([^\]]*)\]\)", r"(\1)", first)
+    if "same dtype" in first:
+        first += "; convert one, as in x.to(S.dtype)"
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
 
 

@@ -152,8 +152,11 @@ def _translate(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[st
     if exact is not None and type(exact) is type(error):
         error = exact
     kind = KINDS[type(error)]
-    same = {tensor.dtype: torch.float32 for tensor in tensors if tensor.dtype.is_floating_point}
-    if issubclass(ShapeError, type(error)) and _error_on(func, args, {}, None, same, device) is not None:
+    same = {tensor.dtype: torch.float32 for tensor in tensors}
+    floats = {dtype: same[dtype] for dtype in same if dtype.is_floating_point}
+    if issubclass(ShapeError, type(error)) and all(
+        _error_on(func, args, {}, None, dtypes, device) is not None for dtypes in (floats, same)
+    ):
         kind = ShapeError  # whatever the dtypes and numbers are
     name = name_of(func)
     return kind(f"{name}: {cleaned(str(error), name)}{described(tensors)}")

@@ -99,11 +99,21 @@ class SparseTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, storage: Storage, shape: tuple[int, ...] | None = None, values: torch.Tensor | None = None
+        cls,
+        storage: Storage | None = None,
+        shape: tuple[int, ...] | None = None,
+        values: torch.Tensor | None = None,
+        **arrays: Any,
     ) -> SparseTensor:
         """Wrap a storage; ``shape`` and ``values`` of its kind where its arrays are computed later."""
         if type(storage) is TracedStorage:
             return wrap_traced(cls, storage)  # type: ignore[return-value]
+        if arrays or not isinstance(storage, Storage):
+            raise OperandError(
+                "SparseTensor is not called with arrays: "
+                "use scorch.sparse_coo_tensor(indices, values, size), scorch.from_torch(tensor), "
+                "or scorch.compat.torch_sparse.SparseTensor(row=..., col=...)"
+            )
         if shape is None or values is None:
             shape, values = storage.pattern.shape, storage.values
         dtype = values.dtype

@@ -18,7 +18,7 @@ from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import reduce as reductions
 from scorch.compat.torch_sparse import sample as sampling
 from scorch.compat.torch_sparse.storage import SparseStorage, pick
-from scorch.errors import OperandError
+from scorch.errors import OperandError, ShapeError
 
 Arrays = tuple[Tensor, Tensor, Tensor | None]
 Sizes = tuple[int | None, int | None]
@@ -77,6 +77,10 @@ class SparseTensor:
         is_sorted: bool = False,
         trust_data: bool = False,
     ) -> SparseTensor:
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            shape = tuple(edge_index.shape)
+            cure = "; pass edge_index.t()" if shape[1:] == (2,) else ""
+            raise ShapeError(f"edge_index has shape {shape}; it must be (2, number of edges){cure}")
         row, col = edge_index
         return cls(row, None, col, edge_attr, sparse_sizes, is_sorted, trust_data)
 

@@ -221,6 +221,8 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
     """Return a graph as one of its two forms: a sparse matrix of Scorch, or an ``edge_index``."""
     if isinstance(adj, SparseTensor):
         return adj
+    if hasattr(adj, "to_scorch"):  # scorch.compat.torch_sparse.SparseTensor
+        return adj.to_scorch()  # type: ignore[no-any-return]
     if not isinstance(adj, torch.Tensor):
         raise OperandError(
             "a graph must be a sparse matrix or an edge_index of shape (2, edges), but got a "

@@ -19,6 +19,7 @@ from scorch.errors import (
     DtypeError,
     FreedError,
     IndexRangeError,
+    MissingDeviceError,
     OperandError,
     ShapeError,
     UnsupportedError,
@@ -34,10 +35,10 @@ def check_device(name: str, device: Any) -> None:
     if device is None or is_served(device if isinstance(device, torch.device) else torch.device(device)):
         return
     needs = needs_of(torch.device(device).type)
-    cure = f". {needs}" if needs else f"; use .{served_devices()[0]}()"
-    raise OperandError(
-        f"{name} is on device {device}, but Scorch supports only the {served_in_words()}{cure}"
-    )
+    text = f"{name} is on device {device}, but Scorch supports only the {served_in_words()}"
+    if needs:
+        raise MissingDeviceError(f"{text}. {needs}")
+    raise OperandError(f"{text}; use .{served_devices()[0]}()")
 
 
 def device_for(name: str, device: Any = None) -> torch.device:
