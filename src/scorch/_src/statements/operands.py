@@ -46,7 +46,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
 def _advice_on(value: object) -> str:
     """Return what to do with a value that is no operand."""
     if hasattr(value, "__torch_function__"):
-        return "compute with it by scorch.distributed.einsum and evaluate"
+        return "use scorch.distributed.einsum or evaluate"
     if hasattr(value, "to_scorch"):
         return "pass what its method to_scorch() returns"
     return "create one with torch.tensor or scorch.from_scipy"
