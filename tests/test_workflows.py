@@ -84,7 +84,7 @@ def test_contributing_tells_of_the_layers() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     contract = METADATA[METADATA.index("Imports point one way") :]
     layers = re.findall(r"[a-z_]+", contract[contract.index("layers = [") + 10 : contract.index("\n]")])
-    rows = page[page.index("## The map") : page.index("## Add an operator")]
+    rows = page[page.index("## The source tree") : page.index("## Add an operator")]
     first_column = "".join(re.findall(r"^\| (`.*?) \|", rows, re.MULTILINE))
     assert re.findall(r"`(\w+)`", first_column) == layers
 

@@ -85,7 +85,7 @@ def test_letters_and_names_belong_to_one_level():
     for level, message in wrong.items():
         with pytest.raises(FormatError, match=message):
             register_level(level())
-    with pytest.raises(FormatError, match="derived from Level"):
+    with pytest.raises(FormatError, match="subclass of Level"):
         register_level("ragged")
 
 

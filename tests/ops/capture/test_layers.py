@@ -129,7 +129,7 @@ def test_a_sparse_embedding_is_exported() -> None:
     layer, rows = embedding(), torch.randint(0, 20, (4, 5))
     program = torch.export.export(layer, (rows,)).module()
     torch.testing.assert_close(program(rows.flip(0)), layer(rows.flip(0)))
-    with pytest.raises(IndexError, match="numbered from 0 to 19"):
+    with pytest.raises(IndexError, match="indices must be from 0 to 19"):
         program(rows + 20)
 
 

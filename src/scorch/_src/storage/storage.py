@@ -369,12 +369,10 @@ class Storage:
                 storage._forget()
 
     def drop_copies(self) -> None:
-        """Let views that copied the values recompute them, after the values were written in place."""
+        """Let views, some of which copied the values, recompute theirs after a write to the values."""
         for reference in self.followers or ():
             view = reference()
-            if view is None or view.forgotten is not None or view.pending is not None:
-                continue
-            if view.values.untyped_storage().data_ptr() != self.values.untyped_storage().data_ptr():
+            if view is not None:
                 view._forget()
 
     def take(self, pattern: Pattern, values: torch.Tensor) -> None:
