@@ -56,8 +56,6 @@ NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isins
         ("set_value", r"scorch\.sparse_csr_tensor"),
         ("with_values", r"scorch\.sparse_csr_tensor"),
         ("fit", "not an estimator"),
-        ("to_desne", "did you mean 'to_dense'"),
-        ("vlaues", "did you mean 'values'"),
     ],
 )
 def test_a_tensor_says_what_to_use(name: str, words: str) -> None:
@@ -66,6 +64,24 @@ def test_a_tensor_says_what_to_use(name: str, words: str) -> None:
     assert isinstance(caught.value, UnknownNameError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert not hasattr(S, name) and getattr(S, name, None) is None
+
+
+@pytest.mark.parametrize("name", ["to_desne", "vlaues"])
+def test_python_suggests_the_nearest_name(name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(S, name)
+    assert caught.value.name == name and caught.value.obj is S  # from which Python finds the suggestion
+
+
+def test_names_of_others_are_not_listed() -> None:
+    assert not {"tocsr", "toarray", "fit"} & set(dir(S)) and {"to_dense", "values", "format"} <= set(dir(S))
+
+
+def test_attributes_are_read_in_graphs() -> None:
+    compiled = torch.compile(
+        lambda S: S * 2 if S.format.order[-1] == 1 else S, fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(S).to_dense(), 2 * S.to_dense())
 
 
 @pytest.mark.parametrize(

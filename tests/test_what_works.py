@@ -58,7 +58,7 @@ def refuse(x: Any) -> Any:
         (on_sparse(lambda x: torch.abs(x)[:3]), "wrong"),
         (on_sparse(lambda x: (torch.abs(x), x)), "wrong"),
         (on_sparse(refuse), "refused"),
-        (on_sparse(lambda x: x.no_such_name), "cryptic"),
+        (on_sparse(lambda x: x.nnz.no_such_name), "cryptic"),
     ],
 )
 def test_outcomes(function: Any, kind: str) -> None:

@@ -77,10 +77,9 @@ DEFAULT_DEVICE = {
     "_src/tensor/create/check.py": "asks torch for the default device",
     "_src/cli/demo_cases.py": "a user's program",
     "_src/cli/explain_formats.py": "a user's program",
-    "_src/nn/graph/graph_layers.py": "parameters begin on the default device, as those of torch's layers",
-    "_src/nn/edge_attention_layers.py": "parameters begin on the default device, as those of torch's layers",
-    "_src/nn/graph/graph_attention_layer.py": "parameters begin on the default device, as those of torch's layers",
-    "_src/nn/graph/edge_attention_layers.py": "parameters begin on the default device, as those of torch's layers",
+    "_src/nn/graph/graph_layers.py": "parameters start on the default device, like PyTorch's",
+    "_src/nn/graph/graph_attention_layer.py": "parameters start on the default device, like PyTorch's",
+    "_src/nn/graph/edge_attention_layers.py": "parameters start on the default device, like PyTorch's",
 }
 
 

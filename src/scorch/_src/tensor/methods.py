@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -43,14 +43,23 @@ def __repr__(self: SparseTensor, *, tensor_contents: str | None = None) -> str: 
     return to_text(self)
 
 
-def refuse_name(self: SparseTensor, name: str) -> Any:
-    """Raise the error for a name that is not there; a property that raises one keeps its own."""
-    if hasattr(type(self), name):
-        return torch.Tensor.__getattribute__(self, name)
-    missing = f"{type(self).__name__!r} object has no attribute {name!r}"
-    if name.startswith("_"):
-        raise AttributeError(missing)
-    raise unknown_name(missing, name, TENSOR_HINTS, lambda: dir(type(self)))
+class ForeignName:
+    """A name of other libraries that is no attribute: reading it raises an error that says what to use.
+
+    A ``__getattr__`` would do so for any name, but ``torch.compile`` reads no attributes of classes with one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, tensor: SparseTensor | None, owner: type[SparseTensor]) -> NoReturn:
+        missing = f"{owner.__name__!r} object has no attribute {self.name!r}"
+        raise unknown_name(missing, self.name, TENSOR_HINTS, tuple)
+
+
+def list_names(self: SparseTensor) -> list[str]:
+    """List the attributes, without the names that only raise an error."""
+    return [name for name in object.__dir__(self) if name not in TENSOR_HINTS or hasattr(self, name)]
 
 
 for _method in (
@@ -60,6 +69,9 @@ for _method in (
     _method.__qualname__ = f"SparseTensor.{_method.__name__}"
     setattr(SparseTensor, _method.__name__, _method)
 for _name, _function in (
-    ("to_networkx", graphs.to_networkx), ("_repr_html_", to_html), ("__getattr__", refuse_name),
+    ("to_networkx", graphs.to_networkx), ("_repr_html_", to_html), ("__dir__", list_names),
 ):  # fmt: skip
     setattr(SparseTensor, _name, _function)
+for _name in TENSOR_HINTS:
+    if not hasattr(SparseTensor, _name):
+        setattr(SparseTensor, _name, ForeignName(_name))
