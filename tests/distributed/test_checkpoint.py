@@ -84,7 +84,7 @@ def load_all(rank: int, folder: str) -> Any:
 
 def refuse(rank: int, folder: str) -> None:
     A = sd.shard(scorch.from_torch(graph(), format="csr"))
-    with pytest.raises(MissingFileError, match="there is no checkpoint"):
+    with pytest.raises(MissingFileError, match="no such checkpoint"):
         sd.load(f"{folder}/missing")
     with pytest.raises(FileError, match="not written by"):
         sd.load(f"{folder}/dcp5")

@@ -54,7 +54,7 @@ def count_bytes() -> Iterator[Traffic]:
     try:
         yield traffic
     finally:
-        _counters.remove(traffic)
+        _counters[:] = [counter for counter in _counters if counter is not traffic]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from scorch._src.distributed.align import same_plans
 from scorch._src.distributed.calls import rule
 from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, partition
-from scorch._src.distributed.sums import sum_processes
+from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, check_spelling, partition
+from scorch._src.distributed.sums import as_replicated, sum_processes
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Assign
 from scorch._src.notation.parse_einsum import read_indices
@@ -85,6 +85,9 @@ def evaluate(expression: str, /, *, format: Any = None, **tensors: Any) -> Any:
     statement = parse(expression)
     if statement.accumulate:
         raise UnsupportedError(f"{expression!r}: += is not for sharded tensors; add the terms to the result")
+    sharded = frozenset(name for name, tensor in tensors.items() if isinstance(tensor, RowSharded))
+    if sharded:
+        check_spelling(expression, statement.assign, sharded)
     return _run(
         statement.assign,
         tensors,
@@ -102,7 +105,14 @@ def _run(
     aligned = dict(zip(sharded, same_plans(list(sharded.values())), strict=True))
     one = next(iter(aligned.values()))
     how = partition_of(assign, aligned)
-    local = {name: aligned[name].local if name in aligned else tensor for name, tensor in tensors.items()}
+    local = {
+        name: aligned[name].local
+        if name in aligned
+        else tensor
+        if how.extend.get(name)
+        else as_replicated(tensor, one.group)
+        for name, tensor in tensors.items()
+    }
     local |= _extended({name: tensors[name] for name in how.extend if name in tensors}, how, one)
     is_dense = how.outcome != SHARDED and bool(assign.target.indices) and (how.outcome != LOCAL or not format)
     form = "d" * len(assign.target.indices) if is_dense else format

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.collectives import Group, sum_over
+from scorch.errors import UnsupportedError
 
 Tensor = torch.Tensor
 
@@ -25,6 +26,39 @@ def spread(x: Tensor, group: Group) -> Tensor:
     Its gradient is then the sum of what all processes find.
     """
     return _Spread.apply(x, group)  # type: ignore[no-any-return]
+
+
+def as_replicated(x: Any, group: Group) -> Any:
+    """Return an operand that is the same in all processes, for use beside entries of one process.
+
+    The gradient of a weight is the part that this process finds; ``sum_gradients`` adds up the parts. That of
+    a sum over processes, such as a norm, has to be whole on the way back: it is spread.
+    """
+    if not isinstance(x, Tensor) or not x.requires_grad or x.grad_fn is None:
+        return x
+    kinds = _sources_of(x.grad_fn)
+    if kinds == {"sum", "part"}:
+        raise UnsupportedError(
+            "an operand is computed of a sum over processes and of a weight, whose gradients are found in other "
+            "ways: wrap the sum first, scorch.distributed.spread(A.norm(), A.group) * weight"
+        )
+    return spread(x, group) if kinds == {"sum"} else x
+
+
+def _sources_of(node: Any) -> set[str]:
+    """Return what a tensor is computed of: sums over processes, or tensors whose gradients are parts."""
+    kinds, seen, waiting = set(), {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        if node.name() == "_SumBackward":
+            kinds.add("sum")
+        elif node.name() == "_SpreadBackward" or not node.next_functions:
+            kinds.add("part")
+        else:
+            found = {inner for inner, _ in node.next_functions if inner is not None} - seen
+            seen |= found
+            waiting += found
+    return kinds
 
 
 class _Sum(torch.autograd.Function):

@@ -1,0 +1,95 @@
+"""What all calls of sharded tensors share: whose gradients are parts, which options stay, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import scorch
+import scorch.distributed as sd
+from distributed.test_sharded import close
+from processes import in_processes
+from scorch.errors import UnsupportedError
+
+
+def random_matrix(rows: int = 12, columns: int = 12, seed: int = 0) -> torch.Tensor:
+    """A matrix with zeros, the same in all processes."""
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.rand(rows, columns, generator=generator, dtype=torch.float64) + 0.1
+    return torch.where(torch.rand(rows, columns, generator=generator) < 0.3, dense, 0.0)
+
+
+def shard(dense: torch.Tensor, **options: Any) -> Any:
+    return sd.shard(scorch.from_torch(dense, format="csr"), **options)
+
+
+def operand(columns: int = 2) -> torch.Tensor:
+    return torch.linspace(-1, 2, 12 * columns, dtype=torch.float64).reshape(12, columns)
+
+
+def check_gradients_of_numbers(rank: int) -> None:
+    """A weight's gradient is this process's part by any call; that of a norm of the entries is whole."""
+    D, X = random_matrix(), operand()
+    A = shard(D)
+    x = A.columns_of(X)
+    wanted = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    ((D * wanted.exp()) @ X).sin().sum().backward()
+    for product in (
+        lambda w: (A * w.exp()) @ x,
+        lambda w: (A / (1 / w.exp())) @ x,
+        lambda w: sd.einsum("ij,jk,->ik", A, x, w.exp()),
+    ):
+        w = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+        sd.sum_processes(product(w).sin().sum(), A.group).backward()
+        sd.sum_gradients([w])
+        close(w.grad, wanted.grad)
+    dense = D.clone().requires_grad_()
+    ((dense / dense.norm()) @ X).sin().sum().backward()
+    for scaled in (lambda A: A / A.norm(), lambda A: sd.einsum("ij,->ij", A, 1 / A.norm())):
+        A = shard(D).requires_grad_()
+        sd.sum_processes((scaled(A) @ x).sin().sum(), A.group).backward()
+        close(A.grad.gather().to_dense(), torch.where(D != 0, dense.grad, 0.0))
+    with pytest.raises(UnsupportedError, match="spread"):
+        A * (A.norm() * w)
+    sd.sum_processes(((A * (sd.spread(A.norm(), A.group) * w)) @ x).sum(), A.group).backward()
+
+
+def check_factors_of_sums(rank: int) -> None:
+    """A sum over a sharded index that stands beside entries is refused, as each process has a part of it."""
+    D, b = random_matrix(), operand(1)[:, 0]
+    A = shard(D)
+    own = A.columns_of(b)
+    for value in (
+        "sum(i, sum(j, A[i,j])) * sum(j, b[j])",
+        "sum(j, b[j]) * sum(i, sum(j, A[i,j]))",
+        "sum(i, sum(j, A[i,j])) / sum(j, b[j])",
+        "sum(j, b[j] * sum(i, sum(j, A[i,j])))",
+        "sum(i, sum(j, A[i,j] * sum(j, b[j])))",
+    ):
+        with pytest.raises(UnsupportedError, match="no rule for sharded"):
+            sd.evaluate(f"y[] = {value}", A=A, b=own)
+    close(sd.evaluate("y[] = sum(i, sum(j, A[i,j])) * sum(k, c[k])", A=A, c=b), D.sum() * b.sum())
+
+
+def check_nested_counters(rank: int) -> None:
+    A = shard(random_matrix())
+    x = A.columns_of(operand())
+    with sd.count_bytes() as outer:
+        with sd.count_bytes() as inner:
+            A @ x
+        A @ x
+    assert outer.received == 2 * inner.received > 0
+
+
+CHECKS = [check_gradients_of_numbers, check_factors_of_sums, check_nested_counters]
+
+
+def check_all(rank: int) -> None:
+    for check in CHECKS:
+        check(rank)
+
+
+def test_calls_keep_their_conventions(tmp_path):
+    in_processes(check_all, tmp_path, 2)
