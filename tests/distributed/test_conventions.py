@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import scorch
 import scorch.distributed as sd
 from distributed.test_sharded import close
 from processes import in_processes
-from scorch.errors import UnsupportedError
+from scorch.errors import ShapeError, UnsupportedError
 
 
 def random_matrix(rows: int = 12, columns: int = 12, seed: int = 0) -> torch.Tensor:
@@ -83,13 +84,65 @@ def check_nested_counters(rank: int) -> None:
     assert outer.received == 2 * inner.received > 0
 
 
+def check_orders(rank: int, folder: str) -> None:
+    """Rows and columns that were partitioned keep their own order through moves, transposes and files."""
+    D, X = random_matrix(), operand()
+    P = sd.partition(shard(D), "hash")
+    moved = sd.repartition(P, rows=[0, 4, 12], columns=[0, 7, 12])
+    sd.save({"P": P, "moved": moved}, f"{folder}/orders")
+    loaded = sd.load(f"{folder}/orders")
+    recut = sd.load(f"{folder}/orders", cuts=[0, 2, 12], columns=[0, 6, 12])
+    tall = random_matrix(12, 9)
+    tensors = [(P, D), (moved, D), (sd.repartition(moved, [0, 5, 12]), D)]
+    tensors += [(found, D) for found in (*loaded.values(), *recut.values())]
+    tensors.append((sd.repartition(shard(tall), owners=torch.arange(12) % 2), tall))
+    for A, dense in tensors:
+        for B, wanted in ((A, dense), (A.T, dense.t())):
+            columns = X[: wanted.shape[1]]
+            close(B @ B.columns_of(columns), B.rows_of(wanted @ columns))
+    close((P @ P).columns_of(X), P.columns_of(X))
+    other = shard(D, rows=P.cuts)
+    for call in (lambda: P + other, lambda: P @ other, lambda: sd.einsum("ij,ij->ij", P, other)):
+        with pytest.raises(ShapeError, match="different orders"):
+            call()
+    assert sd.repartition(shard(D), owners=torch.arange(12) * 2 // 12).order is None  # nothing was renumbered
+
+
+def check_options(rank: int, folder: str) -> None:
+    """Options of a tensor are those of what is made of it and of what is loaded, with a plan that tells them."""
+    D, X = random_matrix(), operand()
+    options: list[dict[str, Any]] = [
+        {"algorithm": "1.5d", "replicas": 2},
+        {"algorithm": "rounds", "wire": torch.float32},
+        {"algorithm": "features"},
+        {"split": 2},
+    ]
+    for given in options:
+        A, B = shard(D, **given), shard(random_matrix(seed=3), **given)
+        sd.save({"A": A}, f"{folder}/options")
+        kept = [A + B, sd.load(f"{folder}/options")["A"], A.T.T, sd.partition(A, "hash")]
+        if "split" in given:
+            kept.pop()
+        for made in [*kept, sd.repartition(A), A @ B, sd.repartition(A, [0, 5, 12])]:
+            assert made.wire == given.get("wire") and str(made.plan)
+            same = made.algorithm, made.replicas, made.has_split_rows == A.has_split_rows
+            assert same == (A.algorithm, A.replicas, True) or all(made is not one for one in kept)
+        for made in kept[:2]:
+            wanted = D + random_matrix(seed=3) if made is kept[0] else D
+            torch.testing.assert_close(
+                made @ made.columns_of(X), made.rows_of(wanted @ X), rtol=1e-5, atol=1e-5
+            )
+
+
 CHECKS = [check_gradients_of_numbers, check_factors_of_sums, check_nested_counters]
 
 
-def check_all(rank: int) -> None:
+def check_all(rank: int, folder: str) -> None:
     for check in CHECKS:
         check(rank)
+    check_orders(rank, folder)
+    check_options(rank, folder)
 
 
 def test_calls_keep_their_conventions(tmp_path):
-    in_processes(check_all, tmp_path, 2)
+    in_processes(functools.partial(check_all, folder=str(tmp_path)), tmp_path, 2)

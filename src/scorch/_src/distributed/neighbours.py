@@ -88,7 +88,7 @@ def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
 def add_loops(adj: RowSharded, weight: float) -> RowSharded:
     """Return the matrix of a graph with a loop of this weight at nodes that have none."""
     rows, columns = adj.rows, adj.columns
-    if not torch.equal(rows.cuts, columns.cuts):
+    if not rows.has_owners_of(columns):
         raise ShapeError("loops are for square matrices whose rows and columns are cut in the same way")
     (row, column), places = numbered_entries(adj.local.storage.pattern)
     row, column = row.to(torch.int64), column.to(torch.int64)

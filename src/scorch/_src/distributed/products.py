@@ -125,8 +125,8 @@ def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
     made = a.local @ local
     if not isinstance(made, SparseTensor):
         made = made.to_sparse()
-    result = RowSharded(made, a.rows, columns, a.mesh, a.order)
-    result.wire, result.algorithm = a.wire, a.algorithm
+    result = RowSharded(made, a.rows, columns, a.mesh)
+    result.use_options_by_rows(a)
     return result
 
 
@@ -149,7 +149,7 @@ def _with_fetched_rows(b: RowSharded, wanted: HaloPlan) -> tuple[SparseTensor, H
         torch.arange(b.rows.own, b.rows.own + len(fetched_lengths), device=rows.device), fetched_lengths
     )
     everything = torch.cat([columns, fetched_columns])
-    plan = HaloPlan(everything.unique(), b.columns.cuts, b.group)
+    plan = HaloPlan(everything.unique(), b.columns.cuts, b.group, b.columns.order)
     places_of = torch.stack([torch.cat([rows, ghost_rows]), plan.to_local(everything)])
     shape = b.rows.own + len(fetched_lengths), plan.size
     local = sparse_coo_tensor(places_of, torch.cat([values, fetched_values]), shape, format="csr")

@@ -40,16 +40,14 @@ class RowSharded(TensorNames, ShardedGraph):
     Dense operands are plain tensors: this process's rows where the index is sharded, and all elsewhere.
     """
 
-    def __init__(
-        self, local: Any, rows: HaloPlan, columns: HaloPlan, mesh: Any, order: Tensor | None = None
-    ) -> None:
+    def __init__(self, local: Any, rows: HaloPlan, columns: HaloPlan, mesh: Any) -> None:
         self.local: SparseTensor = local
         self.rows, self.columns, self.mesh = rows, columns, mesh
-        self.order = order  # the rows as they were numbered before they were partitioned
         self.wire: torch.dtype | None = None
         self.algorithm = "halo"
         self.derived: BoundedCache[Any, Any] = BoundedCache(MAX_KEPT)  # what is computed of its entries once
         self.replicas = 1
+        self.split: bool | int = False  # the entries from which on a row is split over processes
         self.replicated: tuple[tuple[int, Load], ...] = ()  # what 1.5-D would move, where it was counted
         self.spread: tuple[int, int] | None = None  # entries of all processes, and the most of one
         self.kept: dict[str, Any] = {}  # what algorithms have made of the entries
@@ -70,6 +68,11 @@ class RowSharded(TensorNames, ShardedGraph):
     def cuts(self) -> Tensor:
         """Where the rows of each process begin, and the number of rows."""
         return self.rows.cuts
+
+    @property
+    def order(self) -> Tensor | None:
+        """The original numbers of this process's rows, where they were partitioned."""
+        return None if self.rows.order is None else self.rows.order.numbers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,13 +127,20 @@ class RowSharded(TensorNames, ShardedGraph):
 
     def with_local(self, local: Any) -> RowSharded:
         """Return a tensor sharded like this one, with other entries among the same rows and columns."""
-        result = RowSharded(local, self.rows, self.columns, self.mesh, self.order)
-        result._use_options_of(self)
+        result = RowSharded(local, self.rows, self.columns, self.mesh)
+        result.use_options_of(self)
         result.spread = self.spread if local.nnz == self.local.nnz else None
         return result
 
-    def _use_options_of(self, other: RowSharded) -> None:
-        self.wire, self.algorithm, self.replicas = other.wire, other.algorithm, other.replicas
+    def use_options_of(self, other: RowSharded) -> None:
+        """Exchange rows as another tensor does, whose entries are shared out in the same way."""
+        self.wire, self.split = other.wire, other.split
+        self.algorithm, self.replicas = other.algorithm, other.replicas
+
+    def use_options_by_rows(self, other: RowSharded) -> None:
+        """Exchange rows as another tensor does, as far as that is possible with entries at their rows' owners."""
+        self.wire = other.wire
+        self.algorithm = "halo" if other.algorithm == "1.5d" else other.algorithm
 
     def map_local(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RowSharded:
         """Apply a function to the local part that keeps its shape and zeros."""
@@ -154,12 +164,11 @@ class RowSharded(TensorNames, ShardedGraph):
 
     def rows_of(self, tensor: Tensor) -> Tensor:
         """Pick this process's rows from a tensor that every process has, and bring them to its device."""
-        return _pick(tensor, self.rows, self.order).to(self.device)
+        return _pick(tensor, self.rows).to(self.device)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
         """Pick the rows that this process's columns stand for from a tensor that has all, in the same way."""
-        is_square = self.rows.cuts is self.columns.cuts
-        return _pick(tensor, self.columns, self.order if is_square else None).to(self.device)
+        return _pick(tensor, self.columns).to(self.device)
 
     def entries(self) -> tuple[list[Tensor], Tensor]:
         """Return the coordinates of this process's entries over all processes, and their values."""
@@ -182,8 +191,9 @@ class RowSharded(TensorNames, ShardedGraph):
         """The transposed matrix: entries stay where they are, rows and columns change roles."""
         if self.ndim != 2:
             raise ShapeError(f"T is for matrices; this tensor has {self.ndim} dimensions")
-        result = RowSharded(self.local.T, self.columns, self.rows, self.mesh, self.order)
-        result._use_options_of(self)
+        result = RowSharded(self.local.T, self.columns, self.rows, self.mesh)
+        result.use_options_of(self)
+        result.split = False
         result.spread = self.spread
         result.kept["transposed"] = self
         return result
@@ -299,7 +309,9 @@ class RowSharded(TensorNames, ShardedGraph):
         )
 
 
-def _pick(tensor: Tensor, plan: HaloPlan, order: Tensor | None) -> Tensor:
+def _pick(tensor: Tensor, plan: HaloPlan) -> Tensor:
     if len(tensor) != plan.extent:
         raise ShapeError(f"the tensor has {len(tensor)} rows; {plan.extent} are sharded")
-    return tensor[plan.begin : plan.end] if order is None else tensor[order.to(tensor.device)]
+    if plan.order is None:
+        return tensor[plan.begin : plan.end]
+    return tensor[plan.order.numbers.to(tensor.device)]
