@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import scorch
 import scorch.distributed as sd
 from distributed.test_sharded import close
 from processes import in_processes
-from scorch.errors import ShapeError, UnsupportedError
+from scorch.errors import CommunicationError, ShapeError, UnsupportedError
 
 
 def random_matrix(rows: int = 12, columns: int = 12, seed: int = 0) -> torch.Tensor:
@@ -109,7 +110,7 @@ def check_orders(rank: int, folder: str) -> None:
 
 
 def check_options(rank: int, folder: str) -> None:
-    """Options of a tensor are those of what is made of it and of what is loaded, with a plan that tells them."""
+    """What is made of a tensor, or loaded, has its options and a plan that tells them."""
     D, X = random_matrix(), operand()
     options: list[dict[str, Any]] = [
         {"algorithm": "1.5d", "replicas": 2},
@@ -134,7 +135,117 @@ def check_options(rank: int, folder: str) -> None:
             )
 
 
-CHECKS = [check_gradients_of_numbers, check_factors_of_sums, check_nested_counters]
+def check_norms(rank: int) -> None:
+    """Norms are torch's, with its gradients at zeros and at largest entries; others are refused."""
+    D = random_matrix()
+    D[0, :3], D[7, 1:3] = 3.0, -3.0
+    for dense, p in ((D, 2), (D, 3), (D, 0.5), (D, float("inf")), (D * 0, 2)):
+        A = (shard(D) * (1 if dense is D else 0)).detach().requires_grad_()
+        wanted = dense.clone().requires_grad_()
+        found = A.norm(p)
+        close(found, wanted.norm(p))
+        assert torch.equal(torch.linalg.vector_norm(A, ord=p), found)
+        found.backward()
+        wanted.norm(p).backward()
+        close(A.grad.gather().to_dense(), torch.where(D != 0, wanted.grad, 0.0).nan_to_num())
+    close(torch.linalg.norm(A), torch.linalg.norm(D * 0))
+    for order in (1, 2, float("inf"), "nuc"):
+        with pytest.raises(UnsupportedError, match="norm of matrices"):
+            torch.linalg.norm(A, order)
+
+
+def check_gathered_gradients(rank: int) -> None:
+    """Gathered entries carry gradients, twice; so do normalised ones with a row that sums up to zero."""
+    D = random_matrix()
+    A, wanted = shard(D).requires_grad_(), D.clone().requires_grad_()
+    (ours,) = torch.autograd.grad((A.gather().to_dense() ** 3).sum(), A.local, create_graph=True)
+    (theirs,) = torch.autograd.grad((wanted**3).sum(), wanted, create_graph=True)
+    (A.with_local(ours).gather().to_dense() ** 2).sum().backward()
+    (theirs**2).sum().backward()
+    close(A.grad.gather().to_dense(), wanted.grad)
+    A.grad = None
+    assert A.local.grad is None
+    zero = torch.tensor([[0, 1.0, -1], [1, 0, 0], [0, 1, 0]])
+    A = shard(zero).requires_grad_()
+    (sd.normalise(A) @ A.columns_of(torch.ones(3, 1))).sum().backward()
+    assert A.grad.local.values().isfinite().all()
+
+
+def check_kept_matrices(rank: int) -> None:
+    """What layers keep of a matrix is made anew after its entries change, even in one process alone."""
+    D, X = random_matrix(), operand()
+    torch.manual_seed(0)
+    layer = scorch.nn.GCNConv(2, 2).double()
+    for algorithm in ("halo", "features"):
+        A, other = (shard(dense, algorithm=algorithm) for dense in (D, D**3))
+        x = A.columns_of(X)
+        layer(x, A), A @ x, A.T @ x
+        if rank == 1:
+            with torch.no_grad():
+                A.local.values().pow_(3)
+        changed = shard(A.gather().to_dense(), rows=A.cuts, algorithm=algorithm)
+        close(layer(x, A), layer(x, changed))
+        close(A @ x, changed @ x)
+        A.local = other.local
+        close(layer(x, A), layer(x, other))
+        close(A.T @ x, other.T @ x)
+
+
+def check_budgets(rank: int) -> None:
+    """The budget is for all kinds of exchanges, and for all exchanges of a call together."""
+    A = shard(random_matrix(), split=1)
+    x = A.columns_of(operand())
+    routes = A.columns.route, A.rows.route
+    most = [route.most * 2 * 8 for route in routes]
+    assert all(most)
+    F = shard(random_matrix(), algorithm="features")
+    for budget, call in (
+        (1, A.gather),
+        (1, A.sum),
+        (1, A.norm),
+        (1, lambda: sd.sum_processes(x, A.group)),
+        (sum(most) - 1, lambda: A @ x),
+        (2 * 12 * 2 * 8, lambda: F @ x),
+    ):
+        with scorch.settings(exchange_budget=budget), pytest.raises(CommunicationError, match="would move"):
+            call()
+    with scorch.settings(exchange_budget=sum(most)):
+        A @ x
+        A @ x  # which is another call
+
+
+def check_same_kinds(rank: int) -> None:
+    """Rows of different widths are refused at their first use by every algorithm; dtypes are as in torch."""
+    D = random_matrix()
+    x = shard(D).columns_of(operand(3))
+    other = x[:, : 2 + rank].contiguous()
+    calls = [lambda A: A @ other, lambda A: A.T @ other]
+    for algorithm in ("halo", "rounds", "features"):
+        for call in [*calls, lambda A: sd.einsum("ij,ik,jk->ij", A, other, other)]:
+            with pytest.raises(CommunicationError, match="process 1 has rows of shape"):
+                call(shard(D, algorithm=algorithm))
+        A = shard(D, algorithm=algorithm)
+        with pytest.raises(RuntimeError, match="same dtype"):
+            A @ x.float()
+    dist.set_debug_level(dist.DebugLevel.INFO)
+    try:
+        A @ x, A @ x[:, :2].contiguous()
+        with pytest.raises(CommunicationError, match="process 1 has rows of shape"):
+            A @ other  # of widths that both have used before
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+
+
+CHECKS = [
+    check_gradients_of_numbers,
+    check_factors_of_sums,
+    check_nested_counters,
+    check_norms,
+    check_gathered_gradients,
+    check_kept_matrices,
+    check_budgets,
+    check_same_kinds,
+]
 
 
 def check_all(rank: int, folder: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,11 @@ def size_of(group: Group) -> int:
     return 1 if group is None else dist.get_world_size(group)
 
 
+def is_debugging() -> bool:
+    """Whether ``TORCH_DISTRIBUTED_DEBUG`` asks for checks that cost time."""
+    return dist.is_available() and dist.get_debug_level() != dist.DebugLevel.OFF
+
+
 def _carrier(group: Group, device: torch.device) -> torch.device:
     """Return where arrays of a device are exchanged: gloo does so in the host's memory."""
     is_gloo = group is not None and dist.get_backend(group) == dist.Backend.GLOO
@@ -112,8 +118,33 @@ def reporting(what: str, group: Group) -> Iterator[None]:
         ) from error
 
 
+class _Call(threading.local):
+    depth = 0
+    received = 0  # bytes of the exchanges so far
+
+
+_call = _Call()
+
+
+@contextlib.contextmanager
+def one_call() -> Iterator[None]:
+    """Count the exchanges inside of a ``with`` block, or a function, as one call against the budget."""
+    if not _call.depth:
+        _call.received = 0
+    _call.depth += 1
+    try:
+        yield
+    finally:
+        _call.depth -= 1
+
+
 def check_budget(what: str, received: int) -> None:
-    """Refuse a call in which a process would receive more bytes than the settings allow."""
+    """Refuse a call in which a process would receive more bytes than the settings allow.
+
+    All processes give the same number, the most that one of them receives.
+    """
+    if _call.depth:
+        received = _call.received = _call.received + received
     budget = current().exchange_budget
     if budget is not None and received > budget:
         raise CommunicationError(
@@ -241,6 +272,7 @@ def _reduce(array: Tensor, op: Any, group: Group) -> None:
     size = size_of(group)
     moved = 2 * (size - 1) * array.numel() * array.element_size() // size  # around a ring
     exchange = Exchange("reduction over processes", moved, moved, size - 1)
+    check_budget(exchange.what, moved)
     part = array.to(_carrier(group, array.device))
     Handle(
         exchange, group, lambda: [dist.all_reduce(part, op, group=group, async_op=True)], (array, part)
@@ -266,6 +298,11 @@ def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[l
     return [part.tolist() for part in parts]
 
 
+def all_say(answer: bool, group: Group, like: Tensor) -> bool:
+    """Return whether all processes give the answer yes; all of them ask."""
+    return all(found for (found,) in gather_numbers([int(answer)], group, like))
+
+
 def gather_rows(rows: Tensor, group: Group) -> Tensor:
     """Return the rows of all processes, one below the other, in every process."""
     counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
@@ -275,6 +312,7 @@ def gather_rows(rows: Tensor, group: Group) -> Tensor:
     out = rows.new_empty((sum(counts), *rows.shape[1:]), device=here)
     rank, width, others = rank_in(group), row_bytes(rows), len(counts) - 1
     received = (sum(counts) - counts[rank]) * width
+    check_budget("gathering of rows", (sum(counts) - min(counts)) * width)
     parts = out.split(counts)
     parts[rank].copy_(rows)
     exchange = Exchange("gathering of rows", counts[rank] * others * width, received, others)

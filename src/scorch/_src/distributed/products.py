@@ -18,7 +18,7 @@ from scorch._src.distributed.algorithms.features import multiply_by_features
 from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import row_bytes
+from scorch._src.distributed.collectives import one_call, row_bytes
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.route import Route, narrower
@@ -28,7 +28,7 @@ from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import CallError, OperandError, ShapeError
 
 Tensor = torch.Tensor
 OVERLAP_BYTES = 1 << 20  # received by one process, from which on own entries are multiplied meanwhile
@@ -44,6 +44,7 @@ def matmul(a: Any, b: Any) -> Any:
     return flipped if a.dim() == 1 else flipped.t()
 
 
+@one_call()
 def multiply(a: RowSharded, x: Tensor) -> Tensor:
     """Return this process's rows of ``a @ x``, given its rows of ``x``."""
     if a.ndim != 2:
@@ -66,8 +67,10 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
 
 
 def _multiply(a: RowSharded, x: Tensor) -> Tensor:
-    if not a.columns.is_local:
+    if not a.columns.is_local or a.algorithm == "features":
         a.columns.route.check_same(x, narrower(x, a.wire))
+    if x.dtype != a.dtype:
+        raise CallError(f"matmul: expected both to have the same dtype, but got: {a.dtype} != {x.dtype}")
     if a.algorithm == "features":
         return multiply_by_features(a, x)
     route, dim = (a.rows.route, 0) if a.columns.is_local else (a.columns.route, 1)
@@ -85,13 +88,11 @@ def _schedule_of(a: RowSharded, x: Tensor, route: Route) -> Schedule | None:
     if a.algorithm == "rounds":
         return PeerByPeer(route)
     is_large = route.most * row_bytes(x, narrower(x, a.wire)) >= OVERLAP_BYTES
-    return AtOnce(route) if is_large and x.dtype == a.dtype else None
+    return AtOnce(route) if is_large else None
 
 
 def _multiply_exchanged(a: RowSharded, x: Tensor, how: Exchanged) -> Tensor:
-    dtype = torch.promote_types(a.dtype, x.dtype)
-    values = values_of(a.local).to(dtype)
-    wide = x.to(dtype) if x.dim() == 2 else x.to(dtype)[:, None]
+    values, wide = values_of(a.local), x if x.dim() == 2 else x[:, None]
     if how.dim == 0:
         result = transposed_product(how, values, wide)
     else:

@@ -11,11 +11,12 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.calls import call, refusal
 from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
-from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
+from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, one_call, rank_in, size_of
 from scorch._src.distributed.cost_model.formulas import Load
 from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.names import TensorNames
+from scorch._src.distributed.sums import gather_processes
 from scorch._src.ops.graph.neighbours import ShardedGraph
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -114,6 +115,10 @@ class RowSharded(TensorNames, ShardedGraph):
     def grad(self) -> RowSharded | None:
         return None if self.local.grad is None else self.with_local(self.local.grad)
 
+    @grad.setter
+    def grad(self, grad: RowSharded | None) -> None:
+        self.local.grad = None if grad is None else grad.local
+
     def __repr__(self) -> str:
         shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
         rows = f"{self.rows.begin}:{self.rows.end}"
@@ -138,7 +143,7 @@ class RowSharded(TensorNames, ShardedGraph):
         self.algorithm, self.replicas = other.algorithm, other.replicas
 
     def use_options_by_rows(self, other: RowSharded) -> None:
-        """Exchange rows as another tensor does, as far as that is possible with entries at their rows' owners."""
+        """Exchange rows as another tensor does, with entries at the owners of their rows."""
         self.wire = other.wire
         self.algorithm = "halo" if other.algorithm == "1.5d" else other.algorithm
 
@@ -149,11 +154,11 @@ class RowSharded(TensorNames, ShardedGraph):
     def detach(self) -> RowSharded:
         return self.map_local(torch.detach)
 
-    def to(self, dtype: torch.dtype) -> RowSharded:
+    def to(self, dtype: torch.dtype, *, copy: bool = False) -> RowSharded:
         """Convert the entries to another dtype."""
         if not isinstance(dtype, torch.dtype):
             raise refusal("to(device)")
-        return self.map_local(torch.Tensor.to, dtype)
+        return self.map_local(torch.Tensor.to, dtype, copy=copy)
 
     def to_format(self, format: Any) -> RowSharded:
         """Store the local part in another sparse format."""
@@ -177,11 +182,15 @@ class RowSharded(TensorNames, ShardedGraph):
         wide[0], wide[1] = self.rows.to_global(wide[0]), self.columns.to_global(wide[1])
         return wide, values_of(self.local)[places]
 
+    @one_call()
     def gather(self) -> SparseTensor:
-        """Return the whole tensor in every process: all entries are moved to all processes."""
+        """Return the whole tensor in every process: all entries are moved to all processes.
+
+        All processes go on with the same tensor, and find the same gradient.
+        """
         crd, values = self.entries()
         places = gather_rows(torch.stack(crd, 1), self.group)
-        everything = gather_rows(values.detach(), self.group)
+        everything = gather_processes(values, self.group)
         result = sparse_coo_tensor(places.t(), everything, self.shape, format=self.local.format)
         assert isinstance(result, SparseTensor)
         return result
@@ -195,7 +204,7 @@ class RowSharded(TensorNames, ShardedGraph):
         result.use_options_of(self)
         result.split = False
         result.spread = self.spread
-        result.kept["transposed"] = self
+        result.kept["transposed"] = self, self.local
         return result
 
     @property

@@ -67,8 +67,8 @@ def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]
 def check_spelling(expression: str, assign: Assign, sharded: frozenset[str]) -> None:
     """Refuse a name that is a sharded index in one place and another index elsewhere.
 
-    Dense operands give this process's rows where an index is sharded, so that ``b[j]`` of the other index would
-    have to be whole although it looks as if it were sharded.
+    Dense operands give this process's rows where an index is sharded: ``b[j]`` of the other index would have
+    to be whole, although it looks as if it were sharded.
     """
     words = set(re.findall(r"\w+", expression))
 

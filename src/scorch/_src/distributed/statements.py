@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.distributed.align import same_plans
 from scorch._src.distributed.calls import rule
+from scorch._src.distributed.collectives import one_call
 from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, check_spelling, partition
@@ -96,6 +97,7 @@ def evaluate(expression: str, /, *, format: Any = None, **tensors: Any) -> Any:
     )
 
 
+@one_call()
 def _run(
     assign: Assign, tensors: Mapping[str, Any], format: Any, compute: Callable[[Mapping[str, Any], Any], Any]
 ) -> Any:

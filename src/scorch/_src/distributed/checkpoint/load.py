@@ -248,7 +248,7 @@ def _complete(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_options_of(facts: Mapping[str, Any], tensor: RowSharded) -> RowSharded:
-    """Return a loaded tensor that exchanges rows as the saved one did, if the number of processes allows it."""
+    """Return a loaded tensor that exchanges rows as the saved one did, if there are processes for it."""
     tensor.wire = None if facts["wire"] is None else parse_dtype(facts["wire"])
     if facts["split"] is not False:
         tensor = repartition(tensor, tensor.cuts, columns=tensor.columns.cuts, split=facts["split"])
