@@ -220,6 +220,12 @@ def check_explained_function(A: Any, x: torch.Tensor) -> None:
     (planned,) = (found for found in report.exchanges if found.kind == "product")
     assert planned.statement.startswith("halo: ") and planned.runner_up
     assert planned.bytes == A.plan.at(features=x.shape[1]).bytes
+    other = sd.shard(A.gather(), rows=A.cuts)
+    for call in (lambda x: A @ other, lambda x: sd.einsum("ij,ik,jk->ij", A, x, x)):
+        found = scorch.explain(call, runs=1)(x).exchanges
+        (chosen,) = (one for one in found if one.kind == "product")
+        moved = sum(one.bytes for one in found if one.kind == "exchange")
+        assert chosen.runner_up and 0.5 * moved < chosen.bytes <= 1.5 * moved
     words = str(report)
     assert "2 exchanges of" in words and "runner-up" in words and "contextlib" not in words
 

@@ -54,7 +54,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-@one_call()
+@one_call
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the rule of a function of torch, or refuse it by name."""
     name = getattr(func, "__name__", str(func))

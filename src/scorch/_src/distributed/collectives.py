@@ -8,12 +8,13 @@ is sent. ``explain`` of a function listens to exchanges as to kernels.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from scorch.settings import current
 Tensor = torch.Tensor
 Group = Any  # torch.distributed.ProcessGroup; None in a process that has started no group
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass
@@ -126,16 +128,20 @@ class _Call(threading.local):
 _call = _Call()
 
 
-@contextlib.contextmanager
-def one_call() -> Iterator[None]:
-    """Count the exchanges inside of a ``with`` block, or a function, as one call against the budget."""
-    if not _call.depth:
-        _call.received = 0
-    _call.depth += 1
-    try:
-        yield
-    finally:
-        _call.depth -= 1
+def one_call(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function whose exchanges count as one call against the budget."""
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not _call.depth:
+            _call.received = 0
+        _call.depth += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _call.depth -= 1
+
+    return run
 
 
 def check_budget(what: str, received: int) -> None:

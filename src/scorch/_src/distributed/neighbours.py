@@ -35,7 +35,7 @@ def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
     storage, found = adj.local.storage, adj.derived.get(key)
     facts = storage.pattern, storage.values, storage.values._version
     is_kept = found is not None and _are_same(found[0], facts)
-    if not all_say(is_kept, adj.group, adj.rows.ghosts):
+    if not all_say(is_kept, adj.group, adj.rows.ghosts) or found is None:
         found = adj.derived[key] = facts, make()
     return found[1]
 

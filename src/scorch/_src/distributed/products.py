@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import Any
@@ -19,6 +20,7 @@ from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Sch
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
 from scorch._src.distributed.collectives import one_call, row_bytes
+from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.route import Route, narrower
@@ -44,7 +46,7 @@ def matmul(a: Any, b: Any) -> Any:
     return flipped if a.dim() == 1 else flipped.t()
 
 
-@one_call()
+@one_call
 def multiply(a: RowSharded, x: Tensor) -> Tensor:
     """Return this process's rows of ``a @ x``, given its rows of ``x``."""
     if a.ndim != 2:
@@ -109,7 +111,10 @@ def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
     a.columns.check("x", x)
     dtype = torch.promote_types(a.dtype, torch.promote_types(q.dtype, x.dtype))
     how = Exchanged(a.local.storage.pattern, PeerByPeer(a.columns.route), a.wire, 1)
+    start = time.perf_counter()
     scores = sampled_product(how, q.to(dtype), x.to(dtype))
+    if LISTENERS:
+        emit("product", a.plan.at(features=math.prod(x.shape[1:])), (), None, start)
     return a.with_local(sparse_of(how.pattern, values_of(a.local).to(dtype) * scores))
 
 
@@ -122,13 +127,24 @@ def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
     check_same_cuts("columns of the first and rows of the second", a.columns, b.rows)
     # Entries of rows that are split, as all of a transposed tensor are, go to the owners of these first.
     a, b = (repartition(tensor) if tensor.has_split_rows else tensor for tensor in (a, b))
+    start = time.perf_counter()
     local, columns = _with_fetched_rows(b, a.columns)
     made = a.local @ local
+    if LISTENERS:
+        emit("product", _plan_of_fetched(a, b, local), (), None, start)
     if not isinstance(made, SparseTensor):
         made = made.to_sparse()
     result = RowSharded(made, a.rows, columns, a.mesh)
     result.use_options_by_rows(a)
     return result
+
+
+def _plan_of_fetched(a: RowSharded, b: RowSharded, local: SparseTensor) -> Plan:
+    """Return the plan of a product with a sparse tensor: rows are as wide as they are on average."""
+    fetched = local.nnz - b.local.nnz
+    entry = torch.int64.itemsize + b.dtype.itemsize
+    wide = -(-fetched * entry // (max(a.columns.route.incoming, 1) * a.dtype.itemsize))
+    return dataclasses.replace(a.plan.at(features=max(wide, 1)), algorithm="halo", wire=None)
 
 
 def _with_fetched_rows(b: RowSharded, wanted: HaloPlan) -> tuple[SparseTensor, HaloPlan]:

@@ -48,7 +48,8 @@ def mean(a: RowSharded, dim: Any = None) -> Any:
 
 @rule(torch.norm)
 def norm(a: RowSharded, p: Any = "fro") -> Tensor:
-    return vector_norm(a, 2 if p in ("fro", None) else p)
+    result: Tensor = vector_norm(a, 2 if p in ("fro", None) else p)
+    return result
 
 
 @rule(torch.linalg.norm)
@@ -58,7 +59,8 @@ def matrix_norm(a: RowSharded, ord: Any = None) -> Tensor:
             f"torch.linalg.norm(A, {ord!r}) is a norm of matrices, which has no rule for sharded tensors; "
             "torch.linalg.vector_norm(A, p) and A.norm(p) are norms over all entries"
         )
-    return vector_norm(a)
+    result: Tensor = vector_norm(a)
+    return result
 
 
 @rule(torch.linalg.vector_norm)

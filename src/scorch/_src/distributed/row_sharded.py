@@ -182,7 +182,7 @@ class RowSharded(TensorNames, ShardedGraph):
         wide[0], wide[1] = self.rows.to_global(wide[0]), self.columns.to_global(wide[1])
         return wide, values_of(self.local)[places]
 
-    @one_call()
+    @one_call
     def gather(self) -> SparseTensor:
         """Return the whole tensor in every process: all entries are moved to all processes.
 

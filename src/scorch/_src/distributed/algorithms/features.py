@@ -98,7 +98,7 @@ def whole_of(a: RowSharded) -> SparseTensor:
     is_tracked = torch.is_grad_enabled() and a.requires_grad
     found = a.kept.get("whole")
     is_kept = found is not None and not is_tracked and found[0] is values and found[1] == values._version
-    if all_say(is_kept, a.group, a.rows.ghosts):
+    if all_say(is_kept, a.group, a.rows.ghosts) and found is not None:
         whole: SparseTensor = found[2]
         return whole
     pattern, order, counts = _whole_pattern(a)
