@@ -200,7 +200,7 @@ def check_choices(rank: int) -> None:
     assert "(chosen)" in words and "(runner-up)" in words and "of 4" in words
     explained = scorch.explain("ij,jk->ik", sd.with_algorithm(A, "halo"), A.columns_of(X))
     assert "halo exchange" in explained.exchanges[0] and explained.plan.features == X.shape[1]
-    assert "(runner-up)" in str(explained) and "in this process" in str(explained)
+    assert "(runner-up)" in str(explained) and "on this rank" in str(explained)
     check_explained_function(sd.with_algorithm(A, "halo"), A.columns_of(X))
     back = sd.with_algorithm(sd.with_algorithm(A, "1.5d", replicas=4), "halo")
     assert not back.has_split_rows
@@ -216,10 +216,16 @@ def check_explained_function(A: Any, x: torch.Tensor) -> None:
     moves = [found for found in report.exchanges if found.kind == "exchange"]
     assert len(moves) == traffic.exchanges == 2
     assert sum(found.bytes for found in moves) == traffic.received > 0
-    assert all(found.predicted > 0 for found in moves) and "from 3 processes" in moves[0].statement
+    assert all(found.predicted > 0 for found in moves) and "from 3 ranks" in moves[0].statement
     (planned,) = (found for found in report.exchanges if found.kind == "product")
     assert planned.statement.startswith("halo: ") and planned.runner_up
     assert planned.bytes == A.plan.at(features=x.shape[1]).bytes
+    other = sd.shard(A.gather(), rows=A.cuts)
+    for call in (lambda x: A @ other, lambda x: sd.einsum("ij,ik,jk->ij", A, x, x)):
+        found = scorch.explain(call, runs=1)(x).exchanges
+        (chosen,) = (one for one in found if one.kind == "product")
+        moved = sum(one.bytes for one in found if one.kind == "exchange")
+        assert chosen.runner_up and 0.5 * moved < chosen.bytes <= 1.5 * moved
     words = str(report)
     assert "2 exchanges of" in words and "runner-up" in words and "contextlib" not in words
 

@@ -52,6 +52,11 @@ def check_inside(rank: int) -> None:
         (lambda: torch.nn.Parameter(D), r"DTensor\.from_local\(weight"),
         (lambda: torch.softmax(D, 1), "softmax would make the sparse tensor"),
         (lambda: torch.nn.functional.softmax(D * 2, 1), "softmax would make the sparse tensor"),
+        (lambda: torch.exp(D), "exp would make the sparse tensor"),
+        (lambda: D + 1, "add would make the sparse tensor"),
+        (lambda: D + DTensor.from_local(own, mesh, [Shard(0)]), "add would make the sparse tensor"),
+        (lambda: torch.sigmoid(D), "sigmoid would make the sparse tensor"),
+        (lambda: D.cos(), "cos would make the sparse tensor"),
     ]
     for call, words in refused:
         with pytest.raises(scorch.errors.UnsupportedError, match=words):
@@ -61,8 +66,10 @@ def check_inside(rank: int) -> None:
     (E @ DTensor.from_local(X, mesh, [Replicate()])).to_local().sum().backward()
     assert isinstance(weight.grad, scorch.SparseTensor) and weight.grad.nnz == local.nnz
     torch.testing.assert_close(weight.grad.to_dense(), wanted)
-    dense = torch.softmax(D.detach().to_local(), 1)  # asked for by name
-    assert dense.shape == own.shape
+    local = D.detach().to_local()
+    for dense in (torch.softmax(local, 1), torch.exp(local), local + 1):  # asked for by name
+        assert dense.shape == own.shape
+    assert isinstance(torch.tanh(D).to_local(), scorch.SparseTensor)
 
 
 def check_both(rank: int) -> None:

@@ -152,7 +152,6 @@ def train_and_move(rank: int) -> None:
 
     def start() -> Training:
         A = sd.shard(scorch.from_torch(graph(), format="csr"), rows=[0, 4, 20, 30])
-        A.order = torch.arange(A.rows.begin, A.rows.end)
         return Training(A, A.rows_of(features()), torch.eye(3, dtype=torch.float64))
 
     moved, stayed = start(), start()

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.algorithms.choose import owner_of
 from scorch._src.distributed.cost_model.formulas import (
     RUNNABLE,
     Cost,
@@ -23,7 +22,7 @@ from scorch._src.distributed.cost_model.formulas import (
     costs_of,
 )
 from scorch._src.distributed.cost_model.simulate import expect, simulate
-from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly
+from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly, owners_in
 from scorch._src.io.files import load
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -182,7 +181,7 @@ def _loads(
     row_owners = _row_owners(degrees, workers, features, cuts, partition)
     column_owners = row_owners
     if tensor.shape[0] != tensor.shape[1]:
-        column_owners = owner_of(
+        column_owners = owners_in(
             torch.arange(tensor.shape[1], device=HOST), cut_evenly(tensor.shape[1], workers)
         )
     for c in replicas:
@@ -203,10 +202,10 @@ def _row_owners(
             )
         return owners
     if cuts == "even":
-        return owner_of(numbers, cut_evenly(len(degrees), workers))
+        return owners_in(numbers, cut_evenly(len(degrees), workers))
     if cuts == "work":
-        return owner_of(numbers, cut_by_work(degrees, workers))
-    return owner_of(numbers, as_cuts(cuts, _read_numbers(cuts), len(degrees), workers))
+        return owners_in(numbers, cut_by_work(degrees, workers))
+    return owners_in(numbers, as_cuts(cuts, _read_numbers(cuts), len(degrees), workers))
 
 
 def _read(path: str) -> Tensor:

@@ -37,6 +37,11 @@ def check_same_cuts(name: str, one: HaloPlan, other: HaloPlan) -> None:
             f"the {name} of two sharded tensors are cut differently, {one.cuts.tolist()} and "
             f"{other.cuts.tolist()}; give both the same cuts with scorch.distributed.repartition"
         )
+    if not one.has_owners_of(other):
+        raise ShapeError(
+            f"the {name} of two sharded tensors are in different orders, as one was partitioned otherwise "
+            "than the other: move the rows of both alike (scorch.distributed.repartition takes owners)"
+        )
 
 
 def joint_plan(plans: Sequence[HaloPlan]) -> HaloPlan:
@@ -44,7 +49,7 @@ def joint_plan(plans: Sequence[HaloPlan]) -> HaloPlan:
     first = plans[0]
     if all(plan is first for plan in plans):
         return first
-    return HaloPlan(torch.cat([plan.ghosts for plan in plans]).unique(), first.cuts, first.group)
+    return HaloPlan(torch.cat([plan.ghosts for plan in plans]).unique(), first.cuts, first.group, first.order)
 
 
 def renumber(tensor: RowSharded, rows: HaloPlan, columns: HaloPlan) -> RowSharded:
@@ -59,6 +64,6 @@ def renumber(tensor: RowSharded, rows: HaloPlan, columns: HaloPlan) -> RowSharde
     values = values_of(tensor.local)[places]
     local = sparse_coo_tensor(torch.stack(wide), values, shape, format=tensor.local.format)
     assert isinstance(local, SparseTensor)
-    result = RowSharded(local, rows, columns, tensor.mesh, tensor.order)
-    result.wire, result.algorithm = tensor.wire, tensor.algorithm
+    result = RowSharded(local, rows, columns, tensor.mesh)
+    result.use_options_of(tensor)
     return result

@@ -11,7 +11,7 @@ import torch
 from scorch._src.distributed.align import same_plans
 from scorch._src.distributed.calls import RULES, dense_result, rule
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.distributed.sums import spread
+from scorch._src.distributed.sums import as_replicated
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import UnsupportedError
 
@@ -65,9 +65,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _scale(function: Any, a: RowSharded, number: Any) -> RowSharded:
-    if isinstance(number, Tensor) and number.requires_grad:
-        number = spread(number, a.group)
-    return a.map_local(function, number)
+    return a.map_local(function, as_replicated(number, a.group))
 
 
 @rule(torch.pow)

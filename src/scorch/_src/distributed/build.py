@@ -122,6 +122,7 @@ def shard(
         tensor.format if format is None else format,
         mesh,
     )
+    result.split = split
     return with_options(result, algorithm, wire, replicas)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
+from scorch._src.distributed.collectives import one_call
 from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import MissingAttributeError, UnsupportedError
@@ -53,6 +54,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
     return register
 
 
+@one_call
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the rule of a PyTorch function, or refuse it by name."""
     name = getattr(func, "__name__", str(func))

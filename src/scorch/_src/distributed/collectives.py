@@ -8,11 +8,13 @@ would move more than ``settings(exchange_budget=)`` is refused on all ranks alik
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from scorch.settings import current
 Tensor = torch.Tensor
 Group = Any  # torch.distributed.ProcessGroup; None in a process that has started no group
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass
@@ -56,7 +59,7 @@ def count_bytes() -> Iterator[Traffic]:
     try:
         yield traffic
     finally:
-        _counters.remove(traffic)
+        _counters[:] = [counter for counter in _counters if counter is not traffic]
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ def size_of(group: Group) -> int:
     return 1 if group is None else dist.get_world_size(group)
 
 
+def is_debugging() -> bool:
+    """Whether ``TORCH_DISTRIBUTED_DEBUG`` asks for checks that cost time."""
+    return dist.is_available() and dist.get_debug_level() != dist.DebugLevel.OFF
+
+
 def _carrier(group: Group, device: torch.device) -> torch.device:
     """Return the device on which tensors of a device are exchanged: gloo needs host memory."""
     is_gloo = group is not None and dist.get_backend(group) == dist.Backend.GLOO
@@ -113,8 +121,37 @@ def reporting(what: str, group: Group) -> Iterator[None]:
         ) from error
 
 
+class _Call(threading.local):
+    depth = 0
+    received = 0  # bytes of the exchanges so far
+
+
+_call = _Call()
+
+
+def one_call(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function whose exchanges count as one call against the budget."""
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not _call.depth:
+            _call.received = 0
+        _call.depth += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _call.depth -= 1
+
+    return run
+
+
 def check_budget(what: str, received: int) -> None:
-    """Refuse a call in which a rank would receive more bytes than the settings allow."""
+    """Refuse a call in which a process would receive more bytes than the settings allow.
+
+    All processes give the same number, the most that one of them receives.
+    """
+    if _call.depth:
+        received = _call.received = _call.received + received
     budget = current().exchange_budget
     if budget is not None and received > budget:
         raise CommunicationError(
@@ -242,6 +279,7 @@ def _reduce(array: Tensor, op: Any, group: Group) -> None:
     size = size_of(group)
     moved = 2 * (size - 1) * array.numel() * array.element_size() // size  # around a ring
     exchange = Exchange("reduction over processes", moved, moved, size - 1)
+    check_budget(exchange.what, moved)
     part = array.to(_carrier(group, array.device))
     Handle(
         exchange, group, lambda: [dist.all_reduce(part, op, group=group, async_op=True)], (array, part)
@@ -267,6 +305,11 @@ def gather_numbers(numbers: Sequence[int], group: Group, like: Tensor) -> list[l
     return [part.tolist() for part in parts]
 
 
+def all_say(answer: bool, group: Group, like: Tensor) -> bool:
+    """Return whether all processes give the answer yes; all of them ask."""
+    return all(found for (found,) in gather_numbers([int(answer)], group, like))
+
+
 def gather_rows(rows: Tensor, group: Group) -> Tensor:
     """Return the rows of all ranks, concatenated, on every rank."""
     counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
@@ -276,6 +319,7 @@ def gather_rows(rows: Tensor, group: Group) -> Tensor:
     out = rows.new_empty((sum(counts), *rows.shape[1:]), device=here)
     rank, width, others = rank_in(group), row_bytes(rows), len(counts) - 1
     received = (sum(counts) - counts[rank]) * width
+    check_budget("gathering of rows", (sum(counts) - min(counts)) * width)
     parts = out.split(counts)
     parts[rank].copy_(rows)
     exchange = Exchange("gathering of rows", counts[rank] * others * width, received, others)

@@ -121,3 +121,10 @@ def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
 def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
     """Return the rank that owns each row."""
     return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1
+
+
+def block_owners(
+    rows: Tensor, columns: Tensor, row_cuts: Tensor, column_cuts: Tensor, replicas: int
+) -> Tensor:
+    """Return the process of each entry: of the group of its row's owner, the one in its column's place."""
+    return owners_in(rows, row_cuts) // replicas * replicas + owners_in(columns, column_cuts) % replicas

@@ -83,8 +83,8 @@ def _original_numbers(adj: RowSharded) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] | None = adj.kept.get("numbers")
     if found is None:
         rows = original_rows(adj)
-        if torch.equal(adj.rows.cuts, adj.columns.cuts):
-            (columns,) = adj.columns.extend([rows])
+        if adj.columns.order is not None:
+            (columns,) = adj.columns.extend([adj.columns.order.numbers])
         else:
             columns = adj.columns.to_global(torch.arange(adj.columns.size, device=rows.device))
         found = adj.kept["numbers"] = rows, columns

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.algorithms.choose import owner_of
 from scorch._src.distributed.collectives import rank_in, size_of
+from scorch._src.distributed.cuts import owners_in
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.route import Route
 from scorch._src.distributed.row_sharded import RowSharded
@@ -91,7 +91,7 @@ def _route_of(plan: HaloPlan) -> Route:
         numbers = torch.arange(plan.begin, plan.end, device=plan.ghosts.device)
         sent = torch.bincount(numbers // each, minlength=parts).tolist()
         here = torch.arange(int(even[rank]), int(even[rank + 1]), device=HOST)
-        received = torch.bincount(owner_of(here, plan.cuts), minlength=parts).tolist()
+        received = torch.bincount(owners_in(here, plan.cuts), minlength=parts).tolist()
         found = plan.kept["even"] = Route(numbers - plan.begin, sent, plan.own, plan.group, received)
     return found
 

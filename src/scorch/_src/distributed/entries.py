@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.distributed.collectives import Group, gather_numbers, size_of
 from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.order import Order
 from scorch._src.distributed.route import Route
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.tensor.create.construct import sparse_coo_tensor
@@ -27,17 +28,22 @@ def from_entries(
     group: Group,
     format: Any,
     mesh: Any = None,
-    order: Tensor | None = None,
+    orders: tuple[Order | None, Order | None] = (None, None),
 ) -> RowSharded:
-    """Build a sharded tensor from the entries of each rank, by their global coordinates."""
-    row_plan = HaloPlan(crd[0].unique(), rows, group)
-    column_plan = HaloPlan(crd[1].unique(), columns, group)
+    """Build a sharded tensor of the entries of each process, by their coordinates over all processes.
+
+    ``orders`` are those of rows and columns, where they were partitioned.
+    """
+    row_plan = HaloPlan(crd[0].unique(), rows, group, orders[0])
+    column_plan = HaloPlan(crd[1].unique(), columns, group, orders[1])
     places = torch.stack([row_plan.to_local(crd[0]), column_plan.to_local(crd[1]), *crd[2:]])
     size = (row_plan.size, column_plan.size, *shape[2:])
     local = sparse_coo_tensor(places, values, size, format=format)
     if not isinstance(local, SparseTensor):
-        raise ArgumentError(f"the local shard must have a sparse format, but {format!r} is dense")
-    result = RowSharded(local, row_plan, column_plan, mesh, order)
+        raise ArgumentError(
+            f"format is {format!r}, which is dense; the local part of a sharded tensor is sparse"
+        )
+    result = RowSharded(local, row_plan, column_plan, mesh)
     counts = [count for (count,) in gather_numbers([len(values)], group, row_plan.ghosts)]
     result.spread = sum(counts), max(counts)
     return result
@@ -59,7 +65,7 @@ def move_entries(a: RowSharded, owners: Tensor) -> RowSharded:
         a.group,
         a.format,
         a.mesh,
-        a.order,
+        (a.rows.order, a.columns.order),
     )
-    moved.wire, moved.algorithm = a.wire, a.algorithm
+    moved.use_options_by_rows(a)
     return moved

@@ -13,6 +13,7 @@ import torch
 
 from scorch._src.distributed.collectives import Group, exchange_counts, exchange_rows, rank_in, size_of
 from scorch._src.distributed.cuts import owners_in
+from scorch._src.distributed.order import Order
 from scorch._src.distributed.route import Route
 from scorch.errors import ShapeError
 
@@ -22,8 +23,9 @@ Tensor = torch.Tensor
 class HaloPlan:
     """The rows of one dimension that this rank owns, and its halo."""
 
-    def __init__(self, used: Tensor, cuts: Tensor, group: Group) -> None:
+    def __init__(self, used: Tensor, cuts: Tensor, group: Group, order: Order | None = None) -> None:
         self.cuts, self.group = cuts, group
+        self.order = order  # the rows as they were numbered before they were partitioned
         self.kept: dict[str, Any] = {}  # what was made of the cuts, in all processes alike
         rank = rank_in(group)
         self.begin, self.end = int(cuts[rank]), int(cuts[rank + 1])
@@ -58,6 +60,11 @@ class HaloPlan:
     def is_local(self) -> bool:
         """Whether no rank needs rows of others."""
         return self.route.total == 0
+
+    def has_owners_of(self, other: HaloPlan) -> bool:
+        """Check whether both have the same cuts and order, so that each row has one owner and one number."""
+        orders = [plan.order.checksum if plan.order else None for plan in (self, other)]
+        return torch.equal(self.cuts, other.cuts) and orders[0] == orders[1]
 
     def to_local(self, ids: Tensor) -> Tensor:
         """Return the local numbers of rows that this rank has."""

@@ -13,6 +13,7 @@ import torch
 
 from scorch._src.backends.routines import Options, Scores
 from scorch._src.distributed.calls import RULES
+from scorch._src.distributed.collectives import all_say
 from scorch._src.distributed.dropout import draw_edges
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.statements import einsum
@@ -28,13 +29,20 @@ Tensor = torch.Tensor
 
 
 def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, computed once for entries that do not change."""
+    """Return ``make()``, computed once for entries that change in no process."""
     if adj.requires_grad:
         return make()
-    key = key, adj.local._version
-    if key not in adj.derived:
-        adj.derived[key] = make()
-    return adj.derived[key]
+    storage, found = adj.local.storage, adj.derived.get(key)
+    facts = storage.pattern, storage.values, storage.values._version
+    is_kept = found is not None and _are_same(found[0], facts)
+    if not all_say(is_kept, adj.group, adj.rows.ghosts) or found is None:
+        found = adj.derived[key] = facts, make()
+    return found[1]
+
+
+def _are_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Check whether entries have the same pattern and array of values, with the same version."""
+    return before[0] is now[0] and before[1] is now[1] and before[2] == now[2]
 
 
 def _sum(
@@ -93,7 +101,8 @@ def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
     if loop is not None:
         adj = add_loops(adj, loop)
     degree = adj.sum(1)
-    factor = torch.where(degree == 0, 0.0, degree.pow(-0.5))
+    is_zero = degree == 0
+    factor = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, degree).pow(-0.5))
     result: RowSharded = einsum("i,ij,j->ij", factor, adj, factor)
     return result
 
@@ -117,8 +126,8 @@ def add_loops(adj: RowSharded, weight: float) -> RowSharded:
                 [2., 5.]])
     """
     rows, columns = adj.rows, adj.columns
-    if not torch.equal(rows.cuts, columns.cuts):
-        raise ShapeError("self-loops need a square matrix whose rows and columns have the same cuts")
+    if not rows.has_owners_of(columns):
+        raise ShapeError("loops are for square matrices whose rows and columns are cut in the same way")
     (row, column), places = numbered_entries(adj.local.storage.pattern)
     row, column = row.to(torch.int64), column.to(torch.int64)
     has_loop = torch.zeros(rows.own, dtype=torch.bool, device=row.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import Any
@@ -18,7 +19,8 @@ from scorch._src.distributed.algorithms.features import multiply_by_features
 from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import row_bytes
+from scorch._src.distributed.collectives import one_call, row_bytes
+from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.route import Route, narrower
@@ -28,7 +30,7 @@ from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import CallError, OperandError, ShapeError
 
 Tensor = torch.Tensor
 OVERLAP_BYTES = 1 << 20  # received by one process, from which on own entries are multiplied meanwhile
@@ -64,6 +66,7 @@ def matmul(a: Any, b: Any) -> Any:
     return flipped if a.dim() == 1 else flipped.t()
 
 
+@one_call
 def multiply(a: RowSharded, x: Tensor) -> Tensor:
     """Return this rank's rows of ``a @ x``, given its rows of ``x``."""
     if a.ndim != 2:
@@ -87,8 +90,10 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
 
 
 def _multiply(a: RowSharded, x: Tensor) -> Tensor:
-    if not a.columns.is_local:
+    if not a.columns.is_local or a.algorithm == "features":
         a.columns.route.check_same(x, narrower(x, a.wire))
+    if x.dtype != a.dtype:
+        raise CallError(f"matmul: expected both to have the same dtype, but got: {a.dtype} != {x.dtype}")
     if a.algorithm == "features":
         return multiply_by_features(a, x)
     route, dim = (a.rows.route, 0) if a.columns.is_local else (a.columns.route, 1)
@@ -106,13 +111,11 @@ def _schedule_of(a: RowSharded, x: Tensor, route: Route) -> Schedule | None:
     if a.algorithm == "rounds":
         return PeerByPeer(route)
     is_large = route.most * row_bytes(x, narrower(x, a.wire)) >= OVERLAP_BYTES
-    return AtOnce(route) if is_large and x.dtype == a.dtype else None
+    return AtOnce(route) if is_large else None
 
 
 def _multiply_exchanged(a: RowSharded, x: Tensor, how: Exchanged) -> Tensor:
-    dtype = torch.promote_types(a.dtype, x.dtype)
-    values = values_of(a.local).to(dtype)
-    wide = x.to(dtype) if x.dim() == 2 else x.to(dtype)[:, None]
+    values, wide = values_of(a.local), x if x.dim() == 2 else x[:, None]
     if how.dim == 0:
         result = transposed_product(how, values, wide)
     else:
@@ -129,7 +132,10 @@ def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
     a.columns.check("x", x)
     dtype = torch.promote_types(a.dtype, torch.promote_types(q.dtype, x.dtype))
     how = Exchanged(a.local.storage.pattern, PeerByPeer(a.columns.route), a.wire, 1)
+    start = time.perf_counter()
     scores = sampled_product(how, q.to(dtype), x.to(dtype))
+    if LISTENERS:
+        emit("product", a.plan.at(features=math.prod(x.shape[1:])), (), None, start)
     return a.with_local(sparse_of(how.pattern, values_of(a.local).to(dtype) * scores))
 
 
@@ -142,13 +148,24 @@ def multiply_sharded(a: RowSharded, b: RowSharded) -> RowSharded:
     check_same_cuts("columns of the first and rows of the second", a.columns, b.rows)
     # Entries of rows that are split, as all of a transposed tensor are, go to the owners of these first.
     a, b = (repartition(tensor) if tensor.has_split_rows else tensor for tensor in (a, b))
+    start = time.perf_counter()
     local, columns = _with_fetched_rows(b, a.columns)
     made = a.local @ local
+    if LISTENERS:
+        emit("product", _plan_of_fetched(a, b, local), (), None, start)
     if not isinstance(made, SparseTensor):
         made = made.to_sparse()
-    result = RowSharded(made, a.rows, columns, a.mesh, a.order)
-    result.wire, result.algorithm = a.wire, a.algorithm
+    result = RowSharded(made, a.rows, columns, a.mesh)
+    result.use_options_by_rows(a)
     return result
+
+
+def _plan_of_fetched(a: RowSharded, b: RowSharded, local: SparseTensor) -> Plan:
+    """Return the plan of a product with a sparse tensor: rows are as wide as they are on average."""
+    fetched = local.nnz - b.local.nnz
+    entry = torch.int64.itemsize + b.dtype.itemsize
+    wide = -(-fetched * entry // (max(a.columns.route.incoming, 1) * a.dtype.itemsize))
+    return dataclasses.replace(a.plan.at(features=max(wide, 1)), algorithm="halo", wire=None)
 
 
 def _with_fetched_rows(b: RowSharded, wanted: HaloPlan) -> tuple[SparseTensor, HaloPlan]:
@@ -170,7 +187,7 @@ def _with_fetched_rows(b: RowSharded, wanted: HaloPlan) -> tuple[SparseTensor, H
         torch.arange(b.rows.own, b.rows.own + len(fetched_lengths), device=rows.device), fetched_lengths
     )
     everything = torch.cat([columns, fetched_columns])
-    plan = HaloPlan(everything.unique(), b.columns.cuts, b.group)
+    plan = HaloPlan(everything.unique(), b.columns.cuts, b.group, b.columns.order)
     places_of = torch.stack([torch.cat([rows, ghost_rows]), plan.to_local(everything)])
     shape = b.rows.own + len(fetched_lengths), plan.size
     local = sparse_coo_tensor(places_of, torch.cat([values, fetched_values]), shape, format="csr")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import largest_over
+from scorch._src.distributed.collectives import Group, largest_over, sum_over
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.sums import sum_processes
@@ -50,20 +50,49 @@ def mean(a: RowSharded, dim: Any = None) -> Any:
     return sum(a, dim) / a.shape[_dim_of(a, dim)]
 
 
-@rule(torch.norm, torch.linalg.norm, torch.linalg.vector_norm)
-def norm(a: RowSharded, p: Any = 2) -> Tensor:
-    values = values_of(a.local)
-    if p in ("fro", None):
-        p = 2
-    if p == float("inf"):
-        largest = values.detach().abs().amax() if values.numel() else values.new_zeros(()).abs()
-        return largest_over(largest, a.group)
-    if not isinstance(p, numbers.Real) or p <= 0:
+@rule(torch.norm)
+def norm(a: RowSharded, p: Any = "fro") -> Tensor:
+    result: Tensor = vector_norm(a, 2 if p in ("fro", None) else p)
+    return result
+
+
+@rule(torch.linalg.norm)
+def matrix_norm(a: RowSharded, ord: Any = None) -> Tensor:
+    if ord not in ("fro", None):
         raise UnsupportedError(
-            f"the norm p={p!r} is not supported for sharded tensors; p must be positive or inf"
+            f"torch.linalg.norm(A, {ord!r}) is a norm of matrices, which has no rule for sharded tensors; "
+            "torch.linalg.vector_norm(A, p) and A.norm(p) are norms over all entries"
         )
-    power = float(p)
-    return sum_processes(values.abs().pow(power).sum(), a.group) ** (1 / power)
+    result: Tensor = vector_norm(a)
+    return result
+
+
+@rule(torch.linalg.vector_norm)
+def vector_norm(a: RowSharded, ord: Any = 2) -> Tensor:
+    values = values_of(a.local)
+    if ord == float("inf"):
+        return _largest_magnitude(values, a.group)
+    if not isinstance(ord, numbers.Real) or ord <= 0:
+        raise UnsupportedError(f"the norm {ord!r} has no rule for sharded tensors; inf and all above 0 have")
+    power = float(ord)
+    if power < 1:
+        values = values[values != 0]  # where the slope has no end
+    total = sum_processes(values.abs().pow(power).sum(), a.group)
+    is_zero = total == 0
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, total) ** (1 / power))
+
+
+def _largest_magnitude(values: Tensor, group: Group) -> Tensor:
+    """Return the largest magnitude over all processes; all entries that have it share the gradient."""
+    sizes = values.abs()
+    largest = sizes.detach().amax() if sizes.numel() else sizes.new_zeros(())
+    largest = largest_over(largest, group)
+    if not (torch.is_grad_enabled() and values.requires_grad):
+        return largest
+    sizes = sizes[sizes.detach() == largest]
+    count = sum_over(torch.tensor(len(sizes), device=sizes.device), group)
+    mean = sum_processes(sizes.sum(), group) / count
+    return largest + (mean - mean.detach())
 
 
 @rule(torch.sparse.softmax)

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import agree, size_of
-from scorch._src.distributed.cuts import as_cuts, owners_in
+from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
+from scorch._src.distributed.cuts import as_cuts, block_owners, owners_in
 from scorch._src.distributed.entries import from_entries
+from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.moves import RowMove, move_to_cuts, move_to_parts, send_to
+from scorch._src.distributed.order import Order, order_of
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import keys_of, numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -33,8 +35,9 @@ def repartition(
 ) -> Any:
     """Move a sharded tensor to other cuts; every entry goes to the rank that owns its row.
 
-    Without cuts, only entries move that are not with their rows: those of split rows, and all of a transposed
-    tensor. The result is differentiable.
+    Without cuts, only entries move that are not with their rows: those of rows that were split, and all of a
+    transposed tensor. The algorithm of one by "1.5d", whose rows are split, is then "halo". Gradients travel
+    back.
 
     Args:
         A: the sharded tensor.
@@ -66,7 +69,8 @@ def repartition(
     move = _row_move(A, rows, owners)
     for tensor in along or ():
         A.rows.check("a tensor in along", tensor)
-    moved = move_tensor(A, move, _column_cuts(A, move, columns), owners is not None, split)
+    is_moved = any(given is not None for given in (rows, owners, columns))
+    moved = move_tensor(A, move, _column_cuts(A, move, columns), owners is not None, split, is_moved)
     dense = [move.move(tensor) for tensor in along or ()]
     result = moved.tensor
     if optimizer is not None:
@@ -106,8 +110,8 @@ def as_parts(name: str, given: Any, A: RowSharded, count: int) -> Tensor:
 
 
 def is_square(A: RowSharded) -> bool:
-    """Return whether rows and columns have the same owners, so that they are renumbered together."""
-    return A.shape[0] == A.shape[1] and torch.equal(A.rows.cuts, A.columns.cuts)
+    """Check whether rows and columns have the same owners, so that they get new numbers together."""
+    return A.shape[0] == A.shape[1] and A.rows.has_owners_of(A.columns)
 
 
 def _column_cuts(A: RowSharded, move: RowMove, columns: Any) -> Tensor:
@@ -139,9 +143,18 @@ class MovedEntries:
 
 
 def move_tensor(
-    A: RowSharded, move: RowMove, columns: Tensor, renumbers: bool, split: bool | int = False
+    A: RowSharded,
+    move: RowMove,
+    columns: Tensor,
+    renumbers: bool,
+    split: bool | int = False,
+    keeps_algorithm: bool = True,
 ) -> MovedEntries:
-    """Send entries to the new owners of their rows; ``renumbers`` says whether rows are renumbered."""
+    """Send entries to the new owners of their rows; ``renumbers`` says whether rows get other numbers.
+
+    Where ``keeps_algorithm``, groups of processes share the entries of "1.5d" as before.
+    """
+    shares_blocks = keeps_algorithm and A.replicas > 1
     crd, places = numbered_entries(A.local.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
     local_rows, local_columns = wide[:2]
@@ -151,22 +164,50 @@ def move_tensor(
     else:
         wide[1] = A.columns.to_global(local_columns)
     owners = owners_in(wide[0], move.cuts)
-    if split is not False:
+    if shares_blocks:
+        owners = block_owners(wide[0], wide[1], move.cuts, columns, A.replicas)
+    elif split is not False:
         is_long = _long_rows(A, local_rows, split)[local_rows]
         owners = torch.where(is_long, owners_in(wide[1], columns), owners)
     coordinates, values = send_to(owners, [torch.stack(wide, 1), values_of(A.local)[places]], A.group)
     arrived = [column.contiguous() for column in coordinates.unbind(1)]
-    order = _moved_order(A, move) if renumbers or A.order is not None else None
+    orders = _moved_orders(A, move, columns, renumbers)
     result = from_entries(
-        arrived, values, A.shape, move.cuts, columns, A.group, A.local.format, A.mesh, order
+        arrived, values, A.shape, move.cuts, columns, A.group, A.local.format, A.mesh, orders
     )
-    result.wire, result.algorithm = A.wire, A.algorithm
+    result.use_options_by_rows(A)
+    if shares_blocks:
+        result.algorithm, result.replicas = A.algorithm, A.replicas
+    else:
+        result.split = split
     return MovedEntries(result, places, owners, arrived)
 
 
-def _moved_order(A: RowSharded, move: RowMove) -> Tensor:
-    now = torch.arange(A.rows.begin, A.rows.end, device=move.numbers.device)
-    return move.move(now if A.order is None else A.order.to(now.device))
+def _moved_orders(
+    A: RowSharded, move: RowMove, columns: Tensor, renumbers: bool
+) -> tuple[Order | None, Order | None]:
+    """Return the orders of the moved rows and of the columns, which follow the rows of a square matrix."""
+    rows = _moved_order(A.rows, move, renumbers)
+    if not is_square(A):
+        return rows, _recut(A.columns.order, A.columns.cuts, columns, A.group)
+    return rows, _recut(rows, move.cuts, columns, A.group)
+
+
+def _moved_order(plan: HaloPlan, move: RowMove, renumbers: bool) -> Order | None:
+    if plan.order is None and not renumbers:
+        return None
+    now = torch.arange(plan.begin, plan.end, device=move.numbers.device)
+    numbers = move.move(now if plan.order is None else plan.order.numbers.to(now.device))
+    return order_of(numbers, int(move.cuts[rank_in(plan.group)]), plan.group)
+
+
+def _recut(order: Order | None, before: Tensor, cuts: Tensor, group: Group) -> Order | None:
+    """Return the order of the rows that this process owns by other cuts."""
+    if order is None or torch.equal(before, cuts):
+        return order
+    rank = rank_in(group)
+    move = move_to_cuts(int(before[rank]), int(before[rank + 1]), cuts, group, order.numbers.device)
+    return order_of(move.move(order.numbers), int(cuts[rank]), group)
 
 
 def _long_rows(A: RowSharded, rows: Tensor, split: bool | int) -> Tensor:

@@ -15,6 +15,7 @@ from scorch._src.distributed.collectives import (
     check_budget,
     exchange_counts,
     gather_numbers,
+    is_debugging,
     rank_in,
     row_bytes,
     size_of,
@@ -66,9 +67,12 @@ class Route:
         return sum(1 for other, count in enumerate(self.received) if count and other != rank)
 
     def check_same(self, x: Tensor, wire: torch.dtype | None) -> None:
-        """Raise an error on all ranks if rows of another kind are exchanged here for the first time."""
+        """Raise an error in all processes if rows of another kind are exchanged here for the first time.
+
+        With ``TORCH_DISTRIBUTED_DEBUG`` set, all exchanges are compared.
+        """
         kind = tuple(x.shape[1:]), x.dtype, wire
-        if self._agreed.get(kind) is None:
+        if self._agreed.get(kind) is None or is_debugging():
             agree(self.group, "exchange of rows", kind, _describe_kind)
             self._agreed[kind] = True
 

@@ -11,11 +11,12 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.calls import call, refusal
 from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
-from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, size_of
+from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, one_call, rank_in, size_of
 from scorch._src.distributed.cost_model.formulas import Load
 from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.names import TensorNames
+from scorch._src.distributed.sums import gather_processes
 from scorch._src.ops.graph.neighbours import ShardedGraph
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -50,16 +51,14 @@ class RowSharded(TensorNames, ShardedGraph):
         ((2, 2), [0, 2], 2)
     """
 
-    def __init__(
-        self, local: Any, rows: HaloPlan, columns: HaloPlan, mesh: Any, order: Tensor | None = None
-    ) -> None:
+    def __init__(self, local: Any, rows: HaloPlan, columns: HaloPlan, mesh: Any) -> None:
         self.local: SparseTensor = local
         self.rows, self.columns, self.mesh = rows, columns, mesh
-        self.order = order  # the rows as they were numbered before they were partitioned
         self.wire: torch.dtype | None = None
         self.algorithm = "halo"
         self.derived: BoundedCache[Any, Any] = BoundedCache(MAX_KEPT)  # what is computed of its entries once
         self.replicas = 1
+        self.split: bool | int = False  # the entries from which on a row is split over processes
         self.replicated: tuple[tuple[int, Load], ...] = ()  # what 1.5-D would move, where it was counted
         self.spread: tuple[int, int] | None = None  # entries of all processes, and the most of one
         self.kept: dict[str, Any] = {}  # what algorithms have made of the entries
@@ -80,6 +79,11 @@ class RowSharded(TensorNames, ShardedGraph):
     def cuts(self) -> Tensor:
         """Where the rows of each rank begin, followed by the number of rows."""
         return self.rows.cuts
+
+    @property
+    def order(self) -> Tensor | None:
+        """The original numbers of this process's rows, where they were partitioned."""
+        return None if self.rows.order is None else self.rows.order.numbers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,6 +131,10 @@ class RowSharded(TensorNames, ShardedGraph):
         """The gradient of the values, sharded like the tensor, or None."""
         return None if self.local.grad is None else self.with_local(self.local.grad)
 
+    @grad.setter
+    def grad(self, grad: RowSharded | None) -> None:
+        self.local.grad = None if grad is None else grad.local
+
     def __repr__(self) -> str:
         shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
         rows = f"{self.rows.begin}:{self.rows.end}"
@@ -139,14 +147,21 @@ class RowSharded(TensorNames, ShardedGraph):
     # parts of it ---------------------------------------------------------------------------------------
 
     def with_local(self, local: Any) -> RowSharded:
-        """Return a tensor sharded like this one, with another local shard of the same rows and columns."""
-        result = RowSharded(local, self.rows, self.columns, self.mesh, self.order)
-        result._use_options_of(self)
+        """Return a tensor sharded like this one, with other entries among the same rows and columns."""
+        result = RowSharded(local, self.rows, self.columns, self.mesh)
+        result.use_options_of(self)
         result.spread = self.spread if local.nnz == self.local.nnz else None
         return result
 
-    def _use_options_of(self, other: RowSharded) -> None:
-        self.wire, self.algorithm, self.replicas = other.wire, other.algorithm, other.replicas
+    def use_options_of(self, other: RowSharded) -> None:
+        """Exchange rows as another tensor does, whose entries are shared out in the same way."""
+        self.wire, self.split = other.wire, other.split
+        self.algorithm, self.replicas = other.algorithm, other.replicas
+
+    def use_options_by_rows(self, other: RowSharded) -> None:
+        """Exchange rows as another tensor does, with entries at the owners of their rows."""
+        self.wire = other.wire
+        self.algorithm = "halo" if other.algorithm == "1.5d" else other.algorithm
 
     def map_local(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RowSharded:
         """Apply a zero-preserving function that keeps the shape to the local shard."""
@@ -156,11 +171,11 @@ class RowSharded(TensorNames, ShardedGraph):
         """Return the tensor detached from the graph of autograd."""
         return self.map_local(torch.detach)
 
-    def to(self, dtype: torch.dtype) -> RowSharded:
-        """Convert the values to another dtype."""
+    def to(self, dtype: torch.dtype, *, copy: bool = False) -> RowSharded:
+        """Convert the entries to another dtype."""
         if not isinstance(dtype, torch.dtype):
             raise refusal("to(device)")
-        return self.map_local(torch.Tensor.to, dtype)
+        return self.map_local(torch.Tensor.to, dtype, copy=copy)
 
     def to_format(self, format: Any) -> RowSharded:
         """Convert the local shard to another sparse format."""
@@ -170,13 +185,12 @@ class RowSharded(TensorNames, ShardedGraph):
         return self.with_local(local)
 
     def rows_of(self, tensor: Tensor) -> Tensor:
-        """Return this rank's rows of a tensor that every rank has, on this rank's device."""
-        return _pick(tensor, self.rows, self.order).to(self.device)
+        """Pick this process's rows from a tensor that every process has, and bring them to its device."""
+        return _pick(tensor, self.rows).to(self.device)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
-        """Return the rows of a tensor that every rank has which belong to this rank's columns."""
-        is_square = self.rows.cuts is self.columns.cuts
-        return _pick(tensor, self.columns, self.order if is_square else None).to(self.device)
+        """Pick the rows that this process's columns stand for from a tensor that has all, in the same way."""
+        return _pick(tensor, self.columns).to(self.device)
 
     def entries(self) -> tuple[list[Tensor], Tensor]:
         """Return the global coordinates of this rank's entries, and their values."""
@@ -185,11 +199,15 @@ class RowSharded(TensorNames, ShardedGraph):
         wide[0], wide[1] = self.rows.to_global(wide[0]), self.columns.to_global(wide[1])
         return wide, values_of(self.local)[places]
 
+    @one_call
     def gather(self) -> SparseTensor:
-        """Return the whole tensor on every rank; all entries are sent to all ranks."""
+        """Return the whole tensor in every process: all entries are moved to all processes.
+
+        All processes go on with the same tensor, and find the same gradient.
+        """
         crd, values = self.entries()
         places = gather_rows(torch.stack(crd, 1), self.group)
-        everything = gather_rows(values.detach(), self.group)
+        everything = gather_processes(values, self.group)
         result = sparse_coo_tensor(places.t(), everything, self.shape, format=self.local.format)
         assert isinstance(result, SparseTensor)
         return result
@@ -198,11 +216,12 @@ class RowSharded(TensorNames, ShardedGraph):
     def T(self) -> RowSharded:
         """The transposed matrix; entries stay on their ranks, rows and columns swap roles."""
         if self.ndim != 2:
-            raise ShapeError(f"T requires a matrix, but this tensor has {self.ndim} dimensions")
-        result = RowSharded(self.local.T, self.columns, self.rows, self.mesh, self.order)
-        result._use_options_of(self)
+            raise ShapeError(f"T is for matrices; this tensor has {self.ndim} dimensions")
+        result = RowSharded(self.local.T, self.columns, self.rows, self.mesh)
+        result.use_options_of(self)
+        result.split = False
         result.spread = self.spread
-        result.kept["transposed"] = self
+        result.kept["transposed"] = self, self.local
         return result
 
     @property
@@ -319,7 +338,9 @@ class RowSharded(TensorNames, ShardedGraph):
         )
 
 
-def _pick(tensor: Tensor, plan: HaloPlan, order: Tensor | None) -> Tensor:
+def _pick(tensor: Tensor, plan: HaloPlan) -> Tensor:
     if len(tensor) != plan.extent:
-        raise ShapeError(f"the tensor must have {plan.extent} rows, but has {len(tensor)}")
-    return tensor[plan.begin : plan.end] if order is None else tensor[order.to(tensor.device)]
+        raise ShapeError(f"the tensor has {len(tensor)} rows; {plan.extent} are sharded")
+    if plan.order is None:
+        return tensor[plan.begin : plan.end]
+    return tensor[plan.order.numbers.to(tensor.device)]

@@ -9,6 +9,7 @@ statement whose result would differ from that of one process is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,6 +61,28 @@ def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]
     if row == column:
         raise _refusal(assign, "the diagonal of a sharded tensor is distributed over ranks")
     return row, column
+
+
+def check_spelling(expression: str, assign: Assign, sharded: frozenset[str]) -> None:
+    """Refuse a name that is a sharded index in one place and another index elsewhere.
+
+    Dense operands give this process's rows where an index is sharded: ``b[j]`` of the other index would have
+    to be whole, although it looks as if it were sharded.
+    """
+    words = set(re.findall(r"\w+", expression))
+
+    def spelled(index: str) -> str:  # the parser gives an index that is bound twice a fresh name
+        return index if index in words else index.rpartition("_")[0]
+
+    cut = _sharded_indices(assign, sharded)
+    names = {spelled(index) for index in cut}
+    for access in accesses(assign.value):
+        for index in access.indices:
+            if index not in cut and spelled(index) in names:
+                name = spelled(index)
+                raise _refusal(
+                    assign, f"{name} is a sharded index in one place and another in {show(access)}"
+                )
 
 
 def _outcome(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,10 +12,22 @@ import torch
 
 from scorch._src.distributed.align import same_plans
 from scorch._src.distributed.calls import rule
+from scorch._src.distributed.collectives import one_call
+from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.distributed.rules import FOLD_ROWS, LOCAL, SHARDED, SUM, Partition, partition
-from scorch._src.distributed.sums import sum_processes
+from scorch._src.distributed.rules import (
+    FOLD_COLUMNS,
+    FOLD_ROWS,
+    LOCAL,
+    SHARDED,
+    SUM,
+    Partition,
+    check_spelling,
+    partition,
+)
+from scorch._src.distributed.sums import as_replicated, sum_processes
+from scorch._src.events import LISTENERS, emit
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Assign
 from scorch._src.notation.parse_einsum import read_indices
@@ -122,9 +137,10 @@ def evaluate(expression: str, /, *, format: Any = None, **tensors: Any) -> Any:
     """
     statement = parse(expression)
     if statement.accumulate:
-        raise UnsupportedError(
-            f"{expression!r}: += is not supported for sharded tensors; add the terms to the result"
-        )
+        raise UnsupportedError(f"{expression!r}: += is not for sharded tensors; add the terms to the result")
+    sharded = frozenset(name for name, tensor in tensors.items() if isinstance(tensor, RowSharded))
+    if sharded:
+        check_spelling(expression, statement.assign, sharded)
     return _run(
         statement.assign,
         tensors,
@@ -133,6 +149,7 @@ def evaluate(expression: str, /, *, format: Any = None, **tensors: Any) -> Any:
     )
 
 
+@one_call
 def _run(
     assign: Assign, tensors: Mapping[str, Any], format: Any, compute: Callable[[Mapping[str, Any], Any], Any]
 ) -> Any:
@@ -142,11 +159,35 @@ def _run(
     aligned = dict(zip(sharded, same_plans(list(sharded.values())), strict=True))
     one = next(iter(aligned.values()))
     how = partition_of(assign, aligned)
-    local = {name: aligned[name].local if name in aligned else tensor for name, tensor in tensors.items()}
+    local = {
+        name: aligned[name].local
+        if name in aligned
+        else tensor
+        if how.extend.get(name)
+        else as_replicated(tensor, one.group)
+        for name, tensor in tensors.items()
+    }
+    start = time.perf_counter()
     local |= _extended({name: tensors[name] for name in how.extend if name in tensors}, how, one)
     is_dense = how.outcome != SHARDED and bool(assign.target.indices) and (how.outcome != LOCAL or not format)
     form = "d" * len(assign.target.indices) if is_dense else format
-    return _finished(compute(local, form), how, one)
+    result = _finished(compute(local, form), how, one)
+    if LISTENERS and any(how.extend.values()):
+        emit("product", plan_of(how, one, tensors), (), None, start)
+    return result
+
+
+def plan_of(how: Partition, one: RowSharded, tensors: Mapping[str, Any]) -> Plan:
+    """Return the plan of a statement, whose widest operand brings rows; all are exchanged at once."""
+    plans = {how.row: one.rows, how.column: one.columns}
+    widths = [
+        math.prod(tensors[name].shape) // max(plans[index].own, 1)
+        for name, found in how.extend.items()
+        for _, index in found
+    ]
+    is_transposed = how.outcome == FOLD_COLUMNS and not one.has_split_rows
+    plan = (one.T if is_transposed else one).plan.at(features=max(widths, default=1))
+    return dataclasses.replace(plan, algorithm="halo") if one.replicas == 1 else plan
 
 
 def partition_of(assign: Assign, sharded: Mapping[str, RowSharded]) -> Partition:

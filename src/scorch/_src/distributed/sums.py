@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import Group, sum_over
+from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, sum_over
+from scorch.errors import UnsupportedError
 
 Tensor = torch.Tensor
 
@@ -47,6 +48,47 @@ def spread(x: Tensor, group: Group) -> Tensor:
     return _Spread.apply(x, group)  # type: ignore[no-any-return]
 
 
+def gather_processes(rows: Tensor, group: Group) -> Tensor:
+    """Return the rows of all processes in each of them, differentiable to any order.
+
+    All processes go on with the same rows and find the same gradient, of which each takes that of its own.
+    """
+    return _GatherSame.apply(rows, group)  # type: ignore[no-any-return]
+
+
+def as_replicated(x: Any, group: Group) -> Any:
+    """Return an operand that is the same in all processes, for use beside entries of one process.
+
+    The gradient of a weight is the part that this process finds; ``sum_gradients`` adds up the parts. That of
+    a sum over processes, such as a norm, has to be whole on the way back: it is spread.
+    """
+    if not isinstance(x, Tensor) or not x.requires_grad or x.grad_fn is None:
+        return x
+    kinds = _sources_of(x.grad_fn)
+    if kinds == {"sum", "part"}:
+        raise UnsupportedError(
+            "an operand is computed of a sum over processes and of a weight, whose gradients are found in "
+            "other ways: wrap the sum first, scorch.distributed.spread(A.norm(), A.group) * weight"
+        )
+    return spread(x, group) if kinds == {"sum"} else x
+
+
+def _sources_of(node: Any) -> set[str]:
+    """Return what a tensor is computed of: sums over processes, or tensors whose gradients are parts."""
+    kinds, seen, waiting = set(), {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        if node.name() in ("_SumBackward", "_GatherSameBackward"):
+            kinds.add("sum")
+        elif node.name() == "_SpreadBackward" or not node.next_functions:
+            kinds.add("part")
+        else:
+            found = {inner for inner, _ in node.next_functions if inner is not None} - seen
+            seen |= found
+            waiting += found
+    return kinds
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -67,3 +109,27 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return _Sum.apply(grad, ctx.group), None
+
+
+class _GatherSame(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+        counts = [count for (count,) in gather_numbers([len(rows)], group, rows)]
+        begin = sum(counts[: rank_in(group)])
+        ctx.how = begin, begin + len(rows), group
+        return gather_rows(rows.detach(), group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Own.apply(grad, *ctx.how), None
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, begin: int, end: int, group: Group) -> Tensor:
+        ctx.group = group
+        return rows.detach()[begin:end].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _GatherSame.apply(grad, ctx.group), None, None, None

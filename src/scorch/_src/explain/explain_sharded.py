@@ -14,8 +14,8 @@ from scorch._src.distributed.collectives import Exchange
 from scorch._src.distributed.cost_model.plan import DEFAULT_NETWORK, Plan, describe_in_words
 from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.row_sharded import RowSharded
-from scorch._src.distributed.rules import FOLD_COLUMNS, FOLD_ROWS, LOCAL, SHARDED, SUM, Partition
-from scorch._src.distributed.statements import partition_of
+from scorch._src.distributed.rules import FOLD_COLUMNS, FOLD_ROWS, LOCAL, SHARDED, SUM
+from scorch._src.distributed.statements import partition_of, plan_of
 from scorch._src.explain.function_report import KernelExplanation
 from scorch._src.explain.render import wrap_lines
 from scorch._src.explain.report import Explanation
@@ -72,20 +72,16 @@ def explain_sharded(
     how = partition_of(assign, aligned)
     plans = {how.row: one.rows, how.column: one.columns}
     local: dict[str, Any] = {}
-    sentences, widths = [], [1]
+    sentences = []
     for name, tensor in tensors.items():
         local[name] = aligned[name].local if name in aligned else tensor
         for dim, index in how.extend.get(name, ()):
             plan = plans[index]
             local[name] = _extended(tensor, dim, plan)
             width = math.prod(tensor.shape) // max(plan.own, 1)
-            widths.append(width)
             sentences.append(_exchange_of(name, index, plan, width * (one.wire or tensor.dtype).itemsize))
     sentences.append(OUTCOMES[how.outcome])
-    plan_of = one.T.plan if _is_transposed(how, one) else one.plan
-    return ShardedExplanation(
-        text, tuple(sentences), plan_of.at(features=max(widths)), explain_local(text, local)
-    )
+    return ShardedExplanation(text, tuple(sentences), plan_of(how, one, tensors), explain_local(text, local))
 
 
 def _extended(tensor: Any, dim: int, plan: HaloPlan) -> torch.Tensor:
@@ -104,10 +100,6 @@ def _exchange_of(name: str, index: str, plan: HaloPlan, row_bytes: int) -> str:
         f"{format_bytes(rows * row_bytes)}; "
         f"{plan.own:,} rows are local"
     )
-
-
-def _is_transposed(how: Partition, one: RowSharded) -> bool:
-    return how.outcome == FOLD_COLUMNS and not one.has_split_rows
 
 
 def explain_exchange(subject: Exchange | Plan, measured: float) -> KernelExplanation:

@@ -159,7 +159,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose(*args, **kwargs)
     if any(isinstance(arg, SparseTensor) and arg.is_inside_dtensor for arg in args):
-        _refuse_inside_dtensor(func)
+        refuse_inside_dtensor(func, 3)
     result = run_densely(func, args, kwargs)
     keeps_zeros = func.overloadpacket in KEEP_ZEROS and isinstance(args[0], SparseTensor)
     if func.overloadpacket in KEEP_ZEROS_OF_ALL:
@@ -169,9 +169,12 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return store_like(result, args[0]) if is_sparse else result
 
 
-def _refuse_inside_dtensor(func: Any) -> None:
-    """Refuse an operator that makes its operand dense, where a DTensor calls it and not the user."""
-    if not is_called_from("scorch", 3):
+def refuse_inside_dtensor(func: Any, depth: int) -> None:
+    """Refuse an operator that makes its operand dense, where a DTensor calls it and not the user.
+
+    ``depth`` is the number of frames to whoever called the operator.
+    """
+    if not is_called_from("scorch", depth):
         raise UnsupportedError(
             f"{name_of(func)} would make the sparse tensor inside a DTensor dense. Call it with the local "
             "tensor (D.to_local()), or shard the tensor with scorch.distributed.shard"
@@ -179,6 +182,7 @@ def _refuse_inside_dtensor(func: Any) -> None:
 
 
 hooks.run_operator = run_operator
+hooks.refuse_inside_dtensor = refuse_inside_dtensor
 
 
 def _find_view_operator(func: Any) -> Any:

@@ -28,6 +28,7 @@ class Hooks:
     record: Callable[..., Any]  # compile.capture.trace: add a call to the graph that is traced
     run_by_torch: Callable[..., Any]  # tensor.operators: a function without an entry, of what nothing tracks
     run_operator: Callable[..., Any]  # ops.fallback: an operator of ATen that has no entry
+    refuse_inside_dtensor: Callable[..., None]  # ops.fallback: one that makes a local tensor dense
     retry: Callable[..., Any]  # tensor.call_errors: arguments with which a call that failed may work
     translate_error: Callable[..., Exception]  # tensor.call_errors: translate an error of torch
 

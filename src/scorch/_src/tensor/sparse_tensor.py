@@ -199,8 +199,11 @@ class SparseTensor(torch.Tensor):
             result = hooks.run_operator(func, args, dict(kwargs or {}))
         else:
             result = handler(*args, **(kwargs or {}))
-        if type(result) is SparseTensor and any(_is_inside_dtensor(value) for value in args):
-            result.is_inside_dtensor = True
+        if any(_is_inside_dtensor(value) for value in args):
+            if type(result) is SparseTensor:
+                result.is_inside_dtensor = True
+            elif torch.Tag.pointwise in func.tags:
+                hooks.refuse_inside_dtensor(func, 2)
         return as_view(result, func, args, kwargs) if func.is_view else result
 
     # facts -------------------------------------------------------------------------------------------

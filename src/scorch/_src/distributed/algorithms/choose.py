@@ -16,6 +16,7 @@ from scorch._src.distributed.collectives import (
 )
 from scorch._src.distributed.cost_model.formulas import Load, choose
 from scorch._src.distributed.cost_model.plan import FEATURES, NETWORK
+from scorch._src.distributed.cuts import block_owners, owners_in
 from scorch._src.distributed.entries import move_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch.errors import ArgumentError, UnsupportedError
@@ -123,19 +124,7 @@ def _replicated(tensor: RowSharded, replicas: int | None) -> RowSharded:
 
 def _to_row_owners(tensor: RowSharded) -> RowSharded:
     (rows, *_), _ = tensor.entries()
-    return move_entries(tensor, owner_of(rows, tensor.rows.cuts))
-
-
-def owner_of(ids: Tensor, cuts: Tensor) -> Tensor:
-    """Return the rank that owns each row."""
-    return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1
-
-
-def block_owners(
-    rows: Tensor, columns: Tensor, row_cuts: Tensor, column_cuts: Tensor, replicas: int
-) -> Tensor:
-    """Return the rank of each entry: in the group of its row's owner, the one at its column's position."""
-    return owner_of(rows, row_cuts) // replicas * replicas + owner_of(columns, column_cuts) % replicas
+    return move_entries(tensor, owners_in(rows, tensor.rows.cuts))
 
 
 def _replicated_load(tensor: RowSharded, replicas: int) -> Load:
@@ -150,7 +139,7 @@ def _replicated_load(tensor: RowSharded, replicas: int) -> Load:
     if group is not None:
         exchange_rows(found, keys, received, sent, group)
     used = torch.unique(found % tensor.columns.extent)
-    sources = owner_of(used, tensor.columns.cuts)
+    sources = owners_in(used, tensor.columns.cuts)
     halo = torch.bincount(sources[sources != rank], minlength=size_of(group))
     entries = torch.bincount(owners, minlength=size_of(group)).tolist()
     every = [sum(column) for column in zip(*gather_numbers(entries, group, keys), strict=True)]

@@ -17,7 +17,6 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.blocks import Block, blocks_of
 from scorch._src.distributed.algorithms.schedules import Schedule
-from scorch._src.distributed.collectives import check_budget, row_bytes
 from scorch._src.distributed.route import narrower
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.storage import Pattern
@@ -41,10 +40,11 @@ class Exchanged:
         own, *others = blocks_of(self.pattern, [self.schedule.route.rows, *self.schedule.widths], self.dim)
         return [own, *(others[number] for number in self.schedule.order)]
 
-    def check(self, x: Tensor, what: str) -> torch.dtype | None:
-        """Refuse an exchange beyond the budget, and return the dtype to send in."""
+    def check(self, x: Tensor) -> torch.dtype | None:
+        """Refuse rows of another kind than those of other processes, and return the dtype to send in."""
         wire = narrower(x, self.wire)
-        check_budget(what, self.schedule.route.most * row_bytes(x, wire))
+        if self.schedule.route.total:
+            self.schedule.route.check_same(x, wire)
         return wire
 
     def each_block(self, x: Tensor, use: Callable[[Block, Tensor], None]) -> None:
@@ -53,7 +53,7 @@ class Exchanged:
         Rows of others are freed before more of them are fetched.
         """
         own, *others = self.blocks
-        wire = self.check(x, "exchange of rows")
+        wire = self.check(x)
         pending = self.schedule.start(x, 0, wire) if others else None
         use(own, x)
         for number, block in enumerate(others):
@@ -119,7 +119,7 @@ class _TransposedProduct(torch.autograd.Function):
         ctx.how = how
         ctx.save_for_backward(values, g)
         own, *others = how.blocks
-        wire = how.check(g, "exchange of gradients")
+        wire = how.check(g)
         result: Tensor | None = None
         for number, block in enumerate(others):
             part = block.matrix(values).T @ g

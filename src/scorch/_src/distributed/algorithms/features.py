@@ -12,6 +12,7 @@ import torch
 
 from scorch._src.distributed.collectives import (
     Group,
+    all_say,
     check_budget,
     exchange_rows,
     gather_numbers,
@@ -88,15 +89,16 @@ def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group, 
 
 
 def whole_of(a: RowSharded) -> SparseTensor:
-    """Return all entries, connected to those of each rank; they are gathered when they have changed."""
-    other = a.kept.get("transposed")
-    if other is not None and other.requires_grad == a.requires_grad:
+    """Return all entries, connected to those of each process; they are gathered when they have changed."""
+    other, local = a.kept.get("transposed", (None, None))
+    if other is not None and other.local is local and other.requires_grad == a.requires_grad:
         transposed: Any = whole_of(other).T
         return transposed  # type: ignore[no-any-return]
     values = a.local.storage.values
     is_tracked = torch.is_grad_enabled() and a.requires_grad
     found = a.kept.get("whole")
-    if found is not None and not is_tracked and found[0] is values and found[1] == values._version:
+    is_kept = found is not None and not is_tracked and found[0] is values and found[1] == values._version
+    if all_say(is_kept, a.group, a.rows.ghosts) and found is not None:
         whole: SparseTensor = found[2]
         return whole
     pattern, order, counts = _whole_pattern(a)
@@ -146,6 +148,7 @@ class _SumBack(torch.autograd.Function):
         size, own = size_of(group), counts[rank_in(group)]
         if size == 1:
             return grad.clone()
+        check_budget("exchange of gradients", size * max(counts) * grad.element_size())
         found = grad.new_empty(size * own)
         exchange_rows(found, grad.contiguous(), [own] * size, list(counts), group)
         parts = found.reshape(size, own)

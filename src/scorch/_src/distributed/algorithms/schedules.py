@@ -6,7 +6,13 @@ from typing import Protocol
 
 import torch
 
-from scorch._src.distributed.collectives import rank_in, size_of, start_exchange_with
+from scorch._src.distributed.collectives import (
+    check_budget,
+    rank_in,
+    row_bytes,
+    size_of,
+    start_exchange_with,
+)
 from scorch._src.distributed.route import Pending, Route
 
 Tensor = torch.Tensor
@@ -77,11 +83,15 @@ class PeerByPeer:
         source, target = self._peers[number]
         rows = x.detach().index_select(0, self._picks[number].to(x.device))
         out = x.new_empty((self.widths[source], *x.shape[1:]))
+        if not number:
+            check_budget("exchange of rows", self.route.most * row_bytes(x, wire))
         return self._exchange(out, source, rows, target, wire)
 
     def start_back(self, g: Tensor, number: int, wire: Wire) -> Pending:
         source, target = self._peers[number]
         out = g.new_empty((len(self._picks[number]), *g.shape[1:]))
+        if not number:
+            check_budget("exchange of gradients", self.route.most * row_bytes(g, wire))
         return self._exchange(out, target, g.detach().contiguous(), source, wire)
 
     def _exchange(self, out: Tensor, source: int, rows: Tensor, target: int, wire: Wire) -> Pending:

@@ -60,36 +60,64 @@ def begin_of(count: int, group: Group, like: Tensor) -> tuple[int, int]:
     return sum(counts[: rank_in(group)]), sum(counts)
 
 
-def state_of(tensor: Any) -> dict[str, Any]:
-    """Return the state of a sharded tensor as sharded arrays; all ranks must call it."""
+def state_of(tensor: Any, options_of: Any = None) -> dict[str, Any]:
+    """Return the state of a sharded tensor, whose arrays are cut over processes; all of them call this.
+
+    ``options_of`` is the tensor that it was before its entries moved to the owners of their rows.
+    """
     order, rows = EntryOrder(tensor), tensor.rows
-    state: dict[str, Any] = {FACTS: describe(tensor)}
+    state: dict[str, Any] = {FACTS: describe(tensor, tensor if options_of is None else options_of)}
     state["lengths"] = Run(order.lengths, rows.begin, rows.extent, tensor.group)
     for dim, column in enumerate(order.crd[1:], 1):
         state[f"crd{dim}"] = Run(column, order.begin, order.total, tensor.group)
     state["values"] = order.run(values_of(tensor.local))
-    if tensor.order is not None:
-        state["order"] = Run(tensor.order, rows.begin, rows.extent, tensor.group)
+    if rows.order is not None:
+        state["order"] = Run(rows.order.numbers, rows.begin, rows.extent, tensor.group)
+    if _order_of_columns(tensor) == "column_order":
+        columns = tensor.columns
+        state["column_order"] = Run(columns.order.numbers, columns.begin, columns.extent, tensor.group)
     return state
 
 
-def describe(tensor: Any) -> str:
-    """Describe a sharded tensor as a line of JSON."""
+def _order_of_columns(tensor: Any) -> str | None:
+    """Return the array with the order of columns, which is that of rows in a square matrix."""
+    if tensor.columns.order is None:
+        return None
+    return "order" if tensor.rows.has_owners_of(tensor.columns) else "column_order"
+
+
+def describe(tensor: Any, options_of: Any) -> str:
+    """Return facts of a sharded tensor, and the options of another, as a line of JSON."""
+    wire = options_of.wire
     facts = {
         "shape": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": _name_of(tensor.dtype),
         "format": describe_format(tensor.local.format),
         "has_order": tensor.order is not None,
+        "order_of_columns": _order_of_columns(tensor),
         "rows": tensor.rows.cuts.tolist(),
         "columns": tensor.columns.cuts.tolist(),
+        "wire": None if wire is None else _name_of(wire),
+        "algorithm": options_of.algorithm,
+        "replicas": options_of.replicas,
+        "split": options_of.split,
     }
     return json.dumps(facts)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def load_state(tensor: Any, state: Mapping[str, Any]) -> None:
     """Copy the values of a state into a sharded tensor with the same global sparsity pattern."""
     own = state_of(tensor)
-    for name, what in (("lengths", "rows"), ("crd1", "columns"), ("order", "order of rows")):
+    for name, what in (
+        ("lengths", "rows"),
+        ("crd1", "columns"),
+        ("order", "order of rows"),
+        ("column_order", "order of columns"),
+    ):
         saved = state.get(name)
         is_same = (saved is None) == (name not in own)
         if saved is not None and is_same:

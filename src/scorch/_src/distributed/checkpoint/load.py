@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.distributed.algorithms.choose import with_algorithm
 from scorch._src.distributed.build import device_of, group_of
 from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
 from scorch._src.distributed.checkpoint.runs import Run
@@ -18,6 +19,8 @@ from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
 from scorch._src.distributed.entries import from_entries
+from scorch._src.distributed.order import Order, order_of
+from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.archive import parse_dtype, parse_format
 from scorch._src.torch_internals import look_up
@@ -105,7 +108,7 @@ class _Loading:
     def load(self, cuts: Any, columns: Any) -> dict[str, Any]:
         names = self.contents["sharded"]
         facts = self._read_objects([f"{name}.{FACTS}" for name in names])
-        found = {name: json.loads(facts[f"{name}.{FACTS}"]) for name in names}
+        found = {name: _complete(json.loads(facts[f"{name}.{FACTS}"])) for name in names}
         _check_used(cuts, [one["shape"][0] for one in found.values()])
         row_cuts = self._row_cuts(found, cuts)
         values: dict[str, Any] = {
@@ -116,6 +119,7 @@ class _Loading:
         }
         values |= self._load_runs(values, cuts)
         values |= self._load_rest(values)
+        values |= {name: _with_options_of(one, values[name]) for name, one in found.items()}
         result: dict[str, Any] = {}
         for name, keys in self.contents["paths"].items():
             _put(result, keys, values[name])
@@ -179,8 +183,6 @@ class _Loading:
     def _load_tensor(self, name: str, facts: Mapping[str, Any], rows: Tensor, columns: Tensor) -> RowSharded:
         begin, end = self._own(rows)
         state = {f"{name}.lengths": self._run(f"{name}.lengths", begin, end)}
-        if facts["has_order"]:
-            state[f"{name}.order"] = self._run(f"{name}.order", begin, end)
         read(dict(state), self.folder, self.group)
         lengths = state[f"{name}.lengths"].rows
         first, _ = begin_of(int(lengths.sum()), self.group, lengths)
@@ -191,8 +193,23 @@ class _Loading:
         crd += [entries[part].rows for part in parts[:-1]]
         values = entries[parts[-1]].rows.to(parse_dtype(facts["dtype"]))
         form = parse_format(facts["format"]) if self.format is None else self.format
-        order = state[f"{name}.order"].rows if facts["has_order"] else None
-        return from_entries(crd, values, facts["shape"], rows, columns, self.group, form, self.mesh, order)
+        orders = self._load_orders(name, facts, rows, columns)
+        return from_entries(crd, values, facts["shape"], rows, columns, self.group, form, self.mesh, orders)
+
+    def _load_orders(
+        self, name: str, facts: Mapping[str, Any], rows: Tensor, columns: Tensor
+    ) -> tuple[Order | None, Order | None]:
+        row_order = self._load_order(f"{name}.order", rows) if facts["has_order"] else None
+        of_columns = facts["order_of_columns"]
+        if of_columns == "order" and torch.equal(rows, columns):
+            return row_order, row_order
+        return row_order, self._load_order(f"{name}.{of_columns}", columns) if of_columns else None
+
+    def _load_order(self, name: str, cuts: Tensor) -> Order | None:
+        begin, end = self._own(cuts)
+        state = {name: self._run(name, begin, end)}
+        read(dict(state), self.folder, self.group)
+        return order_of(state[name].rows, begin, self.group)
 
     def _load_runs(self, tensors: Mapping[str, RowSharded], cuts: Any) -> dict[str, Tensor]:
         """Return dense rows, and arrays that belong to the entries of sharded tensors."""
@@ -238,6 +255,24 @@ class _Loading:
         if rest:
             read(rest, self.folder, self.group)
         return rest
+
+
+def _complete(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a tensor with those that older checkpoints do not have."""
+    is_square = facts["has_order"] and facts["rows"] == facts["columns"]
+    before = {"order_of_columns": "order" if is_square else None, "wire": None, "split": False}
+    return {**before, "algorithm": "halo", "replicas": 1, **facts}
+
+
+def _with_options_of(facts: Mapping[str, Any], tensor: RowSharded) -> RowSharded:
+    """Return a loaded tensor that exchanges rows as the saved one did, if there are processes for it."""
+    tensor.wire = None if facts["wire"] is None else parse_dtype(facts["wire"])
+    if facts["split"] is not False:
+        tensor = repartition(tensor, tensor.cuts, columns=tensor.columns.cuts, split=facts["split"])
+    algorithm, replicas = facts["algorithm"], facts["replicas"]
+    if algorithm == "halo" or size_of(tensor.group) % replicas:
+        return tensor
+    return with_algorithm(tensor, algorithm, replicas=replicas if algorithm == "1.5d" else None)
 
 
 def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: int = 0) -> Any:

@@ -183,7 +183,7 @@ def _flatten_state(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     for name, (_, value) in flat.items():
         if isinstance(value, RowSharded):
             whole = repartition(value) if value.has_split_rows else value
-            arrays |= {f"{name}.{part}": array for part, array in state_of(whole).items()}
+            arrays |= {f"{name}.{part}": array for part, array in state_of(whole, value).items()}
         elif isinstance(value, SparseTensor):
             raise OperandError(
                 f"{name} is an unsharded SparseTensor; save the sharded tensor instead, or its values()"
