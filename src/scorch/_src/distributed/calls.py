@@ -57,7 +57,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 @one_call
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run the rule of a function of torch, or refuse it by name."""
-    name = getattr(func, "__name__", str(func))
+    name = getattr(func, "__name__", str(func)).removeprefix("_sparse_")
     found = RULES.get(func)
     if found is not None:
         _check_arguments(name, found, args, kwargs)
@@ -129,6 +129,7 @@ HINTS = {
     ),
     "A[...] = x": "sharded tensors are not written to; build another with A.with_local(...)",
     "iteration": f"{_ROWS}; {_GATHER}",
+    "softmax": "A.softmax(dim) is that of the entries of each row (1) or column (0): others take no part",
     "cumsum": f"sums that go on from row to row cross processes; {_GATHER}",
     "reshape": "rows stay rows: write the statement with scorch.distributed.evaluate",
     "permute": "A.T is the transposed matrix: write others with scorch.distributed.evaluate",
