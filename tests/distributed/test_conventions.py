@@ -222,7 +222,7 @@ def check_same_kinds(rank: int) -> None:
     calls = [lambda A: A @ other, lambda A: A.T @ other]
     for algorithm in ("halo", "rounds", "features"):
         for call in [*calls, lambda A: sd.einsum("ij,ik,jk->ij", A, other, other)]:
-            with pytest.raises(CommunicationError, match="process 1 has rows of shape"):
+            with pytest.raises(CommunicationError, match="rank 1 has rows of shape"):
                 call(shard(D, algorithm=algorithm))
         A = shard(D, algorithm=algorithm)
         with pytest.raises(RuntimeError, match="same dtype"):
@@ -230,7 +230,7 @@ def check_same_kinds(rank: int) -> None:
     dist.set_debug_level(dist.DebugLevel.INFO)
     try:
         A @ x, A @ x[:, :2].contiguous()
-        with pytest.raises(CommunicationError, match="process 1 has rows of shape"):
+        with pytest.raises(CommunicationError, match="rank 1 has rows of shape"):
             A @ other  # of widths that both have used before
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)

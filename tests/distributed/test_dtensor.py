@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import scorch
@@ -72,10 +75,29 @@ def check_inside(rank: int) -> None:
     assert isinstance(torch.tanh(D).to_local(), scorch.SparseTensor)
 
 
-def check_both(rank: int) -> None:
+def check_fsdp(rank: int) -> None:
+    """FSDP2 adds up the parts of gradients that processes find, set up as the guide says."""
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        return
+    S, X = graph(23)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    A = sd.shard(S, mesh)
+    torch.manual_seed(0)
+    one = scorch.nn.GCNConv(256, 3)
+    sharded = fully_shard(copy.deepcopy(one), mesh=mesh)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)
+    sd.mean(sharded(A.rows_of(X), A).square().sum(1)).backward()
+    one(X, S).square().sum(1).mean().backward()
+    for ours, wanted in zip(sharded.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.full_tensor(), wanted.grad)
+
+
+def check_all(rank: int) -> None:
     check_border(rank)
     check_inside(rank)
+    check_fsdp(rank)
 
 
 def test_dtensors_at_the_border_and_around_sparse_tensors(tmp_path):
-    in_processes(check_both, tmp_path, 3)
+    in_processes(check_all, tmp_path, 3)

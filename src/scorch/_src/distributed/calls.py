@@ -56,8 +56,8 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 @one_call
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run the rule of a PyTorch function, or refuse it by name."""
-    name = getattr(func, "__name__", str(func))
+    """Run the rule of a function of torch, or refuse it by name."""
+    name = getattr(func, "__name__", str(func)).removeprefix("_sparse_")
     found = RULES.get(func)
     if found is not None:
         _check_arguments(name, found, args, kwargs)
@@ -127,9 +127,10 @@ HINTS = {
     "A[...]": (f"rows may be on other ranks. {_ROWS}; scorch.distributed.repartition moves rows; {_GATHER}"),
     "A[...] = x": "sharded tensors cannot be modified in place; build another with A.with_local(...)",
     "iteration": f"{_ROWS}; {_GATHER}",
-    "cumsum": f"cumulative sums over rows cross ranks; {_GATHER}",
-    "reshape": "write the statement with scorch.distributed.evaluate; rows remain rows",
-    "permute": "A.T is the transposed matrix; for other permutations, use scorch.distributed.evaluate",
+    "softmax": "A.softmax(dim) is that of the entries of each row (1) or column (0): others take no part",
+    "cumsum": f"sums that go on from row to row cross processes; {_GATHER}",
+    "reshape": "rows stay rows: write the statement with scorch.distributed.evaluate",
+    "permute": "A.T is the transposed matrix: write others with scorch.distributed.evaluate",
 }
 
 

@@ -57,7 +57,7 @@ def gather_processes(rows: Tensor, group: Group) -> Tensor:
 
 
 def as_replicated(x: Any, group: Group) -> Any:
-    """Return an operand that is the same in all processes, for use beside entries of one process.
+    """Return an operand that is the same in all processes, for use next to entries of one process.
 
     The gradient of a weight is the part that this process finds; ``sum_gradients`` adds up the parts. That of
     a sum over processes, such as a norm, has to be whole on the way back: it is spread.
@@ -68,7 +68,7 @@ def as_replicated(x: Any, group: Group) -> Any:
     if kinds == {"sum", "part"}:
         raise UnsupportedError(
             "an operand is computed of a sum over processes and of a weight, whose gradients are found in "
-            "other ways: wrap the sum first, scorch.distributed.spread(A.norm(), A.group) * weight"
+            "others: wrap the sum first, scorch.distributed.spread(A.norm(), A.group) * weight"
         )
     return spread(x, group) if kinds == {"sum"} else x
 
