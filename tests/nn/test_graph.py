@@ -465,7 +465,7 @@ def test_wrong_arguments_are_refused() -> None:
         scorch.errors.ShapeError, match=r"edge_weight has shape \(3,\), but edge_index has 10"
     ):
         nn.GCNConv(4, 3)(x, SOME, torch.ones(3))
-    with pytest.raises(scorch.errors.ArgumentError, match=r"has its weights as values"):
+    with pytest.raises(scorch.errors.ArgumentError, match=r"only supported with an edge_index"):
         nn.GCNConv(4, 3)(x, matrix(SOME).float(), torch.ones(10))
     with pytest.raises(scorch.errors.ShapeError, match=r"size=\(3, 4\) does not match"):
         nn.SAGEConv(4, 3)(x, SOME, size=(3, 4))

@@ -56,7 +56,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 @one_call
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run the rule of a function of torch, or refuse it by name."""
+    """Run the rule of a PyTorch function, or refuse it by name."""
     name = getattr(func, "__name__", str(func)).removeprefix("_sparse_")
     found = RULES.get(func)
     if found is not None:
