@@ -437,8 +437,8 @@ def test_pruned_networks_are_compared(
     ]
     for row, file in zip(found["rows"], found["files"], strict=True):
         assert row["layers"] >= 3 and row["faster"] > 0 and file["bytes"]["scorch"] > 0
-        has_convolutions = row["model"] == "ResNet-50"
-        assert ("torch.sparse" in row["skipped"]) == has_convolutions
+        # torch.sparse has no convolutions, and PyTorch's encoder layer reads the weights of its layers itself
+        assert ("torch.sparse" in row["skipped"]) == (row["model"] in ("ResNet-50", "Encoder"))
         assert ("tokens_per_second" in row) == (row["model"] == "Llama-7B")
     models.main([*options[:-1], "--only", "MLP", "--contestants", "", "--plot", str(tmp_path / "models.png")])
     printed = capsys.readouterr().out
