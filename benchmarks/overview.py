@@ -204,7 +204,9 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
                 [labels[i] for i in order],
                 frameon=False,
                 labelcolor=ink,
-                loc="lower right",
+                loc="lower left",
+                bbox_to_anchor=(0, 1),
+                ncols=3,
             )
             figure.savefig(path, bbox_inches="tight", transparent=True, metadata={"Date": None})
             pyplot.close(figure)
