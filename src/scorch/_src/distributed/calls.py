@@ -128,7 +128,7 @@ HINTS = {
     "A[...] = x": "sharded tensors cannot be modified in place; build another with A.with_local(...)",
     "iteration": f"{_ROWS}; {_GATHER}",
     "softmax": "A.softmax(dim) is that of the entries of each row (1) or column (0): others take no part",
-    "cumsum": f"sums that go on from row to row cross processes; {_GATHER}",
+    "cumsum": f"cumulative sums over rows cross ranks; {_GATHER}",
     "reshape": "rows stay rows: write the statement with scorch.distributed.evaluate",
     "permute": "A.T is the transposed matrix: write others with scorch.distributed.evaluate",
 }

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.collectives import Group, gather_numbers, size_of
-from scorch._src.distributed.halo import HaloPlan
-from scorch._src.distributed.order import Order
+from scorch._src.distributed.halo import HaloPlan, Order
 from scorch._src.distributed.route import Route
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.tensor.create.construct import sparse_coo_tensor

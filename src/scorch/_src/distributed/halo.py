@@ -7,17 +7,46 @@ halo, sorted, and their owners learn what to send. Locally, own rows come first 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import Group, exchange_counts, exchange_rows, rank_in, size_of
+from scorch._src.distributed.collectives import (
+    Group,
+    exchange_counts,
+    exchange_rows,
+    gather_numbers,
+    rank_in,
+    size_of,
+)
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.order import Order
 from scorch._src.distributed.route import Route
 from scorch.errors import ShapeError
 
 Tensor = torch.Tensor
+FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # of SplitMix64
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The original numbers of the rows that this rank owns, and a checksum of those of all ranks."""
+
+    numbers: Tensor
+    checksum: int
+
+
+def order_of(numbers: Tensor, begin: int, group: Group) -> Order | None:
+    """Return the order of rows whose original numbers are given, from ``begin`` on; all ranks call this.
+
+    None where all rows have their original numbers.
+    """
+    now = torch.arange(begin, begin + len(numbers), device=numbers.device)
+    mixed = (now * FACTOR) ^ (numbers + 1)
+    mixed = (mixed ^ ((mixed >> 29) & ((1 << 35) - 1))) * FACTOR
+    facts = gather_numbers([int((numbers != now).sum()), int(mixed.sum())], group, numbers)
+    moved, checksums = zip(*facts, strict=True)
+    return Order(numbers, sum(checksums)) if any(moved) else None
 
 
 class HaloPlan:

@@ -11,9 +11,8 @@ import torch
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, block_owners, owners_in
 from scorch._src.distributed.entries import from_entries
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.halo import HaloPlan, Order, order_of
 from scorch._src.distributed.moves import RowMove, move_to_cuts, move_to_parts, send_to
-from scorch._src.distributed.order import Order, order_of
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import keys_of, numbered_entries
 from scorch._src.tensor.autograd import values_of

@@ -19,7 +19,7 @@ from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
 from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
 from scorch._src.distributed.entries import from_entries
-from scorch._src.distributed.order import Order, order_of
+from scorch._src.distributed.halo import Order, order_of
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.archive import parse_dtype, parse_format
