@@ -8,15 +8,13 @@ import random
 import threading
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 import scorch
 from scorch._src.bounded import BoundedCache
-
-SOURCE = Path(scorch.__file__).parent
+from source_trees import SOURCE, nodes_of, tree_of
 
 # Tables that grow without a bound of their own, and why that is no leak.
 GROWING = {
@@ -78,7 +76,7 @@ def parsed() -> dict[str, ast.Module]:
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name = ".".join(("scorch", *path.relative_to(SOURCE).with_suffix("").parts))
-        found[name.removesuffix(".__init__")] = ast.parse(path.read_text())
+        found[name.removesuffix(".__init__")] = tree_of(path)
     return found
 
 
@@ -106,7 +104,7 @@ def tables(tree: ast.Module) -> set[str]:
 def imported(tree: ast.Module) -> dict[str, str]:
     """What each imported name stands for."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     return found
@@ -123,7 +121,7 @@ def dotted(node: ast.expr) -> str:
 def written_in_functions(module: str, tree: ast.Module) -> set[str]:
     """What functions put something into, by its name in the module that it is made in."""
     found, seen = set(), set()
-    for function in ast.walk(tree):
+    for function in nodes_of(tree):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or function in seen:
             continue
         for node in ast.walk(function):
@@ -150,7 +148,7 @@ def test_tables_that_are_written_to_are_bounded_or_listed(parsed):
 
 
 def decorations(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef, ast.expr]]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef):
             for decorator in node.decorator_list:
                 called = decorator.func if isinstance(decorator, ast.Call) else decorator

@@ -96,7 +96,7 @@ WORK = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("form", "work"), WORK)
 def test_matrices_of_a_million_rows_take_little_memory(form: str, work: str) -> None:
     """Two 10^6 x 10^6 matrices of 200,000 entries; dense, a single row of results would not fit in a page."""

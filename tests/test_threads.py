@@ -256,6 +256,7 @@ def operands_for(text: str, forms: tuple[str, ...]) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "forms"), PARALLEL)
 def test_one_and_two_threads_agree_and_repeat_bitwise(text: str, forms: tuple[str, ...]) -> None:
     tensors = operands_for(text, forms)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ import scorch
 from scorch._src.devices import HOST, shares_memory
 from scorch._src.tensor.create.check import device_for
 from scorch.errors import OperandError
+from source_trees import SOURCE, nodes_of, tree_of
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "scorch"
 FILES = sorted(
     path.relative_to(SOURCE).as_posix()
     for path in SOURCE.rglob("*.py")
@@ -83,13 +82,9 @@ DEFAULT_DEVICE = {
 }
 
 
-def tree_of(path: str) -> ast.Module:
-    return ast.parse((SOURCE / path).read_text(encoding="utf-8"))
-
-
 def named(path: str) -> Iterator[tuple[str, int]]:
     """Devices, addresses and threads that a file names, and where; not in words for people."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(SOURCE / path)):
         match node:
             case ast.Constant(value=str(text)) if text.split(":")[0] in DEVICES:
                 yield text.split(":")[0], node.lineno
@@ -103,25 +98,21 @@ def named(path: str) -> Iterator[tuple[str, int]]:
 
 def undirected(path: str) -> Iterator[int]:
     """Lines in which torch makes a tensor and is not told where."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(SOURCE / path)):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name), keywords=keywords):
                 if name in MAKERS and not {keyword.arg for keyword in keywords} & {"device", None}:
                     yield node.lineno
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("path", FILES)
-def test_nothing_above_the_backends_names_a_device(path: str) -> None:
-    allowed = EXCEPTIONS.get(path, {})
-    assert [f"{path}:{line} names {name}" for name, line in named(path) if name not in allowed] == []
+def test_nothing_above_the_backends_names_a_device() -> None:
+    found = [(path, *use) for path in FILES for use in named(path) if use[0] not in EXCEPTIONS.get(path, {})]
+    assert [f"{path}:{line} names {name}" for path, name, line in found] == []
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("path", FILES)
-def test_new_tensors_are_told_where_to_be(path: str) -> None:
-    lines = [] if path in DEFAULT_DEVICE else [f"{path}:{line} has no device=" for line in undirected(path)]
-    assert lines == []
+def test_new_tensors_are_told_where_to_be() -> None:
+    paths = [path for path in FILES if path not in DEFAULT_DEVICE]
+    assert [f"{path}:{line} has no device=" for path in paths for line in undirected(path)] == []
 
 
 def test_exceptions_are_needed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.util
 import random
 import re
@@ -16,12 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-import scorch
 from scorch._src import torch_internals
 from scorch.errors import TorchVersionError
+from source_trees import SOURCE, nodes_of, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = Path(scorch.__file__).parent
 FILES = sorted(set(SOURCE.rglob("*.py")) - {Path(torch_internals.__file__)})
 PRIVATE_PATH = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*")
 ALLOWED = {*torch_internals.OPERATORS, *(n for names in torch_internals.ATTRIBUTES.values() for n in names)}
@@ -144,7 +142,7 @@ def is_private(name: str) -> bool:
 def names_of_our_own(trees: list[ast.Module]) -> set[str]:
     """Every name that Scorch defines, as a function, class, variable or attribute."""
     own = set()
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    for node in (node for tree in trees for node in nodes_of(tree)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -157,7 +155,7 @@ def names_of_our_own(trees: list[ast.Module]) -> set[str]:
 def imported_from(tree: ast.Module) -> dict[str, str]:
     """What the names that a file imports stand for, as dotted paths."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 found[alias.asname or alias.name.split(".")[0]] = (
@@ -171,7 +169,7 @@ def imported_from(tree: ast.Module) -> dict[str, str]:
 def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
     """Private names of torch in a file: imported, as attributes, or spelled out for ``getattr``."""
     imports = imported_from(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None) or ""
             for alias in node.names:
@@ -201,11 +199,6 @@ def own() -> set[str]:
     return names_of_our_own([tree_of(path) for path in FILES])
 
 
-@functools.lru_cache(maxsize=1024)
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def test_no_other_module_uses_a_private_name(own: set[str]) -> None:
     found = {str(path.relative_to(SOURCE)): list(private_uses(tree_of(path), own)) for path in FILES}
     assert {path: uses for path, uses in found.items() if uses} == {}
@@ -225,7 +218,7 @@ def test_classes_are_asked_for_in_tuples() -> None:
     unions = [
         (str(path.relative_to(SOURCE)), node.lineno)
         for path in READ
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(tree_of(path))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass")
         if isinstance(node.args[1], ast.BinOp)
     ]

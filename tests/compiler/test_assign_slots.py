@@ -63,6 +63,7 @@ def test_transposes_are_counted() -> None:
     assert "counted" not in built("C[j] = A[i,j]", "s", A=A)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 @pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
 def test_gaps_between_threads_close(threads: int, density: float, always_threads: None) -> None:
@@ -107,6 +108,7 @@ def test_explicit_zeros_stay() -> None:
     assert A.to_format("coo").nnz == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float16, torch.complex64, torch.float64])
 def test_transposes_of_every_dtype(dtype: torch.dtype) -> None:
     dense = random(7, 5).to(dtype)

@@ -15,6 +15,7 @@ def matrix(dtype: torch.dtype = torch.float64, format: str = "csr") -> scorch.Sp
     return scorch.from_torch((found.abs() if dtype == torch.uint8 else found).to(dtype), format=format)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dcsr", "bsr(4,4)"])
 @pytest.mark.parametrize(
     ("text", "dense"),
@@ -56,6 +57,7 @@ def test_unsigned_numbers_wrap_around() -> None:
     assert torch.equal(found, torch.relu(a - 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.float32, torch.complex64])
 def test_sum_counts_what_stands_where_nothing_is_stored(dtype: torch.dtype) -> None:
     A = matrix(dtype)

@@ -42,6 +42,7 @@ def _csr(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([torch.zeros(1, dtype=torch.int64), stored.sum(1).cumsum(0)]), stored.nonzero()[:, 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

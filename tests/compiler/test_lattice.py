@@ -137,6 +137,7 @@ def test_every_operator_has_a_support() -> None:
         assert operator.support in ("any", "all", "first", "where"), operator.name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "text",
     [

@@ -38,6 +38,7 @@ def dense(result: torch.Tensor) -> torch.Tensor:
     return result.to_dense() if isinstance(result, SparseTensor) else result
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["csr", "coo", "bsr(2,2)"])
 @pytest.mark.parametrize("result", ["csr", "coo", "dense"])
 @pytest.mark.parametrize("name", INDICES)
@@ -48,6 +49,7 @@ def test_index_with_a_name_of_the_kernel(name: str, form: str, result: str) -> N
     assert torch.equal(dense(scorch.evaluate(f"y[i] = A[i,{name}]", A=A)), DENSE.sum(1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("result", ["csr", "coo", "dcsr"])
 @pytest.mark.parametrize("name", TENSORS)
 def test_tensor_with_a_name_of_the_kernel(name: str, result: str) -> None:

@@ -60,7 +60,7 @@ def problem(expression: str, result: str, **tensors: Stored) -> Problem:
 SPGEMM = "C[i,k] = A[i,j] * B[j,k]"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("left", MATRICES)
 @pytest.mark.parametrize("right", MATRICES)
 def test_inner_product_is_never_chosen_for_two_sparse_matrices(left: str, right: str) -> None:

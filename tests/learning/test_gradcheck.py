@@ -44,7 +44,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", CHAINS)
 def test_first_and_second_order(name, form):
@@ -53,7 +53,7 @@ def test_first_and_second_order(name, form):
     assert gradgradcheck(CHAINS[name], (S, x))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fast_mode", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["product", "sparse product", "chain", "slices", "normalized", "dense"])

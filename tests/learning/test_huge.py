@@ -109,7 +109,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_gradient(name, huge):
     S = huge.clone().requires_grad_()

@@ -104,7 +104,7 @@ def _places(S: scorch.SparseTensor) -> torch.Tensor:
     return ones.to_dense() != 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", CALLS)
 def test_every_repetition_has_its_own_gradients(name: str, form: str) -> None:

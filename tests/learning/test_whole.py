@@ -42,6 +42,7 @@ TRANSFORMS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_transforms_over_values(name: str, transform: str) -> None:

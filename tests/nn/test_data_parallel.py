@@ -281,7 +281,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[to
     return in_two_processes(work_together, tmp_path_factory.mktemp("together"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WORKS)
 def test_two_processes_learn_what_one_learns_of_the_joined_batch(together: Any, name: str) -> None:
     first, second = (found[name] for found in together)

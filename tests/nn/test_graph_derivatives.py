@@ -54,7 +54,7 @@ def same(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_gradients_have_gradients(layer: Layer) -> None:
     names = list(layer.weights)
 

@@ -140,6 +140,7 @@ class Network(torch.nn.Module):
         return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["GCN", "GAT", "SAGE mean", "SAGE max"])
 def test_networks_on_cora_give_pyg_s_numbers(kind: str, data_dir: Path) -> None:
     data = load("cora", data_dir)

@@ -72,6 +72,7 @@ def compare(q, k, v, mask, dense, **options):
         torch.testing.assert_close(one.grad, other.grad, **limits)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["scattered", "window", "blocks", "mixed", "full"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("threads", [1, 3])

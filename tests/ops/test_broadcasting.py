@@ -49,7 +49,7 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(plain, wanted, equal_nan=True, check_stride=False)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_sparse_and_dense(name, form):

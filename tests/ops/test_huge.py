@@ -121,6 +121,7 @@ def test_losses_count_the_places_that_are_not_stored(huge, loss):
     assert torch.allclose(loss(huge, other).double(), total / N**2, rtol=1e-5, atol=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_other_calls(huge, name):
     CALLS[name](huge)

@@ -54,7 +54,7 @@ def check_call(seed: int, name: str) -> bool:
     return True
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_places_mean_what_they_mean_on_dense_tensors(name: str, cases: int) -> None:
     accepted = sum(check_call(seed, name) for seed in range(max(40, cases // 5)))

@@ -39,6 +39,7 @@ def stored(dense: list[torch.Tensor]) -> list[scorch.SparseTensor]:
 COUNTS = [MAX_ACCESSES, MAX_ACCESSES + 1, 33, 60, pytest.param(300, marks=pytest.mark.long)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", COUNTS)
 def test_sums_of_many_terms(count):
     """Drawn signs, factors and repeated tensors."""

@@ -46,7 +46,7 @@ def test_product_of_sparse_is_sparse(dense: torch.Tensor) -> None:
 SPARSE_FORMATS = ["csr", "csc", "coo", "dcsr", "bsr(2,2)", "sd", "do"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", SPARSE_FORMATS)
 @pytest.mark.parametrize("second", SPARSE_FORMATS)
 def test_products_of_sparse_are_sparse_however_full(first: str, second: str) -> None:
@@ -69,6 +69,7 @@ def test_products_of_sparse_are_sparse_however_full(first: str, second: str) -> 
         torch.testing.assert_close(found.to_dense(), wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", ["csr", "coo", "csf", "dsd"])
 @pytest.mark.parametrize("second", ["csr", "coo", "csf", "dds"])
 def test_products_of_sparse_batches_are_sparse(first: str, second: str) -> None:
@@ -82,7 +83,7 @@ def test_products_of_sparse_batches_are_sparse(first: str, second: str) -> None:
         torch.testing.assert_close(found.to_dense(), wanted)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", SPARSE_FORMATS)
 def test_kronecker_products_are_sparse(dense: torch.Tensor, form: str) -> None:
     S = scorch.from_torch(dense, format=form)

@@ -320,6 +320,7 @@ def test_stored_zeros_are_zeros():
     same(S.mode().values, dense.mode().values)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", [*FORMATS, "csf"])
 def test_parts_along_every_dimension(form):
     shape = (4, 3, 5) if form == "csf" else (4, 6)

@@ -40,6 +40,7 @@ def test_softmax_of_any_format(data):
     torch.testing.assert_close(torch.where(dense != 0, found.to_dense(), 0 * dense), wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_softmax_is_that_of_torch(form, dim):

@@ -40,6 +40,7 @@ def test_mm_reduces_stored_entries_as_torch_does(form, reduce):
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMATS)
 def test_mm_with_dense_and_sparse(form):
     dense, other = matrix(6, 8), matrix(8, 4, seed=1)
@@ -154,6 +155,7 @@ def test_sum_over_what_is_not_there():
 # the others --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", EXACT)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_softmax_is_that_of_torchs_coo(form, name):

@@ -202,6 +202,7 @@ def test_gradients_of_expressions(case):
     check_second(first, right, list(ours.values()), list(truth.values()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("zeros", range(5))
 @pytest.mark.parametrize("form", ["s", "d"])

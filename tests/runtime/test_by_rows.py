@@ -61,7 +61,7 @@ def outputs(index: torch.dtype, dtype: torch.dtype, heads: int, width: int) -> l
     ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (1, 33), (3, 8), (8, 16), (2, 5)])
 def test_wide_indices_give_the_same(dtype: torch.dtype, heads: int, width: int) -> None:

@@ -20,7 +20,7 @@ def random_matrix(rows: int, columns: int, density: float, dtype: torch.dtype, s
     return (values * (torch.rand(rows, columns, generator=drawn) < density)).to(dtype)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["csr", "csc"])
 @pytest.mark.parametrize("dim", [0, 1, -1])

@@ -126,6 +126,7 @@ def test_own_threads_after_a_fork() -> None:
     assert counted("count_parts", 4) == [1] * 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_threads_add_to_copies_of_a_result(threads: int) -> None:
     """Each chunk of rows adds to a copy of the result, and the copies are added in order."""
@@ -167,7 +168,7 @@ def test_sums_of_copies_repeat_bit_for_bit_on_a_busy_machine(monkeypatch: pytest
         assert torch.equal(scorch.einsum("ij,i->j", A, x, format="dense"), quiet)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("shape", [(900, 40), (40, 900), (1, 50), (50, 1), (0, 3)])
 def test_threads_count_and_place_entries_of_other_rows(threads: int, shape: tuple[int, int]) -> None:

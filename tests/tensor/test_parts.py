@@ -46,7 +46,7 @@ def test_parts_of_matrices(form: str, start: int, stop: int) -> None:
     check(S[start:stop] @ torch.ones(9, 2).double(), D[start:stop] @ torch.ones(9, 2).double())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", CUBES)
 def test_parts_of_cubes(form: str) -> None:
     D = dense_of(5, 4, 6)
@@ -89,7 +89,7 @@ def test_writing_to_a_part_writes_to_the_tensor() -> None:
     assert torch.equal(S.to_dense(), D)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["csr", "csc"])
 def test_picked_rows(form: str, dtype: torch.dtype) -> None:

@@ -46,6 +46,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("learned", [False, True], ids=["", "learned"])
 @pytest.mark.parametrize("form", ["csr", "coo", "dcsr"])
 @pytest.mark.parametrize("view", VIEWS)

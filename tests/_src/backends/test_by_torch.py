@@ -131,6 +131,7 @@ def test_operands_of_one_index_are_told_apart(rows: int, compared: list[str]) ->
 ODD = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e30]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "text",
     [

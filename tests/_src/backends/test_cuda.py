@@ -149,6 +149,7 @@ def reduced(text: str, A: Any, function: Call, dim: int) -> torch.Tensor:
     return scorch.evaluate(text, format="dense", A=A) if is_sparse else function(A, dim)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.int16, torch.bfloat16])
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dcsr"])
 @pytest.mark.parametrize("name", SUMS)
@@ -391,7 +392,7 @@ def test_half_results_are_rounded_where_they_are_computed(
     assert ("u16x8" in emulated[-1]) == (width == 64)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.bool],

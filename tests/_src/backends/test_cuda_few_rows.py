@@ -47,6 +47,7 @@ def check(width: int, dtype: torch.dtype) -> None:
     assert torch.equal(found, again)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int32])
 @pytest.mark.parametrize("width", [5, 32, 40, 64])
 def test_warps_share_columns_and_entries_of_parts(
@@ -67,7 +68,7 @@ def test_the_interpreter_finds_nothing_wrong(short: None) -> None:
 PRODUCTS = [(3, 400, 3, 0.5), (2, 500, 40, 0.2), (4, 300, 200, 0.3), (2, 300, 3000, 0.02), (1, 200, 1, 1.0)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.int64]
 )

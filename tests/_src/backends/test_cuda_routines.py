@@ -114,6 +114,7 @@ def test_infinite_scores_are_those_of_the_reference(lengths: list[int]) -> None:
     check(EmulatedRoutines().graph_attention(*given), Routines().graph_attention(*given))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
 @pytest.mark.parametrize(
     ("width", "dtype", "index"),

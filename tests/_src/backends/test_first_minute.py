@@ -22,7 +22,7 @@ with warnings.catch_warnings(record=True) as caught:
 
     I = scorch.eye(5, format="csr")
     dense = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, 4.0]])
-    for form in ("csr", "csc", "coo", "dcsr", "bsr(1,3)"):
+    for form in ("csr", "coo", "bsr(1,3)"):
         S = scorch.from_torch(dense, format=form)
         checks = {
             "printing": (f"shape=(2, 3)" in repr(S), True),

@@ -100,7 +100,7 @@ def test_calls_of_torch(form: str, printed: Any, request: pytest.FixtureRequest)
             check(source, architecture, "grid")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name: str, architecture: str) -> None:
@@ -129,6 +129,7 @@ def test_graph_attention(shape: tuple[Any, ...], architecture: str) -> None:
     check(routines.print_attention(dtype, index, heads, features), architecture, "graph attention")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("form", [(torch.float32, torch.int32, 4, 32), (torch.float64, torch.int64, 1, 4)])
 def test_maxima_of_neighbours(form: tuple[Any, ...], architecture: str) -> None:
@@ -141,6 +142,7 @@ def test_sums_of_entries(architecture: str) -> None:
     check(entries.print_finite(torch.float64), architecture, "grid")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_orders_of_entries(architecture: str) -> None:
     check(sorting.print_transpose(torch.int32, torch.int16), architecture, "grid")

@@ -103,7 +103,7 @@ def forget_graphs() -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_in_a_graph_gives_what_it_gives_without(name: str) -> None:
     function, args = CALLS[name]

@@ -96,7 +96,7 @@ def results(function: Callable[..., Any], layer: Any, x: Any) -> list[torch.Tens
     return [torch.tensor([kind is SparseTensor for kind in kinds]), *numbers]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore:sparse_grad")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_in_a_graph_gives_and_learns_the_same(name: str) -> None:

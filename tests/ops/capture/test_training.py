@@ -113,6 +113,7 @@ def check_training(name: str, backend: str) -> None:
     torch.testing.assert_close(compiled(x), model(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_model_learns_the_same(name: str) -> None:
     check_training(name, "aot_eager")
@@ -146,6 +147,7 @@ def test_gradients_with_other_sizes_make_no_other_graph() -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "function",
     [

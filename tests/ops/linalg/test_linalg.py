@@ -71,6 +71,7 @@ def iterative(no_scipy, monkeypatch):
 # equations ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMATS)
 def test_solve(form, dtype):
