@@ -30,7 +30,7 @@ S = scorch.from_torch(ratings, format="csr")
 print(scorch.draw(S))
 
 n = 500 if options.quick else 4000
-A = scorch.rand(n, n, density=0.01, format="csr")  # no dense tensor on the way
+A = scorch.rand(n, n, density=0.01, format="csr")  # without building a dense tensor
 B = scorch.sparse_coo_tensor(
     torch.randint(n, (2, 5 * n)), torch.rand(5 * n), (n, n)
 )  # row and column indices
