@@ -69,8 +69,8 @@ results[f'einsum("{expression}")'] = (
 # %%
 # A gradient
 # ----------
-# The gradient of a sparse tensor has the same sparsity pattern: it is as small as the tensor, and every
-# PyTorch optimizer can use it. Here we fit the values of ``W`` so that ``W @ x`` equals ``A @ x``.
+# The gradient of a sparse tensor has the same sparsity pattern: it is as small as the tensor, and PyTorch's
+# optimizers can use it. Here we fit the values of ``W`` so that ``W @ x`` equals ``A @ x``.
 
 W = (0 * A).requires_grad_()  # the sparsity pattern of A, all values zero
 target = A @ x
