@@ -30,10 +30,12 @@ from scorch._src.backends.cpu import toolchain
 warnings.filterwarnings("ignore", message="Sparse")
 
 ROUNDS, CALLS = 31, 300
+ROUGHLY = 3, 20  # the same with --quick
 
 
-def interleaved(contestants: dict[str, Callable[[], object]], calls: int = CALLS) -> dict[str, float]:
+def interleaved(contestants: dict[str, Callable[[], object]], calls: int = 0) -> dict[str, float]:
     """The median time of one call of each, in microseconds."""
+    calls = calls or CALLS
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for call in contestants.values():
         for _ in range(calls):
@@ -296,12 +298,16 @@ def machine() -> str:
 
 
 def main() -> None:
+    global ROUNDS, CALLS
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument("--warm", action="store_true", help="warm calls only")
+    parser.add_argument("--quick", action="store_true", help="few calls of each: rough numbers in seconds")
     parser.add_argument("--cold", action="store_true", help="first calls only")
     parser.add_argument("--loaded", action="store_true", help="only calls while all cores are busy")
     arguments = parser.parse_args()
+    if arguments.quick:
+        ROUNDS, CALLS = ROUGHLY
     every = not (arguments.warm or arguments.cold or arguments.loaded)
     warm = warm_calls() if arguments.warm or every else []
     layers = layer_calls() if arguments.warm or every else []

@@ -3,8 +3,8 @@ Sparse attention: BigBird
 =========================
 
 In BigBird's attention, a token attends to its neighborhood, some random blocks and a few global tokens. The
-mask is a sparse matrix, and the cost of attention depends on its nonzeros. Ends with a table and a plot:
-the mask, and the time compared with dense attention for growing sequence lengths.
+mask is a sparse matrix, and the cost of attention depends on its number of nonzeros. Ends with a table and
+a plot of the mask and of the time compared with dense attention, for growing sequence lengths.
 
 Run it with ``python examples/bigbird.py --plot bigbird.png``.
 """
@@ -16,7 +16,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 import scorch
-from scorch._src.nn import masks
+from scorch.nn import masks
 
 parser = argparse.ArgumentParser(description="BigBird's attention")
 parser.add_argument("--quick", action="store_true", help="short sequences")
@@ -42,8 +42,8 @@ print(f"bigbird: {whole.nnz:,} pairs; combined by hand: {parts.nnz:,}; all: {n *
 # A layer
 # -------
 # ``scorch.nn.MultiheadAttention`` has the same arguments and parameters as PyTorch's, plus ``pairs``, the
-# pairs that attend; PyTorch's ``attn_mask`` lists those that do not. Both layers have the same weights
-# here.
+# pairs that attend; PyTorch's ``attn_mask`` lists those that do not. Here, both layers have the same
+# weights.
 
 layer = scorch.nn.MultiheadAttention(256, 4, batch_first=True).eval()
 dense = torch.nn.MultiheadAttention(256, 4, batch_first=True).eval()
@@ -58,7 +58,7 @@ print("sparse and dense attention agree")
 # %%
 # Longer sequences
 # ----------------
-# Dense attention is timed with the mask, and without any, which is less work for PyTorch. The number of
+# Dense attention is timed with the mask and without a mask, which is less work for PyTorch. The number of
 # pairs in BigBird's mask grows linearly with the sequence length, all pairs quadratically.
 
 names = ["dense, masked", "dense, all pairs", "sparse"]
@@ -66,9 +66,9 @@ times: dict[str, list[float]] = {name: [] for name in names}
 print(f"\n{'tokens':>7} {'pairs':>10} {'of all':>7}" + "".join(f"{name:>20}" for name in names))
 for n in lengths:
     mask = masks.bigbird(n, generator=draw)
-    refused, x = ~mask.to_dense(), torch.randn(1, n, 256)
+    masked_out, x = ~mask.to_dense(), torch.randn(1, n, 256)
     calls = {
-        "dense, masked": lambda: dense(x, x, x, attn_mask=refused, need_weights=False),  # noqa: B023 - called here
+        "dense, masked": lambda: dense(x, x, x, attn_mask=masked_out, need_weights=False),  # noqa: B023 - called here
         "dense, all pairs": lambda: dense(x, x, x, need_weights=False),  # noqa: B023
         "sparse": lambda: layer(x, x, x, pairs=mask),  # noqa: B023
     }

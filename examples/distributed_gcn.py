@@ -34,8 +34,8 @@ rank, world = (sd.get_rank(), sd.get_world_size()) if mesh is not None else (0, 
 # %%
 # The graph
 # ---------
-# Communities whose members know each other, in random order. Every rank draws the same graph here; for a
-# large graph, each would read its own rows from files (``sd.load_rows``).
+# The nodes belong to communities, and most edges connect nodes of the same community. Every rank draws the
+# same graph here; for a large graph, each would read its own rows from files (``sd.load_rows``).
 
 nodes, classes, features = options.nodes, 8, 32
 y = torch.randint(classes, (nodes,))
@@ -49,9 +49,9 @@ x = F.one_hot(y, features).float() + 1.5 * torch.randn(nodes, features)
 # %%
 # Sharding
 # --------
-# Rows are divided into shards with about the same amount of work, and reordered so that neighbors are
-# mostly on one rank. Then the graph is normalized across all ranks, and each keeps the features and classes
-# of its nodes, on the device of the mesh: one GPU per rank if there are any.
+# Rows are divided into shards with about the same amount of work, and reordered so that most neighbors are
+# on the same rank. Then the graph is normalized across all ranks, and each rank keeps the features and
+# classes of its nodes, on the device of the mesh: one GPU per rank if there are any.
 
 A = sd.shard(graph, mesh)
 if world > 1:

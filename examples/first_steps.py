@@ -30,7 +30,7 @@ S = scorch.from_torch(ratings, format="csr")
 print(scorch.draw(S))
 
 n = 500 if options.quick else 4000
-A = scorch.rand(n, n, density=0.01, format="csr")  # no dense tensor on the way
+A = scorch.rand(n, n, density=0.01, format="csr")  # without building a dense tensor
 B = scorch.sparse_coo_tensor(
     torch.randint(n, (2, 5 * n)), torch.rand(5 * n), (n, n)
 )  # row and column indices
@@ -69,8 +69,8 @@ results[f'einsum("{expression}")'] = (
 # %%
 # A gradient
 # ----------
-# The gradient of a sparse tensor has the same sparsity pattern: it is as small as the tensor, and every
-# PyTorch optimizer can use it. Here we fit the values of ``W`` so that ``W @ x`` equals ``A @ x``.
+# The gradient of a sparse tensor has the same sparsity pattern: it is as small as the tensor, and PyTorch's
+# optimizers can use it. Here we fit the values of ``W`` so that ``W @ x`` equals ``A @ x``.
 
 W = (0 * A).requires_grad_()  # the sparsity pattern of A, all values zero
 target = A @ x

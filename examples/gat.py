@@ -30,7 +30,9 @@ epochs = 5 if options.quick else 100
 torch.manual_seed(0)
 
 # %%
-# The graph, as in the example of graph convolutions.
+# The graph
+# ---------
+# It is the same as in the example of graph convolutions.
 
 if options.data is not None:
     with np.load(options.data / "planetoid" / "cora.npz") as file:
@@ -59,8 +61,8 @@ x = x / x.sum(1, keepdim=True).to_dense().clamp(min=1)
 # %%
 # Train
 # -----
-# Eight heads, then one. The scores, the softmax and the weighted sum of each layer are one kernel: no
-# intermediate has an element per edge and feature.
+# The first layer has eight heads, the second has one. The scores, the softmax and the weighted sum of each
+# layer are one kernel: no intermediate result has an element per edge and feature.
 
 
 class GAT(torch.nn.Module):

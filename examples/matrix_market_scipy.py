@@ -2,7 +2,7 @@
 Files, SciPy and a linear system
 ================================
 
-Write a sparse matrix to a Matrix Market file and read it again, convert it to SciPy and back, and solve a
+Write a sparse matrix to a Matrix Market file and read it back, convert it to SciPy and back, and solve a
 linear system with conjugate gradients. Ends with a table and a plot of the matrix and the solution: the
 temperature of a plate whose edges are held at zero while one corner is heated.
 

@@ -32,13 +32,13 @@ torch.manual_seed(0)
 # Tokens come from eight regions, and each region has its own linear map.
 
 regions, features = 8, 32
-centres = 3 * torch.randn(regions, features)
+centers = 3 * torch.randn(regions, features)
 maps = torch.randn(regions, features, features) / features**0.5
 
 
 def tokens(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     region = torch.arange(count) * regions // count  # sorted, for the plot
-    x = centres[region] + torch.randn(count, features)
+    x = centers[region] + torch.randn(count, features)
     return x, torch.einsum("ti,tij->tj", x, maps[region]), region
 
 

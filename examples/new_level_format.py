@@ -4,9 +4,9 @@ Write your own level format
 
 A format consists of levels, and a level is one small class. It describes in loop expressions how a kernel
 finds the coordinates below a position, and in PyTorch operations what it stores for them. This example adds
-a level from outside Scorch. In a *ragged* level, the coordinates below a position are 0, 1, 2 ..., like the
-tokens of texts of different lengths, so it only stores lengths. Ends with a comparison with csr, as a table
-and a plot.
+a level without changing Scorch. In a *ragged* level, the coordinates below a position are 0, 1, 2 ..., like
+the tokens of texts of different lengths, so it only stores lengths. Ends with a comparison with csr, as a
+table and a plot.
 
 Run it with ``python examples/new_level_format.py --plot ragged.png``.
 """
@@ -22,7 +22,7 @@ from scorch._src.loops.nodes import Binary, Expr, Load, wide
 from scorch._src.loops.types import INT64
 from scorch.formats import Level, LevelArrays, register_level
 
-parser = argparse.ArgumentParser(description="A level format of one's own")
+parser = argparse.ArgumentParser(description="Write your own level format")
 parser.add_argument("--quick", action="store_true", help="a smaller matrix")
 parser.add_argument("--plot", metavar="FILE", help="save the plot")
 options = parser.parse_args()

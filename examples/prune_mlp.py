@@ -113,7 +113,7 @@ for sparsity, (accuracy, ms, size, stored) in rows.items():
     print(f"{sparsity:>8.0%} {accuracy:>8.1f} % {ms:>8.2f} ms {size:>7.2f} MiB  {stored:>13}")
 
 # %%
-# Half of the weights contribute nothing to the result; beyond some point, accuracy drops.
+# Half of the weights can be pruned with little effect on the accuracy; at high sparsity, it drops.
 
 figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
 for ax, place, label in zip(

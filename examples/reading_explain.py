@@ -62,7 +62,7 @@ for name, plan in (("B in csr", by_rows), ("B in csc", by_columns)):
 # What it costs, and how to avoid it
 # ----------------------------------
 # The transposed sparsity pattern is cached, so the next call with this pattern only moves values.
-# Transposing is therefore expensive only if the pattern is new on every call. Convert once, when you create
+# Transposing is therefore expensive only if every call has a new pattern. Convert once, when you create
 # the tensor (``format="csr"``), or store both in the same format: with A in csc as well, nothing is
 # transposed.
 
@@ -79,8 +79,8 @@ def new_pattern() -> scorch.SparseTensor:
 
 ways = {
     "csr and csr": lambda: (A, B),
-    "csr and csc, new each time": lambda: (A, new_pattern()),
-    "csr and csc, pattern known": lambda: (A, B_columns),
+    "csr and csc, new pattern": lambda: (A, new_pattern()),
+    "csr and csc, cached pattern": lambda: (A, B_columns),
     "csc and csc": lambda: (A_columns, B_columns),
 }
 wanted, spent = (A.to_dense() * B.to_dense()).sum(1), {}

@@ -2,9 +2,9 @@
 Sparse autoencoders
 ===================
 
-Images of digits are mostly black, so they are stored as sparse rows. One network compresses them to 256
-numbers; another may use only 16 of its 256 for each image, so that its codes are sparse too. Ends with a
-table and a plot of the reconstructions.
+Images of digits are mostly black, so they are stored as sparse rows. One network compresses each image to
+256 numbers; the other uses only 16 of its 256 numbers for each image, so that its codes are sparse too.
+Ends with a table and a plot of the reconstructions.
 
 Run it with ``python examples/sparse_autoencoder.py --data DIR --plot autoencoder.png``.
 

@@ -28,6 +28,7 @@ from benchmarks.kernels.timing import Timing, interleaved
 
 import scorch
 from fork_server import run_python
+from scorch._src.cli import bench
 
 
 @pytest.fixture(autouse=True)
@@ -374,6 +375,18 @@ def test_warm_calls_have_no_more_frames_than_asked() -> None:
     found = json.loads(run_python([Path(frames.__file__), "--json"], check=True).stdout)
     assert found.keys() == frames.BOUNDS.keys()
     assert {name: count for name, count in found.items() if count > frames.BOUNDS[name]} == {}
+
+
+def test_quick_overhead_makes_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    for name, number in (("ROUNDS", 31), ("CALLS", 300)):
+        monkeypatch.setattr(overhead, name, number)
+    monkeypatch.setattr(overhead, "warm_calls", lambda: overhead.interleaved({"one": lambda: made.append(1)}))
+    for name in ("layer_calls", "print_warm", "print_layers"):
+        monkeypatch.setattr(overhead, name, lambda *_: [])
+    monkeypatch.setattr("sys.argv", ["overhead", *bench.SUITES["overhead"].quick])
+    overhead.main()
+    assert 0 < len(made) <= 100
 
 
 def test_overhead_of_calls_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

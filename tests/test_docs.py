@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -14,7 +15,9 @@ import scorch
 from fork_server import run_python
 from pages import fences, python_blocks
 from scorch._src.io import files
+from scorch._src.io.pickling import make_tensor
 from scorch._src.loops.operators import OPERATORS, REDUCTIONS
+from scorch.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -108,7 +111,8 @@ def gallery_options() -> ModuleType:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", page.read_text(encoding="utf-8"))
+    path = r"(?:`|tab-item} (?:Ours: )?)([a-z_]+(?:/[a-z_]+)+\.py)"
+    named = re.findall(path, page.read_text(encoding="utf-8"))
     homes = (ROOT, ROOT / "src" / "scorch", ROOT / "src" / "scorch" / "_src", ROOT / "benchmarks")
     assert [name for name in named if not any((home / name).exists() for home in homes)] == []
 
@@ -178,3 +182,25 @@ def test_guide_lists_every_file_suffix() -> None:
     page = (DOCS / "guide" / "interop.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`\..*?) \|", page, re.MULTILINE)
     assert {suffix for row in rows for suffix in re.findall(r"`(.*?)`", row)} == set(files._FILE_KINDS)
+
+
+def test_guide_lists_every_setting() -> None:
+    page = (DOCS / "guide" / "settings-and-errors.md").read_text(encoding="utf-8")
+    table = page[: page.index("## Errors")]
+    fields = [field.name for field in dataclasses.fields(Settings)]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(fields)
+
+
+def test_guide_lists_every_extra() -> None:
+    page = (DOCS / "guide" / "install.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^(\w+) = ", section, re.MULTILINE))
+    assert listed == extras - {"dev", "zig"}, "dev is all of them, and zig the former name of compiler"
+
+
+def test_guide_quotes_the_error_of_a_file_that_is_loaded_without_scorch() -> None:
+    page = (DOCS / "guide" / "interop.md").read_text(encoding="utf-8")
+    assert f"`Unsupported global: GLOBAL {make_tensor.__module__}...`" in page

@@ -42,6 +42,8 @@ def test_files_still_to_be_rewritten_are_listed_once_and_in_order() -> None:
         ("gradients of gradients", "double backward, higher-order gradients"),
         ("a tensor of order 3", "of any number of dimensions, 3-D"),
         ("normalised colours", "American spelling, as in PyTorch"),
+        ("quantised fibres", "American spelling, as in PyTorch"),
+        ("the best contestant", "implementation, candidate"),
     ],
 )
 def test_replaced_words_are_found(text: str, expression: str) -> None:

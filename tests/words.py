@@ -50,8 +50,14 @@ REPLACED = {  # an expression that texts must not contain, and what to write ins
     r"\b(their|its) like\b": "similar",
     r"\bdear(er|est)?\b": "expensive",
     r"\bone wants\b": "you want",
-    r"(neighb|col|behavi|fav)our\w*": AMERICAN,
+    r"\bone's own\b": "your own",
+    r"\bin step with\b": "aligned with",
+    r"\bto learn the (size|number)\b": "to read",
+    r"\bleases?\b": "session, machine",
+    r"(?<!-)\bcontestants?\b": "implementation, candidate",
+    r"(neighb|col|behavi|fav)our\w*|(fib|cent)re[sd]?\b|analys(e[ds]?|ing)\b": AMERICAN,
     r"(normal|optim|factor|initial|parametr|vector|parallel|serial)is(e[ds]?|ing|ations?)\b": AMERICAN,
+    r"(quant|special|general|minim|maxim|summar|synchron|discret|critic)is(e[ds]?|ing|ations?)\b": AMERICAN,
 }
 SHOWN = re.compile(r"^( *)```(text|c|sh|\{literalinclude\}[^\n]*)\n.*?^\1```", re.DOTALL | re.MULTILINE)
 NAME = re.compile(r"(`+)[^`]+\1|^ *>>> .*", re.MULTILINE)  # in a sentence, or a line of code

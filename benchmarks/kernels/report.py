@@ -141,14 +141,14 @@ def worst(cases: Sequence[Measured], of: Callable[[Measured], float | None]) -> 
 
 def _how() -> str:
     return (
-        "float32, warm calls. Ratios above 1: Scorch is faster; **bold**: it misses the goal, or is below "
-        f"{LOST} of the best contestant. Every result is checked against float64 before it is timed. "
-        "Contestants run in turns in random order, in samples of at least five milliseconds after an untimed "
-        "call, and medians are compared; those that take ten times as long as the best are called only a few "
-        "times. Layouts are prepared beforehand.\n\n"
+        "float32, warm calls. A ratio above 1 means that Scorch is faster; **bold** ratios miss the goal, or "
+        f"are below {LOST} of the speed of the fastest implementation. Every result is checked against "
+        "float64 before it is timed. Implementations run in turns in random order, in samples of at least "
+        "five milliseconds after an untimed call, and medians are compared; those that take ten times as "
+        "long as the fastest are called only a few times. Layouts are prepared beforehand.\n\n"
         "*torch* is the best of its sparse layouts (CSR with int32 and int64 indices, COO) and of equivalent "
-        "calls, case by case; *best* is the best of all contestants, including dense torch, SciPy and loops. "
-        "SciPy uses one thread. SpMSpM returns CSR with sorted rows; all but Scorch are given A.T. "
+        "calls, case by case; *best* is the fastest of all, including dense torch, SciPy and loops. "
+        "SciPy uses one thread. SpMSpM returns CSR with sorted rows; all but Scorch get A.T as an input. "
         f"*Shifted* is A with its rows moved down by one. Limits: {LIMITS}."
     )
 
@@ -241,10 +241,10 @@ def _contestants(results: Results, threads: int) -> list[str]:
         if cells:
             rows.append((label, str(len(cases)), "; ".join(cells)))
     text = (
-        f"### Against each contestant, {threads_word(threads)}\n\n"
+        f"### Compared with each implementation, {threads_word(threads)}\n\n"
         "Its time over Scorch's, geometric mean over the cases it took part in.\n\n"
     )
-    return [text + table(("kernel", "cases", "contestants"), rows, left=3)] if rows else []
+    return [text + table(("kernel", "cases", "implementations"), rows, left=3)] if rows else []
 
 
 def _plots(images: Sequence[Path], relative_to: Path | None) -> list[str]:
@@ -272,8 +272,11 @@ def _losses(results: Results, threads: int) -> list[str]:
             rows.append((label, f"{len(names)} of {len(cases)}", "; ".join(names)))
     title = f"### Slower cases, {threads_word(threads)}"
     if not rows:
-        return [f"{title}\n\nNo case is below {LOST} of the best contestant."]
-    text = f"{title}\n\nCases below {LOST} of the best contestant, which is named.\n\n"
+        return [f"{title}\n\nNo case is below {LOST} of the speed of the fastest implementation."]
+    text = (
+        f"{title}\n\nCases below {LOST} of the speed of the fastest implementation, which is in "
+        "parentheses.\n\n"
+    )
     return [text + table(("kernel", "slower", "matrices"), rows, left=3)]
 
 
@@ -336,10 +339,10 @@ def _scaling(results: Results) -> list[str]:
             mean = geometric_mean(alone.values())
             rows.append((label, name, str(len(alone)), duration(mean) if mean else "", *cells))
     first = threads_word(counts[0])
-    head = ("kernel", "contestant", "matrices", f"mean time, {first}", *(threads_word(n) for n in counts))
+    head = ("kernel", "implementation", "matrices", f"mean time, {first}", *(threads_word(n) for n in counts))
     text = (
-        f"### Speed-up by number of threads\n\nOver {first}, geometric mean over matrices with at least "
-        f"{least:,} entries; *torch* is its best at each number.\n\n"
+        f"### Speedup by number of threads\n\nCompared with {first}, geometric mean over matrices with at "
+        f"least {least:,} entries; *torch* is its best at each number.\n\n"
     )
     return [text + table(head, rows, left=2)] if rows else []
 
@@ -388,4 +391,4 @@ def _skipped(results: Results) -> list[str]:
         lines.append(f"- {contestant}: {reason}: {where}")
     if not lines:
         return []
-    return ["### Not measured\n\nIn brackets: on how many matrices.\n\n" + "\n".join(lines)]
+    return ["### Not measured\n\nIn parentheses: on how many matrices.\n\n" + "\n".join(lines)]

@@ -1,6 +1,6 @@
 """Kernels on tensors of order 3 and 4, beside what torch can spell with gathers and sparse matrices.
 
-torch is given all that follows from the pattern: entries sorted, fibres found, unfoldings made.
+torch is given all that follows from the pattern: entries sorted, fibers found, unfoldings made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNFOLDED_BYTES = 1 << 30  # of a Khatri-Rao product
 
 
 class Operands:
-    """A tensor in CSF for Scorch; its entries and fibres for torch. A fibre runs along the last dimension."""
+    """A tensor in CSF for Scorch; its entries and fibers for torch. A fibre runs along the last dimension."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -49,7 +49,7 @@ class Operands:
         return pointers(self.coordinates[0], self.shape[0])
 
     @cached_property
-    def fibres(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def fibers(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The coordinates of each fibre that has entries, and where these begin."""
         lead = self.coordinates[:-1]
         starts = torch.ones(lead.shape[1], dtype=torch.bool)
@@ -59,7 +59,7 @@ class Operands:
 
     def fibre_matrix(self, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         """Fibres by the last dimension, in CSR."""
-        found, begin = self.fibres
+        found, begin = self.fibers
         return torch.sparse_csr_tensor(
             begin.to(dtype), self.coordinates[-1].to(dtype), self.values, (found.shape[1], self.shape[-1])
         )
@@ -119,8 +119,8 @@ def mttkrp(o: Operands) -> Iterator[Case]:
         total = sums_of_rows(o.slices, o.values)
         return lambda: product(total, rows())
 
-    def by_fibres(product: Product) -> Call:
-        found, _ = o.fibres
+    def by_fibers(product: Product) -> Call:
+        found, _ = o.fibers
         matrix, lead = o.fibre_matrix(), list(found)
         total = sums_of_rows(pointers(lead[0], o.shape[0]), torch.ones(found.shape[1]))
 
@@ -169,7 +169,7 @@ def mttkrp(o: Operands) -> Iterator[Case]:
     }
     for ending, product in PRODUCTS.items():
         contestants["torch gather, CSR sums" + ending] = lambda p=product: with_csr_sums(p)
-        contestants["torch CSR of fibres" + ending] = lambda p=product: by_fibres(p)
+        contestants["torch CSR of fibers" + ending] = lambda p=product: by_fibers(p)
         contestants["torch CSR unfolded, Khatri-Rao" + ending] = lambda p=product: unfolded(p)
     yield Case("mttkrp", "MTTKRP r=32", reference, contestants)
 
@@ -200,7 +200,7 @@ def _last_dimension(o: Operands, kernel: str, label: str, equation: str, operand
         return operand.to(dtype)[o.coordinates[-1]] * values
 
     def reference() -> Entries:
-        found, begin = o.fibres
+        found, begin = o.fibers
         fibre = torch.repeat_interleave(torch.arange(found.shape[1]), begin.diff())
         sums = torch.zeros(found.shape[1], *dense, dtype=torch.float64)
         sums.index_add_(0, fibre, weighed(torch.float64))
@@ -211,8 +211,8 @@ def _last_dimension(o: Operands, kernel: str, label: str, equation: str, operand
             keys = (keys[:, None] * dense[0] + torch.arange(dense[0])).reshape(-1)
         return Entries(keys.numpy(), sums.reshape(-1).numpy())
 
-    def by_fibres(dtype: torch.dtype, product: Product = torch.matmul) -> Call:
-        found, matrix = o.fibres[0], o.fibre_matrix(dtype)
+    def by_fibers(dtype: torch.dtype, product: Product = torch.matmul) -> Call:
+        found, matrix = o.fibers[0], o.fibre_matrix(dtype)
         return lambda: Coordinates(found, product(matrix, operand), (*lead, *dense))
 
     def coalesced() -> Call:
@@ -234,14 +234,14 @@ def _last_dimension(o: Operands, kernel: str, label: str, equation: str, operand
 
     contestants: dict[str, Prepare] = {
         OURS: lambda: lambda: scorch.einsum(equation, o.scorch, operand),
-        "torch CSR int32 of fibres": lambda: by_fibres(torch.int32),
-        "torch CSR int64 of fibres": lambda: by_fibres(torch.int64),
+        "torch CSR int32 of fibers": lambda: by_fibers(torch.int32),
+        "torch CSR int64 of fibers": lambda: by_fibers(torch.int64),
         "torch COO, coalesced": coalesced,
         "torch CSR unfolded": unfolded,
     }
     if dense:
         reduce = PRODUCTS[", reduce"]
-        contestants["torch CSR int32 of fibres, reduce"] = lambda: by_fibres(torch.int32, reduce)
+        contestants["torch CSR int32 of fibers, reduce"] = lambda: by_fibers(torch.int32, reduce)
     return Case(kernel, label, reference, contestants)
 
 

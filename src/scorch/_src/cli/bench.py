@@ -33,7 +33,7 @@ class Suite:
 
 SUITES = {
     "kernels": Suite("kernels", "generated kernels vs. torch.sparse, SciPy and numba", ("--quick",), "file"),
-    "overhead": Suite("overhead", "call overhead: warm, first, and on busy cores", ("--warm",)),
+    "overhead": Suite("overhead", "call overhead: warm, first, and on busy cores", ("--warm", "--quick")),
     "threads": Suite("threads", "kernels with 1, 2, 4 ... threads", ("--rows", "5000", "--entries", "50000")),
     "fusion": Suite("fusion", "scorch.compile vs. separate calls", ("--seconds", "0.02"), "file"),
     "attention": Suite("attention", "sparse vs. dense attention", ("--lengths", "256", "--seconds", "0.2")),

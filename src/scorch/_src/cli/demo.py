@@ -27,14 +27,14 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.units import format_seconds
 
 TOLERANCE = 1e-4  # of the largest value: the rounding of float32
-SECONDS_PER_EXPRESSION = 0.3  # for the timing of all contestants together
+SECONDS_PER_EXPRESSION = 0.3  # for the timing of all implementations together
 MIN_RUNS, MAX_RUNS = 3, 11
 _LINE = "{:24}{:27}{:>9}{:>15}{:>11}{:>7} {:>6}".format
 
 
 @dataclass(frozen=True)
 class Row:
-    """The measurements of one expression; times in seconds, None where a contestant cannot take part.
+    """The measurements of one expression; times in seconds, None where an implementation cannot take part.
 
     ``error``: the largest difference from ``truth`` (``dense`` or ``torch.sparse``) relative to the largest
     value, None without a truth.
@@ -95,7 +95,7 @@ def main(small: bool = False, as_json: bool = False) -> int:
 
 
 def measure(case: Case, problem: Problem) -> Row:
-    """Run every contestant, check the result, then time them in turns."""
+    """Run every implementation, check the result, then time them in turns."""
     first, result = _time_call(case.scorch)
     torch_calls: dict[str, Call] = {}
     answer: torch.Tensor | None = None
