@@ -12,9 +12,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
+
+import source_links  # noqa: E402
 
 project = "Scorch"
 author = "The Scorch developers"
@@ -34,7 +37,6 @@ exclude_patterns = ["**/sg_execution_times.rst", "sg_execution_times.rst"]
 # -- Pages ----------------------------------------------------------------------------------------------
 
 myst_enable_extensions = ["colon_fence", "deflist"]
-smartquotes_action = "qe"  # the -- of options stays
 myst_heading_anchors = 3  # [words](page.md#a-heading)
 
 # -- Reference ------------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 8,
+    "header_links_before_dropdown": 6,
     "footer_start": ["copyright"],
     "footer_end": [],
     # Pages with code beside algorithms have room for its lines instead.
@@ -96,4 +98,10 @@ if published := os.environ.get("SCORCH_DOCS_VERSION"):
         "check_switcher": False,
         "show_version_warning_banner": True,
     }
-html_sidebars = {"what-works": [], "results": [], "faq": [], "index": []}
+# Pages without others below them have no menu.
+SINGLE = ["index", "cheat-sheet", "glossary", "faq", "what-works", "results", "changelog", "contributing"]
+html_sidebars: dict[str, list[str]] = {page: [] for page in SINGLE}
+
+
+def setup(app: Any) -> None:
+    app.connect("viewcode-follow-imported", source_links.follow)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +20,18 @@ def modules() -> list[str]:
     return [name for name in names if not name.endswith("__init__")]
 
 
+class Finder(doctest.DocTestFinder):
+    """Find the examples of decorated functions too, which are those of the module that wrote them."""
+
+    def _from_module(self, module: Any, object: Any) -> bool:
+        return super()._from_module(module, inspect.unwrap(object))  # type: ignore[misc]
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("name", modules())
 def test_examples_print_what_they_say(name: str) -> None:
     module = importlib.import_module(name)
-    finder, said = doctest.DocTestFinder(exclude_empty=True), []
+    finder, said = Finder(exclude_empty=True), []
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     for test in finder.find(module, module.__name__, module=module):
         runner.run(test, out=said.append)

@@ -11,6 +11,7 @@ import pytest
 from tools import release
 
 import scorch
+from scorch._src.cli.bench import SUITES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,9 +54,11 @@ def test_versions_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
         release.build_site(version, tmp_path, [])
     listed: list[dict[str, Any]] = json.loads((tmp_path / "switcher.json").read_text())
     assert [entry["version"] for entry in listed] == ["0.10", "0.9", "dev"]
+    assert [entry["url"] for entry in listed] == ["/0.10/", "/0.9/", "/dev/"]  # right on pages at any depth
     assert [entry.get("preferred", False) for entry in listed] == [True, False, False]
     assert (tmp_path / "stable" / "index.html").read_text() == "0.10"
     assert "url=stable/" in (tmp_path / "index.html").read_text()
+    assert 'href="/stable/search.html"' in (tmp_path / "404.html").read_text()
 
 
 def test_extras_of_users_bring_no_tools_of_developers() -> None:
@@ -67,8 +70,24 @@ def test_extras_of_users_bring_no_tools_of_developers() -> None:
     assert {"test", "lint", "docs"} <= set(re.findall(r"\w+", extras["dev"]))
 
 
-def test_a_wheel_has_no_pictures() -> None:
+def excluded_from_wheel() -> list[str]:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     wheel = text[text.index("[tool.hatch.build.targets.wheel]") :]
-    assert re.search(r'^exclude = \[.*"benchmarks/plots"', wheel, re.MULTILINE)
+    return re.findall(r'"(.+?)"', wheel[wheel.index("exclude = [") : wheel.index("\n]")])
+
+
+def test_a_wheel_has_no_pictures() -> None:
+    assert "benchmarks/plots" in excluded_from_wheel()
     assert not [path for path in (ROOT / "src").rglob("*") if path.suffix in (".png", ".svg", ".pdf")]
+
+
+def test_a_wheel_has_the_suites_of_bench_and_what_they_import() -> None:
+    left_out = [ROOT / name for name in excluded_from_wheel()]
+    assert all(path.exists() for path in left_out)
+    modules = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in left_out]
+    for suite in SUITES.values():
+        assert not [name for name in modules if f"benchmarks.{suite.module}.".startswith(f"{name}.")]
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        if not any(path.is_relative_to(other) for other in left_out):
+            text = path.read_text(encoding="utf-8")
+            assert not [name for name in modules if re.search(rf"\b{re.escape(name)}\b", text)], path

@@ -5,7 +5,7 @@
 
 ``package`` refuses a tag that is not the version in pyproject.toml, or that CHANGELOG.md does not name.
 ``site`` writes DIR/dev for a branch, or DIR/0.1 and DIR/stable for a tag, and lists all versions in
-DIR/switcher.json.
+DIR/switcher.json. ``SCORCH_SITE_ROOT`` is the path that DIR is published under, such as ``/scorch/``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,20 @@ PROGRAM = """
 import scorch, torch
 A = scorch.rand(100, 100, density=0.1, format="csr")
 assert torch.allclose(A @ torch.ones(100), A.to_dense() @ torch.ones(100), atol=1e-5)
+"""
+NOT_FOUND = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Page not found - Scorch</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font-family: system-ui, sans-serif; max-width: 36em; margin: 20vh auto; padding: 0 1em; }}
+</style>
+<h1>Page not found</h1>
+<p>This page does not exist, or not in this version. Try the <a href="{home}">first page</a> or
+<a href="{home}search.html">search</a>.</p>
 """
 TAG = re.compile(r"v(\d+)\.(\d+)\.(\d+)((?:a|b|rc)\d+)?")
 
@@ -91,15 +105,23 @@ def folders_of(version: str) -> list[str]:
     return [minor] if found[4] else [minor, "stable"]
 
 
+def site_root() -> str:
+    """Return the path that the site is published under: ``/``, or that of a project's pages."""
+    return os.environ.get("SCORCH_SITE_ROOT", "/")
+
+
 def list_versions(site: Path) -> list[dict[str, object]]:
-    """Return what the version switcher shows: releases, the newest first, then the development version."""
+    """Return what the version switcher shows: releases, the newest first, then the development version.
+
+    Addresses begin at the root, since browsers resolve them from pages at any depth.
+    """
     minors = [path.name for path in site.iterdir() if re.fullmatch(r"\d+\.\d+", path.name)]
     minors.sort(key=lambda name: [int(number) for number in name.split(".")], reverse=True)
-    listed: list[dict[str, object]] = [{"version": name, "url": f"../{name}/"} for name in minors]
+    listed: list[dict[str, object]] = [{"version": name, "url": f"{site_root()}{name}/"} for name in minors]
     if listed:
         listed[0] |= {"name": f"{minors[0]} (stable)", "preferred": True}
     if (site / "dev").is_dir():
-        listed.append({"version": "dev", "url": "../dev/"})
+        listed.append({"version": "dev", "url": f"{site_root()}dev/"})
     return listed
 
 
@@ -117,6 +139,7 @@ def build_site(version: str, site: Path, options: list[str]) -> None:
     (site / "switcher.json").write_text(json.dumps(list_versions(site), indent=2) + "\n")
     landing = "stable" if (site / "stable").is_dir() else first
     (site / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={landing}/">\n')
+    (site / "404.html").write_text(NOT_FOUND.format(home=f"{site_root()}{landing}/"))
     (site / ".nojekyll").touch()
 
 

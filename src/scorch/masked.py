@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY, sample_at_mask
+from scorch._src.ops.reduction.reduction_docs import document_masked
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 _NAMES = [name for name in (*OPERATIONS, *PER_ENTRY) if hasattr(torch.masked, name)]
@@ -42,6 +43,7 @@ def _extended(name: str) -> Callable[..., Any]:
         found = operation(sample_at_mask(given, mask), *args, **named)
         return found.to(given.dtype) if name.startswith("arg") else found  # as torch.masked does
 
+    document_masked(call, name)
     call.__module__, call.__qualname__ = __name__, name
     return call
 

@@ -61,14 +61,25 @@ class CacheStatistics(NamedTuple):
 def plan_statistics() -> dict[str, CacheStatistics]:
     """Count the calls, plans and kernels that this process keeps, by cache.
 
-    >>> import scorch
-    >>> "calls" in scorch.plan_statistics()
-    True
+    Returns:
+        The sizes and hits of each cache, by its name.
+
+    Example:
+
+        >>> import scorch
+        >>> "calls" in scorch.plan_statistics()
+        True
     """
     return {name: CacheStatistics(len(cache), cache.most) for name, cache in _PLANS.items()}
 
 
 def clear_plans() -> None:
-    """Forget all calls, plans and kernels of this process; the next calls plan anew, and load from disk."""
+    """Forget all calls, plans and kernels of this process; the next calls plan anew, and load from disk.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.clear_plans()
+    """
     for cache in _PLANS.values():
         cache.clear()

@@ -25,6 +25,24 @@ def gradcheck(func: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) 
     too.
 
     Only stored values are perturbed and compared: entries outside the sparsity pattern get no gradient.
+
+    Args:
+        func: a function of tensors that returns a tensor or a tuple of them.
+        inputs: the tensors to call it with, in float64; those that require gradients are checked.
+        args, kwargs: the other arguments of ``torch.autograd.gradcheck``, such as ``eps`` and ``atol``.
+
+    Returns:
+        True if all gradients agree.
+
+    Raises:
+        torch.autograd.gradcheck.GradcheckError: a gradient differs, unless ``raise_exception=False``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.rand(4, 5, density=0.5, format="csr", dtype=torch.float64, requires_grad=True)
+        >>> scorch.autograd.gradcheck(lambda S: S @ torch.ones(5, dtype=torch.float64), (S,))
+        True
     """
     function, given = _on_values(func, inputs)
     return torch.autograd.gradcheck(function, given, *args, **kwargs)
@@ -36,6 +54,26 @@ def gradgradcheck(
     """Check second-order gradients by finite differences, like ``torch.autograd.gradgradcheck``.
 
     Of sparse inputs and results, the stored values are checked.
+
+    Args:
+        func: a function of tensors that returns a tensor or a tuple of them.
+        inputs: the tensors to call it with, in float64; those that require gradients are checked.
+        grad_outputs: the gradients of the results; random ones without it.
+        args, kwargs: the other arguments of ``torch.autograd.gradgradcheck``, such as ``eps`` and
+            ``atol``.
+
+    Returns:
+        True if all second-order gradients agree.
+
+    Raises:
+        torch.autograd.gradcheck.GradcheckError: a gradient differs, unless ``raise_exception=False``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.rand(4, 5, density=0.5, format="csr", dtype=torch.float64, requires_grad=True)
+        >>> scorch.autograd.gradgradcheck(lambda S: (S * S).sum(), (S,))
+        True
     """
     function, given = _on_values(func, inputs)
     return torch.autograd.gradgradcheck(function, given, grad_outputs, *args, **kwargs)

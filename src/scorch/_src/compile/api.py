@@ -82,6 +82,9 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     Returns:
         A callable with the signature of ``model``, or a module for a module.
 
+    Raises:
+        TypeError: an option is not one of ``torch.compile``; raised when the compiled function is called.
+
     Example:
 
         >>> import torch, scorch

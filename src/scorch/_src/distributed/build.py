@@ -191,12 +191,21 @@ def shard_rows(
     Returns:
         A ``RowSharded`` tensor.
 
+    Raises:
+        OperandError: ``local`` is not a sparse tensor.
+        ArgumentError: ``algorithm`` is unknown.
+        CommunicationError: the ranks disagree about the columns or the dtype, or a rank is lost.
+
     Example:
 
         >>> import torch, scorch, scorch.distributed as sd
         >>> sd.shard_rows(scorch.from_torch(torch.eye(3), format="csr")).shape  # one process
         (3, 3)
     """
+    if not isinstance(local, SparseTensor):
+        raise OperandError(
+            f"shard_rows expected a sparse tensor, but got a {type(local).__name__}; use scorch.from_torch"
+        )
     group = group_of(mesh)
     local = _moved(local, device_of(mesh, group))
     shape = tuple(local.shape)

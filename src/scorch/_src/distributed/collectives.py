@@ -32,7 +32,21 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass
 class Traffic:
-    """The communication of this rank: ``sent`` and ``received`` bytes, and the number of ``exchanges``."""
+    """The communication of this rank inside a ``with`` block of ``count_bytes``.
+
+    Attributes:
+        sent: the number of bytes sent.
+        received: the number of bytes received.
+        exchanges: the number of exchanges.
+
+    Example:
+
+        >>> import scorch.distributed as sd
+        >>> with sd.count_bytes() as traffic:
+        ...     pass
+        >>> traffic.exchanges
+        0
+    """
 
     sent: int = 0
     received: int = 0
@@ -45,6 +59,9 @@ _counters: list[Traffic] = []
 @contextlib.contextmanager
 def count_bytes() -> Iterator[Traffic]:
     """Count the bytes that sharded tensors exchange inside a ``with`` block, on this rank.
+
+    Returns:
+        A context manager that returns a ``Traffic``.
 
     Example:
 

@@ -22,6 +22,9 @@ def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = T
         seed: the seed; what is dropped depends only on it, the global row and the column.
         training: whether to drop anything.
 
+    Returns:
+        This rank's rows, with elements dropped and the others scaled.
+
     Raises:
         ArgumentError: ``p`` is not a probability.
 

@@ -27,6 +27,9 @@ def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
         a: the sharded tensor that the rows belong to.
         dim: whether they belong to the rows (0) or the columns (1) of ``a``.
 
+    Returns:
+        A DTensor on the mesh of ``a``.
+
     Raises:
         ArgumentError: there is no process group, or ``dim`` is not 0 or 1.
         ShapeError: ``rows`` are not this rank's rows.
@@ -55,10 +58,18 @@ def from_dtensor(tensor: Any, a: RowSharded, *, dim: int = 0) -> Tensor:
         a: the sharded tensor that the rows belong to.
         dim: whether they belong to the rows (0) or the columns (1) of ``a``.
 
+    Returns:
+        This rank's rows.
+
     Raises:
         OperandError: ``tensor`` is not a DTensor.
         ArgumentError: the DTensor has another placement.
         ShapeError: the number of rows differs.
+
+    Example::
+
+        D = sd.to_dtensor(A @ x, A)  # a DTensor on the mesh of A
+        y = sd.from_dtensor(D, A)  # this rank's rows again
     """
     from scorch._src.torch_internals import DTensor, Shard  # takes a second
 

@@ -90,6 +90,12 @@ def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
         adj: a square sharded matrix.
         loop: the weight of self-loops to add first; None adds none.
 
+    Returns:
+        A sharded matrix.
+
+    Raises:
+        ShapeError: the matrix is not square, or its rows and columns are cut differently.
+
     Example:
 
         >>> import torch, scorch, scorch.distributed as sd
@@ -113,6 +119,9 @@ def add_loops(adj: RowSharded, weight: float) -> RowSharded:
     Args:
         adj: a square sharded matrix whose rows and columns have the same cuts.
         weight: the weight of the new self-loops.
+
+    Returns:
+        A sharded matrix.
 
     Raises:
         ShapeError: the matrix is not square, or its rows and columns are cut differently.

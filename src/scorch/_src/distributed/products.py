@@ -48,6 +48,11 @@ def matmul(a: Any, b: Any) -> Any:
         This rank's rows of the product (columns, if ``a`` is dense), or a sharded tensor if both operands are
         sharded.
 
+    Raises:
+        OperandError: neither operand is sharded.
+        ShapeError: a dense operand does not have the rows of this rank.
+        CommunicationError: a rank is lost, or an exchange would exceed the exchange budget.
+
     Example:
 
         >>> import torch, scorch, scorch.distributed as sd

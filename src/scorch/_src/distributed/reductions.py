@@ -103,6 +103,12 @@ def softmax(a: RowSharded, dim: int) -> RowSharded:
         a: a sharded matrix.
         dim: 1 for the softmax of each row, 0 for that of each column.
 
+    Returns:
+        A sharded matrix with the sparsity pattern of ``a``.
+
+    Raises:
+        ShapeError: ``dim`` is neither 0 nor 1.
+
     Example:
 
         >>> import torch, scorch, scorch.distributed as sd

@@ -41,7 +41,6 @@ class RowSharded(TensorNames, ShardedGraph):
             those that this rank owns, followed by the halo: columns of other ranks at which it has entries.
         rows: the halo plan of the rows; rows that are split over ranks are part of their halo.
         columns: the halo plan of the columns.
-        order: the original numbers of the rows after ``partition`` or ``repartition``, or None.
 
     Example:
 

@@ -21,6 +21,12 @@ def sum_processes(x: Tensor, group: Group) -> Tensor:
         x: the tensor of this rank; shapes must be the same on all ranks.
         group: the process group, such as ``A.group`` of a sharded tensor; None in a single process.
 
+    Returns:
+        The sum, the same on every rank.
+
+    Raises:
+        CommunicationError: a rank is lost.
+
     Example:
 
         >>> import torch, scorch.distributed as sd
@@ -38,6 +44,12 @@ def spread(x: Tensor, group: Group) -> Tensor:
     Args:
         x: a tensor with the same values on all ranks.
         group: the process group, such as ``A.group`` of a sharded tensor; None in a single process.
+
+    Returns:
+        A tensor with the values of ``x``.
+
+    Raises:
+        CommunicationError: a rank is lost while gradients are summed.
 
     Example:
 

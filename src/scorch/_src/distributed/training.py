@@ -30,6 +30,9 @@ def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) 
     Returns:
         A 1-D ``DeviceMesh``.
 
+    Raises:
+        ValueError: the process was not started by ``torchrun``.
+
     Example::
 
         mesh = sd.init()  # in a script started by torchrun
@@ -55,6 +58,12 @@ def mean(rows: Tensor, mesh: Any = None) -> Tensor:
     Args:
         rows: this rank's rows.
         mesh: the mesh or process group; all ranks by default.
+
+    Returns:
+        The mean, a scalar.
+
+    Raises:
+        CommunicationError: a rank is lost.
 
     Example:
 
@@ -83,6 +92,13 @@ def replicate(module: torch.nn.Module, mesh: Any = None, **options: Any) -> Dist
 
     Returns:
         The ``DistributedDataParallel`` module.
+
+    Raises:
+        ValueError: there is no process group; call ``init`` first.
+
+    Example::
+
+        model = sd.replicate(torch.nn.Linear(16, 4))  # in a script started by torchrun
     """
     group = group_of(mesh)
     wrapped = DistributedDataParallel(module, process_group=group, **options)
@@ -103,6 +119,15 @@ def sum_gradients(parameters: Iterable[Tensor], mesh: Any = None) -> None:
     Args:
         parameters: the weights.
         mesh: the mesh or process group; all ranks by default.
+
+    Raises:
+        CommunicationError: a rank is lost.
+
+    Example::
+
+        loss.backward()
+        sd.sum_gradients(model.parameters())
+        optimizer.step()
     """
     group = group_of(mesh)
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]

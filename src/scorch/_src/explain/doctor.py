@@ -40,20 +40,34 @@ def doctor(
     sparsities: float | Sequence[float] = SPARSITIES,
     quiet: bool | None = None,
 ) -> Diagnosis:
-    """Print which layers of a model would gain from sparsity, measured on an example input.
+    """Measure on an example input which layers of a model would gain from sparsity, and print a table.
 
-    ``example`` is a tensor, a tuple of arguments, or a dictionary of named ones; its batch is what is
-    measured. Each Linear layer is timed on its own input as it is, after magnitude pruning to each of
-    ``sparsities``, and with its input as a sparse tensor if that is mostly zeros. The model runs in
-    evaluation mode, without gradients, and is not changed. The diagnosis is returned, and
-    printed unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed
-    only with ``quiet=False``.
+    Each Linear layer is timed on its own input as it is, after magnitude pruning to each of ``sparsities``,
+    and with its input as a sparse tensor if that is mostly zeros. The model runs in evaluation mode, without
+    gradients, and is not changed.
 
-    >>> import torch, scorch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    >>> diagnosis = scorch.doctor(model, torch.rand(8, 256), quiet=True)
-    >>> [layer.name for layer in diagnosis.layers]
-    ['0', '2']
+    Args:
+        model: the model.
+        example: a tensor, a tuple of arguments, or a dictionary of named ones; its batch is what is
+            measured.
+        sparsities: the fraction or fractions of weights to prune.
+        quiet: whether to print nothing. In notebooks, which show what the last line of a cell returns,
+            the table is printed only with ``quiet=False``.
+
+    Returns:
+        The measurements, which print as the table.
+
+    Raises:
+        OperandError: ``model`` is not a module.
+        ArgumentError: a sparsity is not between 0 and 1.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        >>> diagnosis = scorch.doctor(model, torch.rand(8, 256), quiet=True)
+        >>> [layer.name for layer in diagnosis.layers]
+        ['0', '2']
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"doctor takes a torch.nn.Module, not a {type(model).__name__}")

@@ -91,21 +91,37 @@ def explain(
     measure: bool = False,
     **tensors: Any,
 ) -> Any:
-    """Explain how ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` would be computed.
+    """Show how a call would be computed: formats, loop order, workspaces, costs and the source.
 
-    In place of a text, a function or module: ``explain(fn)(*args)`` calls it (``2 * runs + 2`` times) and
-    shows every kernel that ran, with formats, bytes, predicted and measured time, what was joined, what was
-    converted, and how to avoid that. ``explain(compiled, *args)``, of a function that ``scorch.compile``
-    made, shows which calls it joined.
+    ``explain("ij,jk->ik", A, B)`` and ``explain("C[i] = A[i,j] * b[j]", A=A, b=b)`` take what ``einsum`` and
+    ``evaluate`` take. ``explain(fn)(*args)`` calls a function or module (``2 * runs + 2`` times) and shows
+    every kernel that ran, with formats, bytes, predicted and measured time, what was fused, what was
+    converted, and how to avoid that. ``explain(compiled, *args)`` shows which calls ``scorch.compile`` fused.
 
-    Without ``measure`` the last kernel is not run. With it the call is, ``2 * runs + 2`` times, and each step
-    shows its predicted and measured time, and the result its sparsity pattern.
+    Args:
+        text: an einsum equation, an expression, or a function or module.
+        operands: the operands of an equation, or the arguments of a compiled function.
+        format: the format of the result; chosen by the compiler without it.
+        runs: how often to measure.
+        measure: whether to run the call, ``2 * runs + 2`` times; each step then shows its predicted and
+            measured time, and the result its sparsity pattern. Without it, the last kernel is not run.
+        tensors: the operands of an expression by name.
 
-    >>> import torch, scorch
-    >>> A = scorch.from_torch(torch.eye(3), format="csr")
-    >>> explanation = scorch.explain("ij,jk->ik", A, torch.ones(3, 2))
-    >>> explanation.loop_order, explanation.result_format
-    (('i', 'j', 'k'), Format('dense'))
+    Returns:
+        An ``Explanation``; for a function, a callable that returns a ``FunctionExplanation``; for a
+        compiled function, a ``FusionExplanation``. Print it to read it.
+
+    Raises:
+        NotationError: the text cannot be parsed or does not match the operands.
+        ShapeError: an index has different sizes in different operands.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.eye(3), format="csr")
+        >>> explanation = scorch.explain("ij,jk->ik", A, torch.ones(3, 2))
+        >>> explanation.loop_order, explanation.result_format
+        (('i', 'j', 'k'), Format('dense'))
     """
     if isinstance(text, Compiled | CompiledModule) and (operands or tensors):
         return text.explain(*operands, **tensors)

@@ -52,6 +52,8 @@ _STYLE = f"""\
   .scorch dl {{ grid-template-columns: 1fr; }} .scorch dd {{ margin-bottom: 0.4em; }}
   .scorch .step {{ padding: 0.2em 0.7em 0.7em; }}
   .scorch figure.result {{ border-left: 0; padding-left: 0; }}
+  .scorch .bar {{ font-size: 0.45em; height: 1.3em; }}
+  .scorch td:first-child code {{ white-space: nowrap; }}
 }}
 </style>"""
 _DOCUMENT = """\

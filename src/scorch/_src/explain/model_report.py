@@ -42,7 +42,20 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """All layers with weights, in order; as a string, a table."""
+    """All layers with weights, in order; as a string, a table.
+
+    Attributes:
+        layers: density, bytes and times of each layer.
+        batch: the number of inputs that were measured.
+        threads: the number of threads.
+        sparsification: what ``scorch.sparsify`` did to the model.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.report(torch.nn.Linear(10, 10), measure=False, quiet=True).bytes
+        400
+    """
 
     layers: tuple[LayerReport, ...]
     batch: int
@@ -99,12 +112,30 @@ def report(
 ) -> ModelReport:
     """Print the layers of a model that have weights: density, bytes, expected and measured time.
 
-    Times are those of each layer on its own with ``batch`` inputs, the minimum of several calls, next to
-    those of the same layer with a dense weight; without ``measure`` no layer is run. The expected time is
-    that of reading the weight, or multiplying by it, at the speed of this machine. The sparsity over all
-    weights and the layers that ``scorch.sparsify`` left dense follow. The table is returned, and printed
-    unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed only with
-    ``quiet=False``.
+    Times are those of each layer on its own, the minimum of several calls, next to those of the same layer
+    with a dense weight. The expected time is that of reading the weight, or multiplying by it, at the speed
+    of this machine. The sparsity over all weights and the layers that ``scorch.sparsify`` left dense follow.
+
+    Args:
+        model: the model.
+        batch: the number of inputs.
+        measure: whether to run the layers; without it, only the expected times are shown.
+        quiet: whether to print nothing. In notebooks, which show what the last line of a cell returns,
+            the table is printed only with ``quiet=False``.
+
+    Returns:
+        The numbers, which print as the table.
+
+    Raises:
+        OperandError: ``model`` is not a module.
+        ArgumentError: ``batch`` is not a positive integer.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> layer = scorch.nn.SparseLinear(100, 50, sparsity=0.9)
+        >>> scorch.report(layer, measure=False, quiet=True).layers[0].density
+        0.1
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")

@@ -24,18 +24,20 @@ _LABEL = 10
 class Explanation:
     """Report what a call does, step by step; print it to read it.
 
-    ``text``
-        the equation or expression as it was written
-    ``steps``
-        a ``StepExplanation`` for each kernel or PyTorch operator, in order
-    ``formats``
-        the format of every tensor by name, temporaries and the result included
-    ``result_format``
-        that of the result
-    ``loop_order``
-        of the last step, outermost first
-    ``source``
-        the C sources of all kernels
+    Attributes:
+        text: the equation or expression as it was written.
+        steps: a ``StepExplanation`` for each kernel or PyTorch operator, in order.
+        formats: the format of every tensor by name, temporaries and the result included.
+        result_format: the format of the result.
+        loop_order: the loops of the last step, outermost first.
+        source: the C sources of all kernels.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> plan = scorch.explain("ij,j->i", scorch.eye(3, format="csr"), torch.ones(3))
+        >>> plan.loop_order
+        ('i', 'j')
     """
 
     text: str

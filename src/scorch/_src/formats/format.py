@@ -40,6 +40,24 @@ def register_level(level: Level) -> Level:
 
     Its name is also that of a format: dense levels, with the last dimension stored in ``level``. Files and
     compiled graphs know levels by their letters, so register a level before they are read.
+
+    Args:
+        level: an instance of a subclass of ``Level``.
+
+    Returns:
+        The level.
+
+    Raises:
+        FormatError: it is not a level, or its letter or name is taken.
+
+    Example::
+
+        class OneBased(Level):
+            letter, name = "f", "onebased"
+            ...  # how kernels read it
+
+        register_level(OneBased())
+        scorch.tensor(data, format="onebased")
     """
     if not isinstance(level, Level):
         raise FormatError(f"a level must be an instance of a subclass of Level, not {level!r}")
@@ -58,14 +76,27 @@ def register_level(level: Level) -> Level:
 
 @dataclass(frozen=True, init=False, repr=False)
 class Format:
-    """How a tensor is stored.
+    """How a tensor is stored: one level per dimension, in the order of storage, and block sizes.
 
-    >>> Format("csr") == Format("ds")
-    True
-    >>> Format("dense,compressed", order=(1, 0))
-    Format('csc')
-    >>> Format("bsr(2,2)").letters
-    'dsdd'
+    Args:
+        spec: a name such as ``"csr"`` or ``"bsr(2,2)"``, one letter per level such as ``"ds"``, names of
+            levels such as ``"dense,compressed"``, levels, or another format.
+        order: the dimension that each level stores.
+        blocks: the block size of each blocked dimension.
+        dims: the number of dimensions, for names that fit any.
+
+    Raises:
+        FormatError: there is no such format, or its parts do not match.
+
+    Example:
+
+        >>> from scorch import Format
+        >>> Format("csr") == Format("ds")
+        True
+        >>> Format("dense,compressed", order=(1, 0))
+        Format('csc')
+        >>> Format("bsr(2,2)").letters
+        'dsdd'
     """
 
     levels: Levels
@@ -274,7 +305,24 @@ class Format:
 
 
 def as_format(spec: str | Format, dims: int) -> Format:
-    """``spec`` as a format for tensors of ``dims`` dimensions: ``csr`` of three is ``dds``."""
+    """Return a format for tensors with a number of dimensions.
+
+    Args:
+        spec: a name or a format; names fit any number of dimensions.
+        dims: the number of dimensions.
+
+    Returns:
+        The format.
+
+    Raises:
+        FormatError: there is no such format, or it stores another number of dimensions.
+
+    Example:
+
+        >>> from scorch.formats import as_format
+        >>> as_format("csr", 3).letters
+        'dds'
+    """
     if not isinstance(spec, str | Format):
         raise FormatError(f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}")
     return _named_format(spec, dims) if isinstance(spec, str) else _format_for(spec, dims)
@@ -292,6 +340,24 @@ _named_format = functools.lru_cache(maxsize=256)(_format_for)
 
 @functools.lru_cache(maxsize=256)
 def dense_format(dims: int, order: tuple[int, ...] | None = None) -> Format:
+    """Return the format that stores every element.
+
+    Args:
+        dims: the number of dimensions.
+        order: the order in which they are stored.
+
+    Returns:
+        The format.
+
+    Raises:
+        FormatError: ``order`` is not an order of the dimensions.
+
+    Example:
+
+        >>> from scorch.formats import dense_format
+        >>> dense_format(2)
+        Format('dense')
+    """
     return Format("d" * dims if dims else "dense", order=order, dims=dims)
 
 

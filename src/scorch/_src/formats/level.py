@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LevelArrays:
-    """The arrays of one stored level as a kernel sees them; a full level keeps none."""
+    """The arrays of one stored level as a kernel sees them; a full level keeps none.
+
+    Attributes:
+        pos: where the entries below each position of the level above begin.
+        crd: the coordinate of each entry.
+        size: the size of the dimension.
+    """
 
     pos: Array
     crd: Array
@@ -42,6 +48,12 @@ class Level:
     """A kind of level. Instances carry no state: one per kind.
 
     Unless it says otherwise, a level is read and built as a compressed one.
+
+    Example:
+
+        >>> from scorch import Format
+        >>> Format("csr").levels
+        (dense, compressed)
     """
 
     letter: str

@@ -54,6 +54,7 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
         path: the file; see ``save`` for the suffixes. Open file objects are passed to ``torch.load``.
         format: the storage format; without it, that of the saved tensor, and ``coo`` for files that name
             none.
+        f: PyTorch's name for ``path``.
         options: passed to ``torch.load`` for ``.pt`` files.
 
     Returns:
@@ -101,12 +102,24 @@ def save(
     ``save(tensor, path)``, works as well, and open file objects are passed to ``torch.save``.
 
     Args:
-        path: the file: ``.npz``, ``.mtx``, ``.tns`` (both also with ``.gz``), ``.safetensors``, ``.pt``.
-        tensor: the tensor; ``.safetensors`` and ``.pt`` take dictionaries of tensors too.
+        path: the file: ``.mtx``, ``.mtx.gz``, ``.tns``, ``.tns.gz``, ``.npz``, ``.safetensors``, ``.pt``
+            or ``.pth``.
+        tensor: the tensor; ``.safetensors``, ``.pt`` and ``.pth`` take dictionaries of tensors too.
+        more: further arguments of ``torch.save`` for ``.pt`` files.
+        obj, f: PyTorch's names for ``tensor`` and ``path``.
         options: passed to ``torch.save`` for ``.pt`` files.
 
     Raises:
         FileError: the suffix is unknown, or the file format cannot hold this tensor.
+        MissingFileError: the folder does not exist.
+
+    Example:
+
+        >>> import scorch, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     scorch.save(f"{folder}/S.mtx.gz", scorch.eye(3, format="csr"))
+        ...     print(scorch.load(f"{folder}/S.mtx.gz").nnz)
+        3
     """
     target, content = (f, obj) if path is None and tensor is None else (path, tensor)
     if not _is_path(target) or _is_path(content):

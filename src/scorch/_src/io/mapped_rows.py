@@ -51,6 +51,16 @@ class MemmapSparseDataset(Dataset[Any]):
 
     Raises:
         FileError: the file is damaged, or holds no CSR matrix.
+
+    Example:
+
+        >>> import scorch, tempfile
+        >>> from scorch.utils.data import MemmapSparseDataset
+        >>> path = f"{tempfile.mkdtemp()}/x.safetensors"
+        >>> scorch.save(path, scorch.eye(5, format="csr"))
+        >>> dataset = MemmapSparseDataset(path)
+        >>> len(dataset), dataset[[4, 0]].shape
+        (5, torch.Size([2, 5]))
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:

@@ -53,6 +53,12 @@ def window(
         m: the number of keys, ``n`` by default.
         device: the device of the mask.
 
+    Returns:
+        A mask of shape (n, m), a sparse bool tensor.
+
+    Raises:
+        ArgumentError: a size or ``radius`` is negative.
+
     Example:
 
         >>> window(5, 1).to_dense().int()[2]
@@ -78,6 +84,12 @@ def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTens
         m: the number of keys, ``n`` by default.
         device: the device of the mask.
 
+    Returns:
+        A mask of shape (n, m), a sparse bool tensor.
+
+    Raises:
+        ArgumentError: a size is negative.
+
     Example:
 
         >>> causal(4).nnz
@@ -97,6 +109,9 @@ def global_tokens(
         n: the number of tokens.
         tokens: the number of global tokens, which are the first ones, or their indices.
         device: the device of the mask.
+
+    Returns:
+        A mask of shape (n, n), a sparse bool tensor.
 
     Raises:
         ArgumentError: a token is out of range.
@@ -156,6 +171,12 @@ def random_blocks(
         generator: the random number generator.
         device: the device of the mask.
 
+    Returns:
+        A mask of shape (n, m), a sparse bool tensor.
+
+    Raises:
+        ArgumentError: a size is negative, or ``block`` is not positive.
+
     Example:
 
         >>> random_blocks(8, block=2, per_row=2).nnz
@@ -197,6 +218,12 @@ def bigbird(
         num_sliding: the number of neighboring blocks on either side that each block attends to.
         generator: the random number generator.
         device: the device of the mask.
+
+    Returns:
+        A mask of shape (n, n), a sparse bool tensor.
+
+    Raises:
+        ArgumentError: a number is negative, or ``block`` is not positive.
 
     Example:
 

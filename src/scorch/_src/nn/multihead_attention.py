@@ -24,10 +24,15 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     The constructor and the parameters are those of ``torch.nn.MultiheadAttention``. ``forward`` has one more
     argument, ``pairs``, the query-key pairs that attend.
 
-    .. warning:: ``attn_mask`` and ``key_padding_mask`` mean what they mean in PyTorch, even if they are
-    sparse:
+    .. warning::
+
+       ``attn_mask`` and ``key_padding_mask`` mean what they mean in PyTorch, even if they are sparse:
        **True is masked out**, and floating-point values are added to the scores. A sparse ``attn_mask``
        is converted to dense. Only ``pairs`` saves time and memory.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in PyTorch.
+        add_bias_kv, add_zero_attn, kdim, vdim: as in PyTorch.
 
     Example:
 

@@ -66,12 +66,17 @@ def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> li
     Returns:
         The density of each layer, at most 1.
 
+    Raises:
+        ArgumentError: ``density`` is not between 0 and 1.
+
     Example:
 
         >>> densities = erdos_renyi_densities([(300, 784), (100, 300), (10, 100)], 0.05)
         >>> [round(density, 3) for density in densities]
         [0.038, 0.111, 0.919]
     """
+    if not 0 <= density <= 1:
+        raise ArgumentError(f"density must be between 0 and 1, but got {density!r}")
     sizes = [rows * columns for rows, columns in shapes]
     raw = [(rows + columns) / max(rows * columns, 1) for rows, columns in shapes]
     full: set[int] = set()

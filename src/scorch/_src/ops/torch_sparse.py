@@ -332,6 +332,12 @@ def spdiags(
         layout: one of PyTorch's sparse layouts, instead of ``format``.
         format: the storage format; ``coo`` without it.
 
+    Returns:
+        A ``SparseTensor``.
+
+    Raises:
+        RuntimeError: an offset occurs twice, or there are more or fewer offsets than diagonals.
+
     Example:
 
         >>> import torch, scorch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,9 +38,11 @@ def einsum(
     The equations are those of ``torch.einsum``, ellipses, repeated indices and lists of subscripts included.
     The compiler chooses the result's format and the loop order and generates one kernel, which is cached.
 
+    Gradients of sparse operands have the sparsity pattern of the operand; those of dense operands are dense.
+
     Args:
-        args: the equation, such as ``"ij,jk->ik"``, and one operand per term: sparse tensors in any format,
-            dense tensors, or SciPy sparse arrays.
+        equation: an equation such as ``"ij,jk->ik"``.
+        operands: one operand per term: sparse tensors in any format, dense tensors, or SciPy sparse arrays.
         format: the format of the result; chosen by the compiler without it.
         sparse_grad: whether gradients of dense operands store only the rows that sparse operands touch.
 
@@ -50,8 +53,6 @@ def einsum(
         NotationError: the equation is malformed or does not match the number of operands.
         ShapeError: an index has different sizes in different operands.
         DensityError: a dense result would exceed the dense budget.
-
-    Gradients of sparse operands have the sparsity pattern of the operand; those of dense operands are dense.
 
     Example:
 
@@ -104,6 +105,16 @@ def einsum(
     if head is not None and dtype is None and not any(squeezes):
         keep_call(head, operands, single_kernel(steps, named, parsed.sizes, requested), names)
     return wrap(result)
+
+
+def _shown(
+    equation: Any, *operands: Any, format: str | Format | None = None, sparse_grad: bool = False
+) -> SparseTensor | torch.Tensor:
+    """The usual way to call ``einsum``, whose arguments may be lists of subscripts too."""
+    raise AssertionError("only its signature is used")
+
+
+vars(einsum)["__signature__"] = inspect.signature(_shown)
 
 
 def _in_parts(

@@ -237,8 +237,20 @@ def pin_memory(self: SparseTensor, device: torch.device | None = None) -> Sparse
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Export a dense tensor as a DLPack capsule, like ``torch.to_dlpack``.
 
+    Args:
+        tensor: a dense tensor.
+
+    Returns:
+        A DLPack capsule.
+
     Raises:
-        UnsupportedError: the tensor is sparse; export its arrays, such as ``S.values()``.
+        OperandError: the tensor is sparse; export its arrays, such as ``S.values()``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> torch.from_dlpack(scorch.to_dlpack(torch.ones(2)))
+        tensor([1., 1.])
     """
     if isinstance(tensor, SparseTensor):
         raise OperandError(NO_DLPACK)

@@ -81,9 +81,16 @@ def _is_inside_dtensor(value: Any) -> bool:
 class SparseTensor(torch.Tensor):
     """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``.
 
-    torch's names for sparse tensors (``values``, ``crow_indices``, ``to_sparse_csr`` ...) work, with one
-    exception: ``layout`` is ``torch.strided`` whatever the format, since torch's data loaders and compiler
-    refuse wrappers that say otherwise. ``S.format`` says how the tensor is stored.
+    PyTorch's names for sparse tensors (``values``, ``crow_indices``, ``to_sparse_csr`` ...) work, with one
+    exception: ``layout`` is ``torch.strided`` in every format, since PyTorch's data loaders and compiler
+    reject tensor subclasses with any other layout. ``S.format`` says how the tensor is stored.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> S @ torch.ones(2), S.format, S.nnz
+        (tensor([2., 3.]), Format('csr'), 2)
     """
 
     storage: Storage

@@ -132,7 +132,17 @@ def _nothing() -> int:
 
 
 def release_memory() -> int:
-    """Return the pooled memory of freed results to the system; return its bytes."""
+    """Return the pooled memory of freed results to the system; return its bytes.
+
+    Returns:
+        The number of bytes.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.release_memory() >= 0
+        True
+    """
     functions = builtins()
     return 0 if functions is None else functions.pool(0)
 

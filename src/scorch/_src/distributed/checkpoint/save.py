@@ -37,6 +37,13 @@ def dense_rows(x: Tensor, A: RowSharded, along: str = "rows") -> Run:
         A: the sharded tensor that the rows belong to.
         along: whether they are sharded like the ``"rows"`` or the ``"columns"`` of ``A``.
 
+    Returns:
+        The rows, marked; an entry for the dictionary that ``save`` takes.
+
+    Raises:
+        ShapeError: ``x`` does not have the rows of this rank.
+        ArgumentError: ``along`` is neither ``"rows"`` nor ``"columns"``.
+
     Example::
 
         sd.save({"A": A, "x": sd.dense_rows(x, A)}, "checkpoint")
@@ -55,6 +62,12 @@ def optimizer_state(optimizer: torch.optim.Optimizer, *tensors: RowSharded | Run
         optimizer: the optimizer.
         tensors: the sharded parameters: tensors whose ``local`` is a parameter, and dense parameters as
             ``dense_rows(x, A)``. The state of all other parameters is the same on all ranks.
+
+    Returns:
+        A state dictionary for ``save``.
+
+    Raises:
+        AttributeError: ``optimizer`` has no ``state_dict``.
 
     Example::
 

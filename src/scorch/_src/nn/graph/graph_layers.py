@@ -252,6 +252,9 @@ class GINConv(Module):
         train_eps: whether to train eps.
         aggr: the aggregation, one of those of ``SAGEConv``.
 
+    Raises:
+        ArgumentError: ``aggr`` is unknown.
+
     Example:
 
         >>> import torch, scorch

@@ -65,6 +65,11 @@ def eigsh(
     Returns:
         The eigenvalues in ascending order, and the eigenvectors as columns.
 
+    Raises:
+        ShapeError: the matrix is not square.
+        ArgumentError: ``k`` or ``which`` is invalid.
+        ConvergenceError: the tolerance was not reached within ``maxiter`` restarts.
+
     Example:
 
         >>> import torch, scorch

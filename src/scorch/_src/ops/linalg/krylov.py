@@ -122,6 +122,17 @@ def gmres(
 
     Returns:
         The solution, with the shape of ``b``.
+
+    Raises:
+        ShapeError: the matrix is not square, or does not match ``b``.
+        ConvergenceError: the tolerance was not reached within ``maxiter`` restarts.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.tensor([[2.0, 1.0], [0.0, 4.0]]), format="csr")
+        >>> scorch.linalg.gmres(A, torch.tensor([4.0, 8.0])).round()
+        tensor([1., 2.])
     """
     columns, start, times, precondition, limit, max_restarts = _check("gmres", A, b, x0, tol, maxiter, M)
     solve = functools.partial(_gmres_column, times, precondition, limit, max_restarts, restart)

@@ -14,6 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.ops.reduction.masked import OPERATIONS, PER_ENTRY
+from scorch._src.ops.reduction.reduction_docs import document_maskable
 from scorch._src.ops.torch_sparse import as_sparse
 from scorch._src.tensor.flatten import LIVE, any_traced
 from scorch._src.tensor.hooks import hooks
@@ -41,9 +42,7 @@ def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             return hooks.record(operation, (tensor, *args[1:]), options)
         return operation(tensor, *args[1:], **options)
 
-    call.__doc__ = (
-        f"As ``torch.{name}``; with ``masked=True`` over the stored entries of a sparse tensor only."
-    )
+    document_maskable(call, name)
     call.__module__, call.__qualname__ = __name__, name
     return call
 

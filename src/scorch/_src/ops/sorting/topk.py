@@ -24,17 +24,33 @@ MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 
 
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
-    """Return the ``k`` largest elements along ``dim``, by magnitude with ``abs``, as a sparse tensor.
+    """Return the ``k`` largest elements along a dimension as a sparse tensor.
 
-    Every row stores exactly ``k`` entries, zeros included, or at most ``k`` if ``h`` is sparse: its implicit
-    zeros compete with the stored entries, but are never stored. The format is ``csr``, with leading
-    dimensions as a batch. The gradient flows to the elements that are kept. ``topk_sparse(h, k) @ W`` costs
-    what ``k`` rows of ``W`` cost for every row of ``h``, in both directions.
+    ``topk_sparse(h, k) @ W`` costs what ``k`` rows of ``W`` cost for every row of ``h``, in both directions.
+    The gradient flows to the elements that are kept.
 
-    >>> import torch, scorch
-    >>> scorch.topk_sparse(torch.tensor([[1.0, 3.0, 2.0], [5.0, -9.0, 4.0]]), 2).to_dense()
-    tensor([[0., 3., 2.],
-            [5., 0., 4.]])
+    Args:
+        h: a dense or sparse tensor.
+        k: the number of elements to keep.
+        dim: the dimension.
+        abs: whether to compare magnitudes.
+
+    Returns:
+        A tensor in ``csr``, with leading dimensions as a batch. Every row stores exactly ``k`` entries,
+        zeros included, or at most ``k`` if ``h`` is sparse: its implicit zeros compete with the stored
+        entries, but are never stored.
+
+    Raises:
+        ArgumentError: ``k`` is negative or larger than the dimension.
+        ShapeError: ``dim`` is out of range.
+        OperandError: ``h`` is not a tensor.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.topk_sparse(torch.tensor([[1.0, 3.0, 2.0], [5.0, -9.0, 4.0]]), 2).to_dense()
+        tensor([[0., 3., 2.],
+                [5., 0., 4.]])
     """
     if not isinstance(h, torch.Tensor):
         raise OperandError(f"topk_sparse expected a tensor, but got a {type(h).__name__}")

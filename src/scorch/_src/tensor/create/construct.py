@@ -123,6 +123,10 @@ def tensor(
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.tensor`` returns without it.
 
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ValueError: nested lists have different lengths.
+
     Example:
 
         >>> import scorch
@@ -163,6 +167,11 @@ def from_edge_index(
 
     Returns:
         A ``SparseTensor``.
+
+    Raises:
+        ShapeError: ``edge_index`` has another shape, or there are more or fewer weights than edges.
+        DtypeError: ``edge_index`` does not hold integers.
+        IndexRangeError: a node is outside ``size``.
 
     Example:
 
@@ -227,6 +236,8 @@ def sparse_coo_tensor(
         values: one value per entry.
         size: the shape; without it, the smallest that holds all indices.
         format: the storage format; ``coo`` without it.
+        dtype, device, pin_memory, requires_grad, check_invariants, is_coalesced: as for
+            ``torch.sparse_coo_tensor``; indices are always checked.
 
     Returns:
         A ``SparseTensor``.
@@ -302,7 +313,32 @@ def sparse_compressed_tensor(
     layout: torch.layout | None = None,
     **options: Any,
 ) -> SparseTensor | torch.Tensor:
-    """Build a matrix in CSR, CSC, BSR or BSC, as ``layout`` says, like ``torch.sparse_compressed_tensor``."""
+    """Build a matrix in CSR, CSC, BSR or BSC, as ``layout`` says, like ``torch.sparse_compressed_tensor``.
+
+    Args:
+        compressed_indices: where the entries of each row or column begin, and where the last one ends.
+        plain_indices: the column or row of each entry.
+        values: the value of each entry, or the blocks.
+        size: the shape; without it, the smallest that holds all entries.
+        layout: ``torch.sparse_csr``, ``sparse_csc``, ``sparse_bsr`` or ``sparse_bsc``.
+        dtype, device, pin_memory, requires_grad, check_invariants: as in PyTorch; arrays are always
+            checked.
+        format: another storage format for the result.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Raises:
+        ShapeError: ``compressed_indices``, ``plain_indices``, ``values`` and ``size`` do not match.
+        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+        FormatError: ``layout`` is missing or not a compressed one.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.sparse_compressed_tensor([0, 1], [2], [5.0], (1, 3), layout=torch.sparse_csr).to_dense()
+        tensor([[0., 0., 5.]])
+    """
     kind = None if layout is None else COMPRESSED.get(layout)
     if kind is None:
         raise FormatError(
@@ -322,11 +358,17 @@ def sparse_csr_tensor(
         crow_indices: where the entries of each row begin, and where the last row ends.
         col_indices: the column of each entry, in any order within a row; repeated columns are summed.
         values: the value of each entry.
-        size: the shape; without it, as many columns as occur.
+        size: the shape; without it, the smallest that holds all entries.
+        dtype, device, pin_memory, requires_grad, check_invariants: as in PyTorch; arrays are always
+            checked.
         format: another storage format for the result.
 
     Returns:
         A ``SparseTensor``.
+
+    Raises:
+        ShapeError: ``crow_indices``, ``col_indices``, ``values`` and ``size`` do not match.
+        IndexRangeError: an index is outside the shape, or the pointers do not increase.
 
     Example:
 
@@ -344,7 +386,29 @@ def sparse_csc_tensor(
 ) -> SparseTensor | torch.Tensor:
     """Build a sparse matrix from CSC arrays, like ``torch.sparse_csc_tensor``.
 
-    Rows may be in any order within a column; repeated rows are summed. See ``sparse_csr_tensor``.
+    Args:
+        ccol_indices: where the entries of each column begin, and where the last column ends.
+        row_indices: the row of each entry, in any order within a column; repeated rows are summed.
+        values: the value of each entry.
+        size: the shape; without it, the smallest that holds all entries.
+        dtype, device, pin_memory, requires_grad, check_invariants: as in PyTorch; arrays are always
+            checked.
+        format: another storage format for the result.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Raises:
+        ShapeError: ``ccol_indices``, ``row_indices``, ``values`` and ``size`` do not match.
+        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.sparse_csc_tensor([0, 1, 3], [2, 0, 2], [3.0, 4.0, 5.0], (3, 2)).to_dense()
+        tensor([[0., 4.],
+                [0., 0.],
+                [3., 5.]])
     """
     return sparse_compressed("csc", ccol_indices, row_indices, values, size, **options)
 
@@ -355,7 +419,28 @@ def sparse_bsr_tensor(
 ) -> SparseTensor | torch.Tensor:
     """Build a block-sparse matrix from BSR arrays, like ``torch.sparse_bsr_tensor``.
 
-    Each value is a block. See ``sparse_csr_tensor``.
+    Args:
+        crow_indices: where the blocks of each block row begin, and where the last one ends.
+        col_indices: the block column of each block.
+        values: the blocks, of shape (blocks, rows, columns).
+        size: the shape; without it, the smallest that holds all entries.
+        dtype, device, pin_memory, requires_grad, check_invariants: as in PyTorch; arrays are always
+            checked.
+        format: another storage format for the result.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Raises:
+        ShapeError: ``crow_indices``, ``col_indices``, ``values`` and ``size`` do not match.
+        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.sparse_bsr_tensor([0, 1], [1], torch.ones(1, 2, 2), (2, 4)).to_dense()
+        tensor([[0., 0., 1., 1.],
+                [0., 0., 1., 1.]])
     """
     return sparse_compressed("bsr", crow_indices, col_indices, values, size, **options)
 
@@ -366,7 +451,28 @@ def sparse_bsc_tensor(
 ) -> SparseTensor | torch.Tensor:
     """Build a block-sparse matrix from BSC arrays, like ``torch.sparse_bsc_tensor``.
 
-    Each value is a block. See ``sparse_csr_tensor``.
+    Args:
+        ccol_indices: where the blocks of each block column begin, and where the last one ends.
+        row_indices: the block row of each block.
+        values: the blocks, of shape (blocks, rows, columns).
+        size: the shape; without it, the smallest that holds all entries.
+        dtype, device, pin_memory, requires_grad, check_invariants: as in PyTorch; arrays are always
+            checked.
+        format: another storage format for the result.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Raises:
+        ShapeError: ``ccol_indices``, ``row_indices``, ``values`` and ``size`` do not match.
+        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.sparse_bsc_tensor([0, 0, 1], [0], torch.ones(1, 2, 2), (2, 4)).to_dense()
+        tensor([[0., 0., 1., 1.],
+                [0., 0., 1., 1.]])
     """
     return sparse_compressed("bsc", ccol_indices, row_indices, values, size, **options)
 

@@ -71,6 +71,11 @@ def zeros(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.zeros`` returns without it.
 
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: a size is not a non-negative integer.
+        DensityError: the row pointers of ``format`` would exceed the dense budget.
+
     Example:
 
         >>> import scorch
@@ -91,6 +96,17 @@ def empty(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.empty`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: a size is not a non-negative integer.
+        DensityError: the row pointers of ``format`` would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.empty(2, 3, format="csr").nnz
+        0
     """
     return filled("empty", size, 0, format, options)
 
@@ -106,6 +122,17 @@ def ones(*size: Any, format: AnyFormat = None, **options: Any) -> AnyTensor:
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.ones`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: a size is not a non-negative integer.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.ones(2, 3, format="csr").nnz
+        6
     """
     return filled("ones", size, 1, format, options)
 
@@ -122,6 +149,18 @@ def full(size: Any, fill_value: Any, *, format: AnyFormat = None, **options: Any
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.full`` returns without it.
+
+    Raises:
+        OperandError: ``fill_value`` is not a number.
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: a size is not a non-negative integer.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.full((2, 2), 7.0, format="csr").values()
+        tensor([7., 7., 7., 7.])
     """
     try:
         inferred = torch.full((), fill_value, device=HOST).dtype
@@ -196,6 +235,10 @@ def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: An
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.eye`` returns without it.
 
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: a size is not a non-negative integer.
+
     Example:
 
         >>> import scorch
@@ -219,6 +262,16 @@ def arange(*bounds: Any, format: Any = None, **options: Any) -> AnyTensor:
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.arange`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.arange(4, format="s").nnz  # 0 is not stored
+        3
     """
     named = {name: options.pop(name) for name in ("start", "end", "step") if name in options}
     dtype = options.get("dtype")
@@ -242,6 +295,16 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTens
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.as_tensor`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        TypeError: ``data`` cannot be converted to a tensor.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.as_tensor([[0.0, 2.0], [0.0, 0.0]], format="csr").nnz
+        1
     """
     if is_scipy(data):
         data = from_scipy(data)
@@ -276,6 +339,12 @@ def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **o
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.rand`` returns without it.
 
+    Raises:
+        ArgumentError: ``density`` is not between 0 and 1.
+        FormatError: ``format`` does not exist or does not match the shape.
+        DtypeError: ``dtype`` is neither floating-point nor complex.
+        DensityError: storing every element would exceed the dense budget.
+
     Example:
 
         >>> import scorch
@@ -297,6 +366,18 @@ def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.randn`` returns without it.
+
+    Raises:
+        ArgumentError: ``density`` is not between 0 and 1.
+        FormatError: ``format`` does not exist or does not match the shape.
+        DtypeError: ``dtype`` is neither floating-point nor complex.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.randn(1000, 1000, density=0.01, format="csr").nnz
+        10000
     """
     return drawn("randn", torch.randn, _shape_of(size, options), density, format, options)
 
@@ -316,6 +397,18 @@ def randint(
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.randint`` returns without it.
+
+    Raises:
+        ArgumentError: ``low`` is not less than ``high``, or ``density`` is not between 0 and 1.
+        OperandError: the bounds are not integers.
+        FormatError: ``format`` does not exist or does not match the shape.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.randint(1, 10, (100, 100), density=0.05, format="csr").nnz
+        500
     """
     low, high, size = _randint_arguments(bounds_and_size, options)
     draw = functools.partial(torch.randint, low, high)

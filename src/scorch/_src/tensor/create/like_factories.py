@@ -39,6 +39,16 @@ def zeros_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.zeros_like`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.zeros_like(torch.ones(2, 3), format="csr").nnz
+        0
     """
     return filled("zeros_like", (), 0, format, _like("zeros_like", input, options))
 
@@ -54,6 +64,17 @@ def ones_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any) 
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.ones_like`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        FormatError: ``format`` does not exist or does not match the shape.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.ones_like(torch.zeros(2, 3), format="csr").nnz
+        6
     """
     return filled("ones_like", (), 1, format, _like("ones_like", input, options))
 
@@ -70,6 +91,17 @@ def full_like(input: torch.Tensor, fill_value: Any, *, format: AnyFormat = None,
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.full_like`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        FormatError: ``format`` does not exist or does not match the shape.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.full_like(torch.zeros(2), 5.0, format="s").values()
+        tensor([5., 5.])
     """
     return full(fill_value=fill_value, format=format, **_like("full_like", input, options))
 
@@ -85,6 +117,16 @@ def empty_like(input: torch.Tensor, *, format: AnyFormat = None, **options: Any)
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.empty_like`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.empty_like(torch.ones(2, 3), format="csr").nnz
+        0
     """
     return filled("empty_like", (), 0, format, _like("empty_like", input, options))
 
@@ -104,6 +146,18 @@ def rand_like(
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.rand_like`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        ArgumentError: ``density`` is not between 0 and 1.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.eye(3, format="csr")
+        >>> scorch.rand_like(S).nnz, scorch.rand_like(S, density=1.0, format="csr").nnz
+        (3, 9)
     """
     return _drawn_like(torch.rand_like, rand, input, (), density, format, options)
 
@@ -123,6 +177,17 @@ def randn_like(
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.randn_like`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        ArgumentError: ``density`` is not between 0 and 1.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.randn_like(torch.ones(100, 100), density=0.05, format="csr").nnz
+        500
     """
     return _drawn_like(torch.randn_like, randn, input, (), density, format, options)
 
@@ -147,6 +212,17 @@ def randint_like(
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.randint_like`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        ArgumentError: ``low`` is not less than ``high``, or ``density`` is not between 0 and 1.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.randint_like(torch.ones(100, 100), 1, 10, density=0.05, format="csr").dtype
+        torch.float32
     """
     return _drawn_like(torch.randint_like, randint, input, bounds, density, format, options)
 

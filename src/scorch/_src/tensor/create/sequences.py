@@ -49,6 +49,17 @@ def linspace(start: Any, end: Any, steps: int, *, format: AnyFormat = None, **op
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.linspace`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: ``steps`` is not a non-negative integer.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.linspace(0, 1, 5, format="s").nnz  # 0 is not stored
+        4
     """
     return _listed("linspace", torch.linspace, (start, end), steps, format, options)
 
@@ -66,6 +77,17 @@ def logspace(
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.logspace`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: ``steps`` is not a non-negative integer.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.logspace(0, 2, 3, format="s").values()
+        tensor([  1.,  10., 100.])
     """
     make = functools.partial(torch.logspace, base=base)
     return _listed("logspace", make, (start, end), steps, format, options)
@@ -81,6 +103,17 @@ def randperm(n: int, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.randperm`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        ShapeError: ``n`` is not a non-negative integer.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.randperm(5, format="s").nnz  # 0 is not stored
+        4
     """
     if format is None:
         return torch.randperm(n, **options)
@@ -111,11 +144,22 @@ def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **optio
 
     Args:
         input: the probabilities.
+        args: ``p``, as for ``torch.bernoulli``.
         format: the storage format, such as ``"csr"``; a dense tensor without it.
-        options: the other arguments of ``torch.bernoulli``: ``dtype``, ``device``, ``requires_grad``.
+        options: the other arguments of ``torch.bernoulli``, such as ``generator``.
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.bernoulli`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.bernoulli(torch.tensor([0.0, 1.0, 1.0]), format="s").nnz
+        2
     """
     if format is None:
         return torch.bernoulli(input, *args, **options)
@@ -143,6 +187,18 @@ def normal(
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.normal`` returns without it.
+
+    Raises:
+        OperandError: ``density`` needs two numbers and ``size``.
+        ArgumentError: ``density`` is not between 0 and 1.
+        FormatError: ``format`` does not exist or does not match the shape.
+        DensityError: storing every element would exceed the dense budget.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.normal(5.0, 1.0, (100, 100), density=0.05, format="csr").nnz
+        500
     """
     if size is None:
         if density is not None:
@@ -168,6 +224,10 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.diag`` returns without it.
 
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        FormatError: ``format`` does not exist or does not match the shape.
+
     Example:
 
         >>> import torch, scorch
@@ -184,7 +244,26 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
 
 
 def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) -> AnyTensor:
-    """Create a diagonal matrix, like ``torch.diagflat``; a sparse one stores only the diagonal."""
+    """Create a diagonal matrix, like ``torch.diagflat``; a sparse one stores only the diagonal.
+
+    Args:
+        input: a tensor, which is flattened.
+        offset: the number of the diagonal; 0 is the main one.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.diagflat`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.diagflat(torch.ones(2, 2), format="csr").shape
+        torch.Size([4, 4])
+    """
     if format is None:
         return torch.diagflat(input, offset)
     check_tensor("diagflat", input)
@@ -194,7 +273,30 @@ def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) 
 def diag_embed(
     input: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1, *, format: AnyFormat = None
 ) -> AnyTensor:
-    """Create matrices with given diagonals, like ``torch.diag_embed``; sparse ones store the diagonals."""
+    """Create matrices with given diagonals, like ``torch.diag_embed``; sparse ones store the diagonals.
+
+    Args:
+        input: the diagonals, along the last dimension.
+        offset: the number of the diagonal; 0 is the main one.
+        dim1, dim2: the dimensions of the matrices.
+        format: the storage format, such as ``"csr"``; a dense tensor without it.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or what ``torch.diag_embed`` returns without it.
+
+    Raises:
+        OperandError: ``input`` is not a tensor.
+        ShapeError: ``input`` is a scalar.
+        IndexRangeError: ``dim1`` or ``dim2`` is out of range.
+        ArgumentError: ``dim1`` and ``dim2`` are identical.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.diag_embed(torch.ones(2, 3), format="coo").shape
+        torch.Size([2, 3, 3])
+    """
     if format is None:
         return torch.diag_embed(input, offset, dim1, dim2)
     check_tensor("diag_embed", input)
@@ -236,6 +338,16 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
 
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.asarray`` returns without it.
+
+    Raises:
+        FormatError: ``format`` does not exist or does not match the shape.
+        TypeError: ``obj`` cannot be converted to a tensor.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.asarray([[0.0, 2.0], [0.0, 0.0]], format="csr").nnz
+        1
     """
     if is_scipy(obj):
         obj = from_scipy(obj)
@@ -253,6 +365,19 @@ def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyT
     Args:
         array: the array; with a sparse ``format``, its nonzeros are stored.
         format: the storage format; a dense tensor that shares the array's memory without it.
+
+    Returns:
+        A ``SparseTensor`` in ``format``, or a dense tensor without it.
+
+    Raises:
+        OperandError: ``array`` is not a NumPy array.
+        FormatError: ``format`` does not exist or does not match the shape.
+
+    Example:
+
+        >>> import numpy, scorch
+        >>> scorch.from_numpy(numpy.eye(3), format="csr").nnz
+        3
     """
     if format is None:
         return torch.from_numpy(array)

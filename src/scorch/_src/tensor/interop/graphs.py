@@ -97,6 +97,10 @@ def from_networkx(
     Returns:
         A ``SparseTensor``.
 
+    Raises:
+        OperandError: ``graph`` is not a NetworkX graph, or ``nodes`` names a node that it does not have.
+        ImportError: NetworkX is not installed.
+
     Example:
 
         >>> import networkx, scorch
@@ -145,7 +149,22 @@ def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight
 
     Returns:
         A NetworkX graph whose nodes are 0, 1, ...
+
+    Raises:
+        OperandError: ``S`` is not a sparse tensor.
+        ShapeError: the matrix is not square.
+        ImportError: NetworkX is not installed.
+
+    Example:
+
+        >>> import scorch
+        >>> scorch.to_networkx(scorch.eye(3, format="csr")).number_of_edges()
+        3
     """
+    if not isinstance(S, SparseTensor):
+        raise OperandError(
+            f"to_networkx expected a sparse tensor, but got a {type(S).__name__}; use scorch.from_torch"
+        )
     module = optional_module("networkx", "networkx")
     rows, columns = sparse_sizes(S)
     if rows != columns or S.dim() != 2:

@@ -122,6 +122,10 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
     Returns:
         A ``SparseTensor``, which shares memory with ``m`` where the format is kept.
 
+    Raises:
+        OperandError: ``m`` is not a SciPy sparse array.
+        FormatError: ``format`` does not exist or does not match the shape.
+
     Example:
 
         >>> import scipy.sparse, scorch

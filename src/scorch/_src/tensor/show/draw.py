@@ -26,17 +26,30 @@ class Drawing(str):
 
 
 def draw(S: SparseTensor, most: int = 40) -> Drawing:
-    """Draw ``S`` as a tree of its levels in text, at most ``most`` lines of it.
+    """Draw a tensor as a tree of its levels, in text.
 
-    >>> import scorch
-    >>> scorch.draw(scorch.sparse_coo_tensor([[0, 1, 1], [1, 0, 2]], [1.5, 2.0, 3.0], (2, 3), format="csr"))
-    SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
-    dimension 0 dense, dimension 1 compressed
-    ├─ 0
-    │  └─ 1: 1.5
-    └─ 1
-       ├─ 0: 2.0
-       └─ 2: 3.0
+    Args:
+        S: a sparse tensor.
+        most: the maximum number of lines.
+
+    Returns:
+        The drawing; print it, or let a notebook show it.
+
+    Raises:
+        OperandError: ``S`` is not a sparse tensor.
+
+    Example:
+
+        >>> import scorch
+        >>> S = scorch.sparse_coo_tensor([[0, 1, 1], [1, 0, 2]], [1.5, 2.0, 3.0], (2, 3), format="csr")
+        >>> scorch.draw(S)
+        SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%)
+        dimension 0 dense, dimension 1 compressed
+        ├─ 0
+        │  └─ 1: 1.5
+        └─ 1
+           ├─ 0: 2.0
+           └─ 2: 3.0
     """
     if not isinstance(S, SparseTensor):
         raise OperandError(

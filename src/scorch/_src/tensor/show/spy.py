@@ -130,6 +130,17 @@ def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) ->
 
     Returns:
         The matplotlib axes.
+
+    Raises:
+        OperandError: ``S`` is not a sparse tensor.
+        ImportError: matplotlib is not installed.
+
+    Example:
+
+        >>> import matplotlib, scorch
+        >>> matplotlib.use("Agg")
+        >>> scorch.spy(scorch.eye(100, format="csr")).get_xlabel()
+        ''
     """
     if not isinstance(S, SparseTensor):
         raise OperandError(
