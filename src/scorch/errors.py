@@ -16,7 +16,7 @@ import torch
 class ScorchError(Exception):
     """Base class of all errors that Scorch raises."""
 
-    is_translated: bool = False  # whether it tells what torch says of a call
+    is_translated: bool = False  # whether its message is that of torch for a dense call
 
 
 class ScorchWarning(UserWarning):
@@ -98,6 +98,10 @@ class InPlaceError(ScorchError, RuntimeError):
 
 class OperandError(ScorchError, TypeError):
     """An operand is not a tensor, or not of the kind that the function takes."""
+
+
+class KeywordError(OperandError):
+    """A keyword argument that a function does not have; the message suggests what to use instead."""
 
 
 class FreedError(ScorchError, RuntimeError):

@@ -206,7 +206,9 @@ def show_diagnosis(options: argparse.Namespace) -> int:
     try:
         sparsities = [float(text) for text in filter(None, options.sparsities.split(","))]
     except ValueError:
-        raise ArgumentError(f"--sparsities is {options.sparsities!r}; write it as 0.8,0.9") from None
+        raise ArgumentError(
+            f"--sparsities must be numbers, as in 0.8,0.9, but got {options.sparsities!r}"
+        ) from None
     arguments = options.further[1:] if options.further[:1] == ["--"] else options.further
     diagnosis = diagnose_script(
         options.script, arguments, finish=options.finish, sparsities=sparsities or SPARSITIES

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from scorch._src.backends.base import host_threads
 from scorch._src.explain.doctor_report import MIN_GAIN, Diagnosis, LayerDiagnosis
 from scorch._src.explain.render import print_unless
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import timing
 from scorch._src.nn.pruned.prunable import KINDS
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -33,6 +34,7 @@ MAX_SPARSE_INPUT_DENSITY = 0.2  # up to which an input is tried as a sparse one
 ROUNDS = 5
 
 
+@suggests_keywords
 def doctor(
     model: torch.nn.Module,
     example: Any,

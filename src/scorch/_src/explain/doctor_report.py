@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scorch._src.explain import html as page
+from scorch._src.html import page
 from scorch._src.units import format_seconds, format_table
 
 MAX_STEADY_VARIATION = 1.3

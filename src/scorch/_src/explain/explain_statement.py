@@ -14,7 +14,8 @@ from typing import Any, overload
 
 import torch
 
-from scorch._src.compile.api import Compiled, CompiledModule, FusionExplanation
+from scorch._src.compile.api import Compiled, CompiledModule
+from scorch._src.compile.fusion_report import FusionExplanation
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.contract import factors_of, ways

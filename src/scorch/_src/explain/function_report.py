@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from scorch._src.explain import html as page
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.step import StepExplanation, TensorFacts
+from scorch._src.html import page
 from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
 

@@ -81,8 +81,9 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
         raise MissingFileError(_describe_missing(file))
     if options and kind.read is not _read_pickle:
         raise TypeError(
-            f"{next(iter(options))!r} is no option for {file.name!r}: .pt files have those of torch.load, "
-            "other files none; convert the tensor, as in scorch.load(path).to(torch.float32)"
+            f"load() got an unexpected keyword argument {next(iter(options))!r}: the options of torch.load "
+            f"are only supported for .pt files, not for {file.name!r}; convert the result instead, as in "
+            "scorch.load(path).to(torch.float32)"
         )
     try:
         return kind.read(file, format, **options)
@@ -118,7 +119,9 @@ def save(
     kind = _find_kind(file)
     if kind.write is not _write_pickle:
         if more or options:
-            raise TypeError(f"options of torch.save are for .pt files, not for {file.name!r}")
+            raise TypeError(
+                f"the options of torch.save are only supported for .pt files, not for {file.name!r}"
+            )
         is_many = kind.takes_many and isinstance(content, Mapping)
         content = {n: _as_tensor(value) for n, value in content.items()} if is_many else _as_tensor(content)
     with replace_file(file) as new_file:

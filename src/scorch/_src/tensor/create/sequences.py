@@ -17,6 +17,7 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import as_format
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import as_shape, device_for
@@ -26,6 +27,7 @@ from scorch._src.tensor.create.factories import (
     AnyFormat,
     AnyTensor,
     check_all_stored,
+    check_names,
     check_options,
     check_tensor,
     drawn,
@@ -237,6 +239,7 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     Returns:
         A ``SparseTensor`` in ``format``, or what ``torch.asarray`` returns without it.
     """
+    check_names("asarray", options, ("obj", "format"))
     if is_scipy(obj):
         obj = from_scipy(obj)
     if isinstance(obj, SparseTensor):
@@ -247,6 +250,7 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     return dense if format is None else from_torch(dense, format)
 
 
+@suggests_keywords
 def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyTensor:
     """Convert a NumPy array, like ``torch.from_numpy``, in any storage format.
 

@@ -16,6 +16,7 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import compressed_format, from_compressed, from_coordinates
 from scorch._src.tensor.create.check import from_numpy, own
@@ -112,6 +113,7 @@ def _silence_beta_warning() -> None:
 # SciPy -----------------------------------------------------------------------------------------------
 
 
+@suggests_keywords
 def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
     """Convert a SciPy sparse array or matrix to a sparse tensor.
 
