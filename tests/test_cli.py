@@ -97,7 +97,7 @@ def test_environment_names_compiler_and_versions(capsys: pytest.CaptureFixture[s
     facts = json.loads(out)
     assert code == 0
     assert facts["scorch"] == scorch.__version__
-    assert {"compiler", "version", "flags", "processor", "torch", "python"} <= set(facts)
+    assert {"compiler", "compiler version", "compiler flags", "cpu", "torch", "python"} <= set(facts)
     code, out, _ = call(capsys, "env")
     assert code == 0 and max(map(len, out.splitlines())) <= 100
 

@@ -38,18 +38,18 @@ OPTIMIZATIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The values in force; ``current()`` returns them.
+    """The current settings, as ``current()`` returns them.
 
-    - ``threads``: how many threads a kernel may use (None: as many as torch).
-    - ``cache_directory``: where compiled kernels are kept (None: ``SCORCH_CACHE_DIR`` or the user's cache).
-    - ``cache_bytes``: the size that the kernels on disk may reach before old ones are removed.
-    - ``compiler_seconds``: how long a compiler may take for one kernel before it is stopped.
-    - ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
-    - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
-    - ``backend``: where kernels run (None: that of the operands' device); one of ``BACKENDS``.
+    - ``threads``: the maximum number of threads of a kernel (None: as many as PyTorch uses).
+    - ``cache_directory``: the disk cache of kernels (None: ``SCORCH_CACHE_DIR`` or the user's cache folder).
+    - ``cache_bytes``: the maximum size of the disk cache; the oldest kernels are removed.
+    - ``compiler_seconds``: the time limit for compiling one kernel.
+    - ``dense_budget``: the maximum size of a new dense tensor in bytes (None: a quarter of free memory).
+    - ``debug``: whether to run every kernel in the bounds-checked interpreter, too, and compare the results.
+    - ``backend``: what runs kernels, one of ``BACKENDS`` (None: that of the operands' device).
     - ``disable``: the names of ``OPTIMIZATIONS`` to disable (``"all"`` for naive loops).
-    - ``exchange_budget``: bytes that a call on sharded tensors may move to one process (None: any number).
-    - ``deterministic``: whether results on a GPU repeat bit for bit; if not, threads may add to one place.
+    - ``exchange_budget``: the bytes that a call on sharded tensors may send to one rank (None: no limit).
+    - ``deterministic``: whether results on a GPU are bitwise reproducible; otherwise, they use atomic adds.
     """
 
     threads: int | None = None

@@ -363,7 +363,7 @@ def test_a_sparse_embedding_loads_a_dense_table() -> None:
 
 def test_loading_says_what_it_needs(tmp_path: Path) -> None:
     sparse = scorch.sparsify(nn.Sequential(nn.Linear(64, 32)), 0.9, prefer="size")
-    with pytest.raises(FileError, match="no layer '0', .*; pass a model of the same architecture"):
+    with pytest.raises(FileError, match=r"no layer '0', .*; pass a model of the same architecture"):
         scorch.nn.load_sparse(nn.Sequential(nn.ReLU()), sparse.state_dict())
     with pytest.raises(OperandError, match=r"got a PosixPath; load a file first, .*scorch.load\(path\)"):
         scorch.nn.load_sparse(sparse, tmp_path / "model.pt")

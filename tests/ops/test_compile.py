@@ -630,9 +630,7 @@ def test_explanation_as_a_page_and_as_json() -> None:
 
 
 def test_only_functions_and_modules_are_compiled() -> None:
-    with pytest.raises(
-        OperandError, match=r"expected a function or a torch\.nn\.Module, but got a SparseTensor"
-    ):
+    with pytest.raises(OperandError, match=r"expected a function .* but got a SparseTensor"):
         scorch.compile(sparse(6, 6))
 
 

@@ -59,7 +59,7 @@ class CacheStatistics(NamedTuple):
 
 
 def plan_statistics() -> dict[str, CacheStatistics]:
-    """Count the calls, plans and kernels that this process keeps, by cache.
+    """Return how many calls, plans and kernels this process has cached, by cache.
 
     >>> import scorch
     >>> "calls" in scorch.plan_statistics()
@@ -69,6 +69,9 @@ def plan_statistics() -> dict[str, CacheStatistics]:
 
 
 def clear_plans() -> None:
-    """Forget all calls, plans and kernels of this process; the next calls plan anew, and load from disk."""
+    """Clear the cached calls, plans and kernels of this process.
+
+    Later calls are planned again, and load their kernels from the disk cache.
+    """
     for cache in _PLANS.values():
         cache.clear()

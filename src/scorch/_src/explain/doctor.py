@@ -44,26 +44,39 @@ def doctor(
 ) -> Diagnosis:
     """Print which layers of a model would gain from sparsity, measured on an example input.
 
-    ``example`` is a tensor, a tuple of arguments, or a dictionary of named ones; its batch is what is
-    measured. Each Linear layer is timed on its own input as it is, after magnitude pruning to each of
-    ``sparsities``, and with its input as a sparse tensor if that is mostly zeros. The model runs in
-    evaluation mode, without gradients, and is not changed. The diagnosis is returned, and
-    printed unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed
-    only with ``quiet=False``.
+    Each Linear layer is timed on the input it gets: as it is, after magnitude pruning, and with its input as
+    a sparse tensor if that is mostly zeros. The model runs in evaluation mode, without gradients, and is not
+    changed.
 
-    >>> import torch, scorch
-    >>> model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    >>> diagnosis = scorch.doctor(model, torch.rand(8, 256), quiet=True)
-    >>> [layer.name for layer in diagnosis.layers]
-    ['0', '2']
+    Args:
+        model: the model.
+        example: an input of the model, or a tuple or dictionary of its arguments.
+        sparsities: the fractions of weights to prune.
+        quiet: whether not to print the diagnosis; by default, it is printed except in notebooks, which show
+            what the last line of a cell returns.
+
+    Returns:
+        A ``Diagnosis``.
+
+    Raises:
+        OperandError: ``model`` is not a ``torch.nn.Module``.
+        ArgumentError: a sparsity is not between 0 and 1.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        >>> diagnosis = scorch.doctor(model, torch.rand(8, 256), quiet=True)
+        >>> [layer.name for layer in diagnosis.layers]
+        ['0', '2']
     """
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"doctor takes a torch.nn.Module, not a {type(model).__name__}")
+        raise OperandError(f"doctor expected a torch.nn.Module, but got a {type(model).__name__}")
     sparsities = (sparsities,) if isinstance(sparsities, int | float) else tuple(sparsities)
     for sparsity in sparsities:
         if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
             raise ArgumentError(
-                f"sparsities are fractions of weights to prune, between 0 and 1, not {sparsity!r}"
+                f"sparsities must be fractions of weights to prune, between 0 and 1, but got {sparsity!r}"
             )
     call = _make_call(model, example)
     state = torch.get_rng_state()
@@ -216,7 +229,7 @@ def _advice(layer: LayerDiagnosis) -> str:
     smallest, largest = layer.gains_from, max(layer.sparse, default=None)
     if smallest is not None and largest is not None:
         gains = ", ".join(f"{layer.gain(s):.1f} x at {s:.0%}" for s in layer.sparse if s >= smallest)
-        norm_text = f"{layer.norm_kept[smallest]:.0%} of the norm stays at {smallest:.0%}"
+        norm_text = f"{layer.norm_kept[smallest]:.0%} of the norm remains at {smallest:.0%}"
         sentences.append(f"faster if at least {smallest:.0%} pruned: {gains}; {norm_text}")
     elif largest is not None and not sentences:
         sentences.append(f"not faster up to {largest:.0%} pruned: {_explain_no_gain(layer)}")

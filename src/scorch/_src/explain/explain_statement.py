@@ -94,19 +94,34 @@ def explain(
 ) -> Any:
     """Explain how ``einsum(text, *operands)`` or ``evaluate(text, **tensors)`` would be computed.
 
-    In place of a text, a function or module: ``explain(fn)(*args)`` calls it (``2 * runs + 2`` times) and
-    shows every kernel that ran, with formats, bytes, predicted and measured time, what was joined, what was
-    converted, and how to avoid that. ``explain(compiled, *args)``, of a function that ``scorch.compile``
-    made, shows which calls it joined.
+    Functions and modules can be explained, too: ``explain(fn)(*args)`` calls ``fn`` and shows every kernel
+    that ran, with formats, bytes, predicted and measured time, what was fused, what was converted, and how to
+    avoid that. ``explain(compiled, *args)`` of a function that ``scorch.compile`` returned shows which calls
+    it fused.
 
-    Without ``measure`` the last kernel is not run. With it the call is, ``2 * runs + 2`` times, and each step
-    shows its predicted and measured time, and the result its sparsity pattern.
+    Args:
+        text: an einsum equation, an index expression, or a function or module.
+        operands: the operands of the equation, or the arguments of the function.
+        format: the format of the result, as in ``einsum`` and ``evaluate``.
+        runs: how often to measure. A function is called ``2 * runs + 2`` times.
+        measure: whether to run the expression, too, which adds measured times and the sparsity pattern of
+            the result; without it, the last kernel is not run.
+        tensors: the tensors of the expression by name, or the keyword arguments of the function.
 
-    >>> import torch, scorch
-    >>> A = scorch.from_torch(torch.eye(3), format="csr")
-    >>> explanation = scorch.explain("ij,jk->ik", A, torch.ones(3, 2))
-    >>> explanation.loop_order, explanation.result_format
-    (('i', 'j', 'k'), Format('dense'))
+    Returns:
+        An ``Explanation``, a ``FunctionExplanation`` or a ``FusionExplanation``; print it, or call its
+        ``to_html()``.
+
+    Raises:
+        NotationError: the equation or expression is malformed, or does not match its operands.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> A = scorch.from_torch(torch.eye(3), format="csr")
+        >>> plan = scorch.explain("ij,jk->ik", A, torch.ones(3, 2))
+        >>> plan.loop_order, plan.result_format
+        (('i', 'j', 'k'), Format('dense'))
     """
     if isinstance(text, Compiled | CompiledModule) and (operands or tensors):
         return text.explain(*operands, **tensors)
@@ -115,11 +130,11 @@ def explain(
         return explainer(*operands, **tensors) if operands or tensors else explainer
     if not isinstance(text, str):
         raise NotationError(
-            f"explain takes an equation such as 'ij,jk->ik' as a string, or a function, not {text!r}"
+            f"explain expected an equation such as 'ij,jk->ik' or a function, but got {text!r}"
         )
     if "=" in text or "[" in text:
         if operands:
-            raise NotationError(f"the tensors of {text!r} are passed by name, such as A=A")
+            raise NotationError(f"pass the tensors of {text!r} by name, as in A=A")
         if any(isinstance(tensor, RowSharded) for tensor in tensors.values()):
             return explain_sharded(text, parse(text).assign, tensors, explain_local_statement)
         explanation = Explanation(text, tuple(_explain_expression(text, tensors, format)))
@@ -127,7 +142,7 @@ def explain(
         return _measured(explanation, call, runs) if measure else explanation
     if tensors:
         names = ", ".join(tensors)
-        raise NotationError(f"the operands of {text!r} are passed by position, not by name as {names}")
+        raise NotationError(f"pass the operands of {text!r} by position, not by name ({names})")
     if any(isinstance(operand, RowSharded) for operand in operands):
         assign, named = read_einsum(text, operands)
         return explain_sharded(text, assign, named, explain_local_equation)

@@ -86,16 +86,16 @@ class CallExplanation:
 
 @dataclass(frozen=True)
 class FunctionExplanation:
-    """Report what a function did when it was called; print it to read it.
+    """What a function did when it was called; print it to read it.
 
     ``calls``
-        in order, including those without sparse tensors
+        the calls in order, including those without sparse tensors
     ``seconds``
-        of the whole call, the median of ``runs``; ``watched``: while traced
+        the time of the whole call, the median of ``runs``; ``watched``: its time while traced
     ``joined``
-        calls that ``scorch.compile`` fused
+        the calls that ``scorch.compile`` fused
     ``joinable``
-        calls that it would fuse
+        the calls that ``scorch.compile`` would fuse
     ``result``
         what the last call returned
     """

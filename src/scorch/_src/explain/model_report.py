@@ -56,7 +56,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """All layers with weights, in order; as a string, a table."""
+    """The layers of a model that have weights, in order; print it for a table."""
 
     layers: tuple[LayerReport, ...]
     batch: int
@@ -70,7 +70,7 @@ class ModelReport:
 
     @property
     def dense_bytes(self) -> int:
-        """The bytes that all of them would take if they were dense."""
+        """The bytes that all weights would take if they were dense."""
         return sum(layer.dense_bytes for layer in self.layers)
 
     def _rows(self) -> list[list[str]]:
@@ -113,19 +113,29 @@ def _format_bytes_and_times(sizes: LayerReport | ModelReport, *layers: LayerRepo
 def report(
     model: torch.nn.Module, *, batch: int = 32, measure: bool = True, quiet: bool | None = None
 ) -> ModelReport:
-    """Print the layers of a model that have weights: density, bytes, expected and measured time.
+    """Print the layers of a model that have weights: density, size, expected and measured time.
 
-    Times are those of each layer on its own with ``batch`` inputs, the minimum of several calls, next to
-    those of the same layer with a dense weight; without ``measure`` no layer is run. The expected time is
-    that of reading the weight, or multiplying by it, at the speed of this machine. The sparsity over all
-    weights and the layers that ``scorch.sparsify`` left dense follow. The table is returned, and printed
-    unless ``quiet``. In notebooks, which show what the last line of a cell returns, it is printed only with
-    ``quiet=False``.
+    Each layer is timed on its own, as it is and with dense weights. The expected time is how long this
+    machine takes to read the weights, or to multiply by them. Below the table are the sparsity over all
+    weights, and the layers that ``scorch.sparsify`` left dense.
+
+    Args:
+        model: the model.
+        batch: the number of inputs to time layers with.
+        measure: whether to time the layers.
+        quiet: whether not to print the table; by default, it is printed except in notebooks, which show
+            what the last line of a cell returns.
+
+    Returns:
+        A ``ModelReport``.
+
+    Raises:
+        OperandError: ``model`` is not a ``torch.nn.Module``.
     """
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")
+        raise OperandError(f"report expected a torch.nn.Module, but got a {type(model).__name__}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ArgumentError(f"batch must be a positive integer, not {batch!r}")
+        raise ArgumentError(f"batch must be a positive integer, but got {batch!r}")
     layers: list[LayerReport] = []
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():

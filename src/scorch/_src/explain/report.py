@@ -22,18 +22,18 @@ _LABEL = 10
 
 @dataclass(frozen=True)
 class Explanation:
-    """Report what a call does, step by step; print it to read it.
+    """How a call is computed, step by step; print it to read it.
 
     ``text``
-        the equation or expression as it was written
+        the equation or expression
     ``steps``
         a ``StepExplanation`` for each kernel or PyTorch operator, in order
     ``formats``
-        the format of every tensor by name, temporaries and the result included
+        the format of each tensor by name, including temporaries and the result
     ``result_format``
-        that of the result
+        the format of the result
     ``loop_order``
-        of the last step, outermost first
+        the loop order of the last step, outermost first
     ``source``
         the C sources of all kernels
     """

@@ -36,10 +36,10 @@ _BLOCKED = re.compile(r"(bsr|bsc)\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
 def register_level(level: Level) -> Level:
-    """Let formats be spelled with a level written outside Scorch, by its letter and its name.
+    """Register a level written outside Scorch, so that formats can use its letter and its name.
 
-    Its name is also that of a format: dense levels, with the last dimension stored in ``level``. Files and
-    compiled graphs know levels by their letters, so register a level before they are read.
+    Its name also becomes a format, with dense levels and the last dimension stored in ``level``. Files and
+    compiled graphs refer to levels by their letters: register a level before you load one that uses it.
     """
     if not isinstance(level, Level):
         raise FormatError(f"a level must be an instance of a subclass of Level, not {level!r}")
@@ -58,7 +58,15 @@ def register_level(level: Level) -> Level:
 
 @dataclass(frozen=True, init=False, repr=False)
 class Format:
-    """How a tensor is stored.
+    """A storage format: one level per dimension, outermost first, the order of dimensions, and block sizes.
+
+    Args:
+        spec: a name such as ``"csr"`` or ``"bsr(2,2)"``, the names of levels, or their letters.
+        order: the dimension that each level stores; 0, 1, ... without it.
+        blocks: the block size of each dimension that is split in blocks.
+
+    Raises:
+        FormatError: there is no such format, or its parts do not match.
 
     >>> Format("csr") == Format("ds")
     True
@@ -137,7 +145,7 @@ class Format:
 
     @property
     def spelling(self) -> str:
-        """The letters, for files and graphs, from which the levels are found again."""
+        """The letters of the levels, which files and graphs store."""
         if any(_BY_LETTER.get(level.letter) != level for level in self.levels):
             raise UnsupportedError(
                 f"files and graphs identify levels by their letters, but format {self} has a level that is "
@@ -208,14 +216,14 @@ class Format:
         return self.inner if is_outermost and not self.inner.is_dense else None
 
     def part(self, level: int) -> str:
-        """``whole``, or which part of a split dimension the level stores: ``outer`` or ``inner``."""
+        """What a level stores of its dimension: ``whole``, or of one with blocks ``outer`` or ``inner``."""
         dim = self.order[level]
         if self.block(dim) is None:
             return "whole"
         return "outer" if dim not in self.order[:level] else "inner"
 
     def level_size(self, level: int, shape: Sequence[int]) -> int:
-        """How many coordinates the level can have."""
+        """The number of coordinates of a level: the size of its dimension, of its blocks or in a block."""
         size, block = shape[self.order[level]], self.block(self.order[level])
         if block is None:
             return size
@@ -274,7 +282,7 @@ class Format:
 
 
 def as_format(spec: str | Format, dims: int) -> Format:
-    """``spec`` as a format for tensors of ``dims`` dimensions: ``csr`` of three is ``dds``."""
+    """Return ``spec`` as a format for tensors with ``dims`` dimensions; ``csr`` in three is ``dds``."""
     if not isinstance(spec, str | Format):
         raise FormatError(f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}")
     return _named_format(spec, dims) if isinstance(spec, str) else _format_for(spec, dims)

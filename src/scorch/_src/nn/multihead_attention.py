@@ -24,10 +24,10 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     The constructor and the parameters are those of ``torch.nn.MultiheadAttention``. ``forward`` has one more
     argument, ``pairs``, the query-key pairs that attend.
 
-    .. warning:: ``attn_mask`` and ``key_padding_mask`` mean what they mean in PyTorch, even if they are
-    sparse:
-       **True is masked out**, and floating-point values are added to the scores. A sparse ``attn_mask``
-       is converted to dense. Only ``pairs`` saves time and memory.
+    .. warning::
+       ``attn_mask`` and ``key_padding_mask`` mean what they mean in PyTorch, even if they are sparse: **True
+       is masked out**, and floating-point values are added to the scores. A sparse ``attn_mask`` is
+       converted to dense. Only ``pairs`` saves time and memory.
 
     Example:
 

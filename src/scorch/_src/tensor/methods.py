@@ -34,7 +34,7 @@ class _Layout(torch.autograd.Function):
 
 
 def to_torch(self: SparseTensor) -> torch.Tensor:
-    """Convert to one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
+    """Convert to a PyTorch sparse tensor, in CSR, CSC, BSR or BSC if that is the format, otherwise in COO."""
     is_connected = is_grad_enabled() and any_requires_grad(self) and not is_transformed()
     tensor: torch.Tensor = apply(_Layout, self) if is_connected else torch_layouts.to_torch(self)
     return tensor
@@ -52,6 +52,7 @@ class ForeignName:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.__doc__ = f"Not an attribute; {TENSOR_HINTS[name]}."
 
     def __get__(self, tensor: SparseTensor | None, owner: type[SparseTensor]) -> NoReturn:
         missing = f"{owner.__name__!r} object has no attribute {self.name!r}"

@@ -132,7 +132,11 @@ def _nothing() -> int:
 
 
 def release_memory() -> int:
-    """Return the pooled memory of freed results to the system; return its bytes."""
+    """Return the memory that is pooled for results to the system.
+
+    Returns:
+        The number of bytes that were freed.
+    """
     functions = builtins()
     return 0 if functions is None else functions.pool(0)
 

@@ -42,7 +42,7 @@ def _with_masked(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         return operation(tensor, *args[1:], **options)
 
     call.__doc__ = (
-        f"As ``torch.{name}``; with ``masked=True`` over the stored entries of a sparse tensor only."
+        f"Like ``torch.{name}``; with ``masked=True``, over the stored elements of a sparse tensor only."
     )
     call.__module__, call.__qualname__ = __name__, name
     return call

@@ -26,17 +26,31 @@ MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 
 @suggests_keywords
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
-    """Return the ``k`` largest elements along ``dim``, by magnitude with ``abs``, as a sparse tensor.
+    """Return the ``k`` largest elements along a dimension as a sparse tensor.
 
-    Every row stores exactly ``k`` entries, zeros included, or at most ``k`` if ``h`` is sparse: its implicit
-    zeros compete with the stored entries, but are never stored. The format is ``csr``, with leading
-    dimensions as a batch. The gradient flows to the elements that are kept. ``topk_sparse(h, k) @ W`` costs
-    what ``k`` rows of ``W`` cost for every row of ``h``, in both directions.
+    The gradient flows to the elements that are kept. The time of ``topk_sparse(h, k) @ W``, and of its
+    backward pass, is proportional to ``k``.
 
-    >>> import torch, scorch
-    >>> scorch.topk_sparse(torch.tensor([[1.0, 3.0, 2.0], [5.0, -9.0, 4.0]]), 2).to_dense()
-    tensor([[0., 3., 2.],
-            [5., 0., 4.]])
+    Args:
+        h: the tensor. The implicit zeros of a sparse tensor compete with its stored elements, but are never
+            stored.
+        k: the number of elements to keep in each row: exactly ``k``, including zeros, or at most ``k`` if
+            ``h`` is sparse.
+        dim: the dimension.
+        abs: whether to compare magnitudes.
+
+    Returns:
+        A ``csr`` tensor, with leading dimensions as a batch.
+
+    Raises:
+        ArgumentError: ``k`` is not between 0 and the size of the dimension.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.topk_sparse(torch.tensor([[1.0, 3.0, 2.0], [5.0, -9.0, 4.0]]), 2).to_dense()
+        tensor([[0., 3., 2.],
+                [5., 0., 4.]])
     """
     if not isinstance(h, torch.Tensor):
         raise OperandError(f"topk_sparse expected a tensor, but got a {type(h).__name__}")

@@ -149,11 +149,10 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
 
 
 def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
-    """Convert ``S`` to SciPy's CSR, CSC, BSR or COO array where its format is one, else to COO.
+    """Convert to a SciPy sparse array, in CSR, CSC or BSR if that is the format, otherwise in COO.
 
-    Values are shared unless zeros are among them; index arrays are copied. SciPy's ``eliminate_zeros`` moves
-    both in place.
-    Tensors of more than two dimensions are COO arrays, which SciPy has since 1.15.
+    Index arrays are copied. Values share memory unless there are explicit zeros, since SciPy's
+    ``eliminate_zeros`` would move them in place. Arrays with more than two dimensions need SciPy 1.15.
     """
     sparse = optional_module("scipy.sparse", "SciPy")
     storage, shape = S.storage, S.storage.pattern.shape

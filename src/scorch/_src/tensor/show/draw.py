@@ -26,7 +26,11 @@ class Drawing(str):
 
 
 def draw(S: SparseTensor, most: int = 40) -> Drawing:
-    """Draw ``S`` as a tree of its levels in text, at most ``most`` lines of it.
+    """Draw a sparse tensor as a tree of its levels, in text.
+
+    Args:
+        S: the sparse tensor.
+        most: the maximum number of lines.
 
     >>> import scorch
     >>> scorch.draw(scorch.sparse_coo_tensor([[0, 1, 1], [1, 0, 2]], [1.5, 2.0, 3.0], (2, 3), format="csr"))
