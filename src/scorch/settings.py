@@ -152,25 +152,31 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
             if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 rest = "" if needs_one else " or None"
                 kind = "a positive integer" if least else "a non-negative integer"
-                raise ArgumentError(f"{name} must be {kind}{rest}, not {value!r}")
+                raise ArgumentError(f"{name} must be {kind}{rest}, but got {value!r}")
         place = changes.get("cache_directory")
         if place is not None:
             if not isinstance(place, str | os.PathLike):
-                raise ArgumentError(f"cache_directory must be a path or None, not {place!r}")
+                raise ArgumentError(f"cache_directory must be a path or None, but got {place!r}")
             changes["cache_directory"] = Path(place)
         for name in ("debug", "deterministic"):
             if not isinstance(changes.get(name, False), bool):
-                raise ArgumentError(f"{name} must be True or False, not {changes[name]!r}")
+                raise ArgumentError(f"{name} must be True or False, but got {changes[name]!r}")
         backend = changes.get("backend")
         if backend is not None and not (isinstance(backend, str) and backend in BACKENDS):
-            raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, not {backend!r}")
+            raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, but got {backend!r}")
         if "disable" in changes:
             changes["disable"] = _as_optimizations(changes["disable"])
         self._changes = changes
         self._tokens: list[contextvars.Token[Settings | None]] = []
 
+    def __repr__(self) -> str:
+        changes = {name: value for name, value in self._changes.items() if name != "disable"}
+        if "disable" in self._changes:
+            changes["disable"] = sorted(self._changes["disable"])
+        return f"settings({', '.join(f'{name}={value!r}' for name, value in changes.items())})"
+
     def apply(self) -> None:
-        """Keep these settings, in all threads, until they are changed again."""
+        """Apply these settings to all threads, until they are changed again."""
         applied[0] = dataclasses.replace(applied[0], **self._changes)
         here = _current.get()
         if here is not None:  # inside a ``with`` block, whose own changes end with it

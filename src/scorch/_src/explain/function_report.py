@@ -129,7 +129,7 @@ class FunctionExplanation:
         sentences = [text for kernel in self.kernels for text in kernel.advice]
         if self.joinable:
             calls = "; ".join(", ".join(group) for group in self.joinable)
-            sentences.append(f"scorch.compile fuses into one kernel: {calls}")
+            sentences.append(f"scorch.compile would fuse into one kernel: {calls}")
         return tuple(dict.fromkeys(sentences))
 
     @property
