@@ -30,7 +30,7 @@ from scorch._src.io.safetensors import read_safetensors, write_safetensors
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, MissingFileError, OperandError, ScorchError, add_note
+from scorch.errors import FileError, KeywordError, MissingFileError, OperandError, ScorchError, add_note
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
 
@@ -80,7 +80,7 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     if not file.is_file():
         raise MissingFileError(_describe_missing(file))
     if options and kind.read is not _read_pickle:
-        raise TypeError(
+        raise KeywordError(
             f"load() got an unexpected keyword argument {next(iter(options))!r}: the options of torch.load "
             f"are only supported for .pt files, not for {file.name!r}; convert the result instead, as in "
             "scorch.load(path).to(torch.float32)"
@@ -119,7 +119,7 @@ def save(
     kind = _find_kind(file)
     if kind.write is not _write_pickle:
         if more or options:
-            raise TypeError(
+            raise KeywordError(
                 f"the options of torch.save are only supported for .pt files, not for {file.name!r}"
             )
         is_many = kind.takes_many and isinstance(content, Mapping)

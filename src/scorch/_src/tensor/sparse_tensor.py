@@ -248,7 +248,7 @@ class SparseTensor(torch.Tensor):
     def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
         """Convert to another storage format.
 
-        In-place operations on the result (``T.mul_(2)``) do not change the tensor, or the other way round.
+        In-place operations on the result (``T.mul_(2)``) do not change the tensor, nor vice versa.
         As in PyTorch, ``values()`` of both may share memory: between ``csr`` and ``coo``, and in the same
         format.
 

@@ -246,8 +246,8 @@ def name_of(target: Any) -> str:
     name = resolve_name(target)
     if name is None:
         raise UnsupportedError(
-            f"{getattr(target, '__name__', target)} cannot be stored in a graph, because torch has no name "
-            "for it; call a function of torch or torch.nn.functional"
+            f"{getattr(target, '__name__', target)} cannot be stored in a graph, because it is not a "
+            "PyTorch function"
         )
     return str(name)
 

@@ -460,7 +460,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_names(name: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse keyword arguments that neither a factory function of torch nor its sparse counterpart has."""
+    """Refuse keyword arguments that neither a factory function nor PyTorch's counterpart has."""
     keywords = dict.fromkeys((*known, *OPTIONS))
     for option in options:
         if option not in keywords:
