@@ -372,9 +372,12 @@ def test_budget_can_be_set() -> None:
 
 def test_settings() -> None:
     refused(ScorchError, "unknown setting 'thread'; choose from ... threads", scorch.settings, thread=2)
-    refused(ScorchError, "threads must be a positive integer or None, not 0", scorch.settings, threads=0)
+    refused(ScorchError, "threads must be a positive integer or None, but got 0", scorch.settings, threads=0)
     refused(ScorchError, "threads must be a positive integer", scorch.settings, threads=True)
-    refused(ScorchError, "dense_budget must be ... or None, not -1", scorch.settings, dense_budget=-1)
+    refused(ScorchError, "dense_budget must be ... or None, but got -1", scorch.settings, dense_budget=-1)
     refused(
-        ScorchError, "cache_bytes must be a non-negative integer, not 'x'", scorch.settings, cache_bytes="x"
+        ScorchError,
+        "cache_bytes must be a non-negative integer, but got 'x'",
+        scorch.settings,
+        cache_bytes="x",
     )

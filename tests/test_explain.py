@@ -22,8 +22,8 @@ import scorch
 from golden_statements import NAMES, sparse, statements
 from scorch._src.compiler.target import Target
 from scorch._src.explain.explain_statement import explain
-from scorch._src.explain.highlight import highlight
 from scorch._src.formats import Format
+from scorch._src.html.highlight import highlight
 from scorch.errors import NotationError, OperandError, ShapeError
 
 GOLDEN = Path(__file__).resolve().parent / "golden"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+from collections.abc import Callable
 
 import pytest
 import scipy.sparse
@@ -10,8 +12,8 @@ import torch
 
 import scorch
 import scorch.compat.torch_sparse
-from scorch._src.name_hints import MASK_HINTS, MODULE_HINTS, NN_HINTS, TENSOR_HINTS
-from scorch.errors import UnknownNameError
+from scorch._src.name_hints import KEYWORD_HINTS, MASK_HINTS, MODULE_HINTS, NN_HINTS, TENSOR_HINTS
+from scorch.errors import OperandError, UnknownNameError
 
 S = scorch.tensor([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], format="csr")
 NAMES = {
@@ -77,6 +79,16 @@ def test_names_of_others_are_not_listed() -> None:
     assert not {"tocsr", "toarray", "fit"} & set(dir(S)) and {"to_dense", "values", "format"} <= set(dir(S))
 
 
+def test_only_public_names_are_listed() -> None:
+    own = set(dir(S)) - set(dir(torch.Tensor))
+    assert {"format", "nnz", "levels", "to_scipy", "setdiag"} <= own
+    assert not {"copied_by", "view_of", "viewed_by", "parameter", "source_values"} & own
+    assert {name for name in own if name.startswith("_")} == {
+        "__array_ufunc__", "__tensor_flatten__", "__tensor_unflatten__", "_repr_html_",
+        "_stable_hash_for_caching",
+    }  # fmt: skip
+
+
 def test_attributes_are_read_in_graphs() -> None:
     compiled = torch.compile(
         lambda S: S * 2 if S.format.order[-1] == 1 else S, fullgraph=True, backend="eager"
@@ -140,3 +152,77 @@ def test_a_property_that_fails_keeps_its_own_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(scorch.SparseTensor, "failing", property(fail), raising=False)
     with pytest.raises(AttributeError, match="the reason"):
         _ = S.failing
+
+
+EDGES = torch.tensor([[0, 1], [1, 0]])
+KEYWORDS: dict[str, Callable[[], object]] = {
+    "from_edge_index() got an unexpected keyword argument 'num_nodes'; use size=": lambda: (
+        scorch.from_edge_index(EDGES, num_nodes=2)
+    ),
+    "from_torch() got an unexpected keyword argument 'fromat'; did you mean 'format'?": lambda: (
+        scorch.from_torch(torch.eye(2), fromat="csr")
+    ),
+    "from_torch() got an unexpected keyword argument 'dtype'; apply it to the result, as in "
+    "from_torch(...).to(torch.float64)": lambda: scorch.from_torch(torch.eye(2), dtype=torch.float64),
+    "sparse_csr_tensor() got an unexpected keyword argument 'shape'; use size=": lambda: (
+        scorch.sparse_csr_tensor([0, 1], [0], [1.0], shape=(1, 1))
+    ),
+    "rand() got an unexpected keyword argument 'sparsity'; use density=1 - sparsity": lambda: scorch.rand(
+        2, 2, sparsity=0.5
+    ),
+    "zeros() got an unexpected keyword argument 'formt'; did you mean 'format'?": lambda: scorch.zeros(
+        2, 2, formt="csr"
+    ),
+    "as_tensor() got an unexpected keyword argument 'fmt'; use format=": lambda: scorch.as_tensor(
+        [1.0], fmt="csr"
+    ),
+    "sparsify() got an unexpected keyword argument 'amount'; use sparsity=": lambda: scorch.sparsify(
+        torch.nn.Linear(2, 2), amount=0.5
+    ),
+    "SparseLinear() got an unexpected keyword argument 'amount'; use sparsity=": lambda: (
+        scorch.nn.SparseLinear(2, 2, amount=0.5)
+    ),
+    "GATConv() got an unexpected keyword argument 'num_heads'; use heads=": lambda: scorch.nn.GATConv(
+        2, 2, num_heads=2
+    ),
+    "SGConv() got an unexpected keyword argument 'quixotic'; its keyword arguments are in_channels, "
+    "out_channels, K, cached, add_self_loops, bias": lambda: scorch.nn.SGConv(2, 2, quixotic=2),
+    "compile() got an unexpected keyword argument 'fulgraph'; did you mean 'fullgraph'?": lambda: (
+        scorch.compile(torch.relu, fulgraph=True)
+    ),
+    "SparseLSTM replaces a dense layer: use scorch.sparsify(torch.nn.LSTM(...), sparsity=0.9)": lambda: (
+        scorch.nn.SparseLSTM(input_size=4, hidden_size=2)
+    ),
+    "SparseConv2d replaces a dense layer: use scorch.sparsify(torch.nn.Conv2d(...), sparsity=0.9)": lambda: (
+        scorch.nn.SparseConv2d(3, 8, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", KEYWORDS)
+@pytest.mark.whole
+def test_unknown_keywords_are_answered_with_what_to_use(message: str) -> None:
+    with pytest.raises(OperandError) as caught:  # a TypeError, as Python raises
+        KEYWORDS[message]()
+    assert str(caught.value) == message
+
+
+def test_what_a_keyword_hint_names_is_a_keyword() -> None:
+    functions = [scorch.from_edge_index, scorch.from_coordinates, scorch.rand, scorch.sparsify, scorch.doctor]
+    functions += [getattr(scorch.nn, name) for name in scorch.nn.__all__ if name[0].isupper()]
+    functions += [getattr(scorch.nn.masks, name) for name in scorch.nn.masks.__all__]
+    functions += [scorch.linalg.cg, scorch.linalg.eigsh, scorch.zeros]
+    known = {"size"}.union(*(inspect.signature(function).parameters for function in functions))
+    assert {name for names in KEYWORD_HINTS.values() for name in names} <= known
+
+
+def test_torch_says_what_is_wrong_with_known_keywords() -> None:
+    with pytest.raises(TypeError, match="must be tuple of ints"):
+        scorch.zeros(size="csr")
+
+
+def test_functions_with_hints_are_captured() -> None:
+    compiled = torch.compile(
+        lambda x: scorch.from_torch(x, format="csr") @ x, fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(torch.eye(3)), torch.eye(3))

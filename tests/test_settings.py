@@ -68,3 +68,9 @@ def test_settings_of_a_wrong_type_are_refused(changes):
 def test_several_optimisations_may_be_one_text():
     with scorch.settings(disable="registers, prefetch"):
         assert current().disable == {"registers", "prefetch"}
+
+
+def test_repr_shows_the_changes() -> None:
+    assert (
+        repr(scorch.settings(threads=2, disable="registers")) == "settings(threads=2, disable=['registers'])"
+    )

@@ -16,13 +16,11 @@ import torch
 class ScorchError(Exception):
     """Base class of all errors that Scorch raises."""
 
-    is_translated: bool = False  # whether it tells what torch says of a call
+    is_translated: bool = False  # whether its message is that of torch for a dense call
 
 
 class ScorchWarning(UserWarning):
-    """Something is slower than it could be, or means something else than it seems; the message says what to
-    change.
-    """
+    """Something is slower than it could be, or may not mean what it seems to; the message says what to do."""
 
 
 _NOT_USERS = {"scorch", "torch", "functools", "contextlib", "threading"}  # whose frames stand between
@@ -57,7 +55,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 class CallError(ScorchError, RuntimeError):
-    """Invalid arguments of a PyTorch function, which dense tensors refuse too: sizes, dtypes or values do not
+    """The arguments of a PyTorch function are invalid, for dense tensors too: sizes, dtypes or values do not
     match.
     """
 
@@ -97,7 +95,11 @@ class InPlaceError(ScorchError, RuntimeError):
 
 
 class OperandError(ScorchError, TypeError):
-    """An operand is not a tensor, or not of the kind that the function takes."""
+    """An operand is not a tensor, or not of the kind that the function expects."""
+
+
+class KeywordError(OperandError):
+    """A keyword argument that a function does not have; the message suggests what to use instead."""
 
 
 class FreedError(ScorchError, RuntimeError):
@@ -126,7 +128,7 @@ class UnsupportedError(ScorchError, NotImplementedError):
 
 
 class MissingAttributeError(UnsupportedError, AttributeError):
-    """An attribute of tensors that one of this kind does not have; the message names another."""
+    """A sharded tensor lacks an attribute that other tensors have; the message names an alternative."""
 
 
 class DensityError(ScorchError, MemoryError):
@@ -138,7 +140,7 @@ class CommunicationError(ScorchError, RuntimeError):
 
 
 class FileError(ScorchError, OSError, ValueError):
-    """A file is damaged, or not in the format that its suffix promises."""
+    """A file is damaged, or not in the format of its suffix."""
 
 
 class MissingFileError(ScorchError, FileNotFoundError):
@@ -150,7 +152,7 @@ class TorchVersionError(ScorchError, ImportError):
 
 
 class CompilerNotFoundError(ScorchError, RuntimeError):
-    """``SCORCH_CC`` names a compiler that does not work."""
+    """No C compiler works on this machine, or ``SCORCH_CC`` names one that does not."""
 
 
 class CompilationError(ScorchError, RuntimeError):

@@ -1,7 +1,7 @@
-"""``scorch.masked``: all of ``torch.masked``; with a sparse mask it costs what the mask's entries cost.
+"""``scorch.masked``: all of ``torch.masked``; with a sparse mask, only the mask's entries cost time.
 
-``torch.masked`` itself takes sparse tensors of Scorch too, but fills what is masked out with the identity of
-the operation, which makes a dense tensor of it.
+``torch.masked`` itself accepts sparse tensors of Scorch, too, but makes them dense: it fills what is masked
+out with the identity of the operation.
 """
 
 from __future__ import annotations

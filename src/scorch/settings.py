@@ -38,18 +38,18 @@ OPTIMIZATIONS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The values in force; ``current()`` returns them.
+    """The current settings, as ``current()`` returns them.
 
-    - ``threads``: how many threads a kernel may use (None: as many as torch).
-    - ``cache_directory``: where compiled kernels are kept (None: ``SCORCH_CACHE_DIR`` or the user's cache).
-    - ``cache_bytes``: the size that the kernels on disk may reach before old ones are removed.
-    - ``compiler_seconds``: how long a compiler may take for one kernel before it is stopped.
-    - ``dense_budget``: bytes of dense memory that a result may newly need (None: a quarter of free memory).
-    - ``debug``: run every kernel through the bounds-checked interpreter too and compare.
-    - ``backend``: where kernels run (None: that of the operands' device); one of ``BACKENDS``.
+    - ``threads``: the maximum number of threads of a kernel (None: as many as PyTorch uses).
+    - ``cache_directory``: the disk cache of kernels (None: ``SCORCH_CACHE_DIR`` or the user's cache folder).
+    - ``cache_bytes``: the maximum size of the disk cache; the oldest kernels are removed.
+    - ``compiler_seconds``: the time limit for compiling one kernel.
+    - ``dense_budget``: the maximum size of a new dense tensor in bytes (None: a quarter of free memory).
+    - ``debug``: whether to run every kernel in the bounds-checked interpreter, too, and compare the results.
+    - ``backend``: what runs kernels, one of ``BACKENDS`` (None: that of the operands' device).
     - ``disable``: the names of ``OPTIMIZATIONS`` to disable (``"all"`` for naive loops).
-    - ``exchange_budget``: bytes that a call on sharded tensors may move to one process (None: any number).
-    - ``deterministic``: whether results on a GPU repeat bit for bit; if not, threads may add to one place.
+    - ``exchange_budget``: the bytes that a call on sharded tensors may send to one rank (None: no limit).
+    - ``deterministic``: whether results on a GPU are bitwise reproducible; otherwise, they use atomic adds.
     """
 
     threads: int | None = None
@@ -152,25 +152,31 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
             if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 rest = "" if needs_one else " or None"
                 kind = "a positive integer" if least else "a non-negative integer"
-                raise ArgumentError(f"{name} must be {kind}{rest}, not {value!r}")
+                raise ArgumentError(f"{name} must be {kind}{rest}, but got {value!r}")
         place = changes.get("cache_directory")
         if place is not None:
             if not isinstance(place, str | os.PathLike):
-                raise ArgumentError(f"cache_directory must be a path or None, not {place!r}")
+                raise ArgumentError(f"cache_directory must be a path or None, but got {place!r}")
             changes["cache_directory"] = Path(place)
         for name in ("debug", "deterministic"):
             if not isinstance(changes.get(name, False), bool):
-                raise ArgumentError(f"{name} must be True or False, not {changes[name]!r}")
+                raise ArgumentError(f"{name} must be True or False, but got {changes[name]!r}")
         backend = changes.get("backend")
         if backend is not None and not (isinstance(backend, str) and backend in BACKENDS):
-            raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, not {backend!r}")
+            raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, but got {backend!r}")
         if "disable" in changes:
             changes["disable"] = _as_optimizations(changes["disable"])
         self._changes = changes
         self._tokens: list[contextvars.Token[Settings | None]] = []
 
+    def __repr__(self) -> str:
+        changes = {name: value for name, value in self._changes.items() if name != "disable"}
+        if "disable" in self._changes:
+            changes["disable"] = sorted(self._changes["disable"])
+        return f"settings({', '.join(f'{name}={value!r}' for name, value in changes.items())})"
+
     def apply(self) -> None:
-        """Keep these settings, in all threads, until they are changed again."""
+        """Apply these settings to all threads, until they are changed again."""
         applied[0] = dataclasses.replace(applied[0], **self._changes)
         here = _current.get()
         if here is not None:  # inside a ``with`` block, whose own changes end with it

@@ -1,4 +1,4 @@
-"""``scorch.sparse``: all of ``torch.sparse``, and functions of it that make sparse tensors of Scorch."""
+"""``scorch.sparse``: all of ``torch.sparse``, and its constructors, which return sparse tensors of Scorch."""
 
 from scorch._src.ops.torch_sparse import spdiags
 

@@ -165,7 +165,9 @@ def test_rows_of_other_turns_are_not_read() -> None:
     )
     wanted = Steps(steps, ("z",), ("i", "j"), frozenset("A"), (("i", 9), ("j", 9)))
     tensors = {"A": stored.values, "x": torch.rand(9, dtype=torch.float64)}
-    assert fused_kernel(wanted, stored.pattern, tensors) == "y[j] reads rows of y that other turns compute"
+    assert fused_kernel(wanted, stored.pattern, tensors) == (
+        "y[j] reads other rows of y than the one that is being computed"
+    )
 
 
 def test_several_dtypes_are_not_joined() -> None:
@@ -310,5 +312,5 @@ def test_long_vectors_are_read_before_rows_of_large_tensors_come_between(
     wanted, stored, tensors = layer(op("relu", SHIFTED), rows=11, columns=10)
     product = scorch.SparseTensor(stored).to_dense() * tensors["d"] @ tensors["X"]
     kernel = agree(wanted, stored, tensors, torch.relu(product + tensors["b"]))
-    assert "a loop over i for S, then one for the others" in kernel.header
+    assert "a parallel loop over i for S, then one for the others" in kernel.header
     assert not kernel.fused.in_strip and kernel.source.count("void work_") == 2

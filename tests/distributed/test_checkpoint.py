@@ -88,7 +88,7 @@ def refuse(rank: int, folder: str) -> None:
         sd.load(f"{folder}/missing")
     with pytest.raises(FileError, match="not written by"):
         sd.load(f"{folder}/dcp5")
-    with pytest.raises(ShapeError, match="matches no tensor"):
+    with pytest.raises(ShapeError, match="cuts must end with the number of rows"):
         sd.load(f"{folder}/training", cuts=[0, 1, 2, 3])
     state = A.state_dict()
     if rank == 1:

@@ -422,7 +422,7 @@ def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
     x = torch.randn(NODES, 4)
     with pytest.raises(scorch.errors.IndexRangeError, match=r"nodes 0 to 9 as sources"):
         layer(x, edges((0, 1), (9, 1)))
-    with pytest.raises(scorch.errors.IndexRangeError, match=r"nodes 1 to 8 as targets"):
+    with pytest.raises(scorch.errors.IndexRangeError, match=r"targets \(row 1\) from 1 to 8"):
         layer(x, edges((0, 1), (2, 8)))
     with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, number of edges\)"):
         layer(x, SOME.t())

@@ -7,6 +7,7 @@ import io
 import pickle
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,7 @@ from scorch._src.nn.pattern import weight_format
 from scorch._src.nn.pruned.choose_storage import make_sparse, prune_layer
 from scorch._src.nn.pruned.prunable import kind_of_layer, tables_of
 from scorch._src.nn.pruned.sparse_conv import SparseConvNd
+from scorch.errors import FileError, OperandError
 
 F64 = torch.float64
 
@@ -347,6 +349,26 @@ def test_the_report_times_layers_of_all_kinds() -> None:
     assert [layer.kind for layer in found.layers] == [*kinds, "SparseTransposedLinear", "MultiheadAttention"]
     assert all(layer.measured > 0 and layer.dense_measured > 0 for layer in found.layers)
     assert found.layers[2].bytes < found.layers[2].dense_bytes == 2 * 3 * 8 * 8 * 4
+    for attention in (found.layers[1], found.layers[-1]):
+        assert attention.format_shapes() == "24 x 8, 8 x 8" and attention.shape == (32 * 8,)
+
+
+def test_a_sparse_embedding_loads_a_dense_table() -> None:
+    dense, other = nn.Embedding(40, 24), nn.Embedding(40, 24)
+    sparse = scorch.sparsify(dense, 0.9, prefer="size")
+    sparse.load_state_dict(other.state_dict())
+    pattern = sparse.weight.detach().to_dense() != 0
+    torch.testing.assert_close(sparse.weight.detach().to_dense(), other.weight.detach() * pattern)
+
+
+def test_loading_says_what_it_needs(tmp_path: Path) -> None:
+    sparse = scorch.sparsify(nn.Sequential(nn.Linear(64, 32)), 0.9, prefer="size")
+    with pytest.raises(FileError, match=r"no layer '0', .*; pass a model of the same architecture"):
+        scorch.nn.load_sparse(nn.Sequential(nn.ReLU()), sparse.state_dict())
+    with pytest.raises(OperandError, match=r"got a PosixPath; load a file first, .*scorch.load\(path\)"):
+        scorch.nn.load_sparse(sparse, tmp_path / "model.pt")
+    with pytest.raises(OperandError, match=r"call it as load_sparse\(model, state_dict\)"):
+        scorch.nn.load_sparse(sparse.state_dict(), sparse)
 
 
 @pytest.mark.parametrize(

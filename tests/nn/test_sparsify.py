@@ -295,5 +295,7 @@ def test_report(capsys) -> None:
     assert linear.dense_bytes == 24 * 32 * 4 and linear.density == pytest.approx(0.1, abs=0.01)
     assert linear.expected > 0 and linear.measured > 0 and linear.dense_measured > 0
     assert found.bytes < found.dense_bytes and "sparse: smaller" in printed and "csr" in printed
+    norm = found.layers[-1]  # whose bias is zero
+    assert norm.density == 1.0 and norm.shapes == ((8,), (8,))
     quiet = scorch.report(model, measure=False, quiet=True)
     assert capsys.readouterr().out == "" and quiet.layers[1].measured is None and "-" in str(quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +18,9 @@ import grid_emulator  # noqa: F401
 import scorch
 from on_device import is_on_device
 from properties.drawing import FEWER
-from scorch._src.compile.api import FusionExplanation
+from scorch._src.compile.fusion_report import FusionExplanation
 from scorch._src.tensor.create.construct import from_torch
-from scorch.errors import InPlaceError, UnsupportedError
+from scorch.errors import InPlaceError, OperandError, UnsupportedError
 from scorch.settings import current
 
 Function = Callable[..., Any]
@@ -553,7 +554,7 @@ def test_dense_submodules_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
         assert asked == [{"dynamic": True}] * times
     assert all("_compiled_call_impl" not in module.__dict__ for module in net.modules())
     assert compiled.explain(A, X).dense == ("head", "mix")
-    assert "left to torch.compile: head, mix" in str(compiled.explain(A, X))
+    assert "compiled by torch.compile: head, mix" in str(compiled.explain(A, X))
     for found, expected in zip(gradients(compiled, (A, X)), gradients(net, (A, X)), strict=True):
         torch.testing.assert_close(found, expected)
 
@@ -570,7 +571,8 @@ def test_dense_submodules_run_as_they_are_where_torch_cannot_compile(monkeypatch
     compiled = scorch.compile(net)
     for _ in range(3):
         same(compiled(A, X), net(A, X))
-    assert compiled.explain(A, X).dense[0] == "head (runs as it is; torch.compile: RuntimeError)"
+    assert compiled.explain(A, X).failed[0] == "head (RuntimeError: no compiler)"
+    assert "run uncompiled, because torch.compile failed: head (" in str(compiled.explain(A, X))
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):  # the user's own
         compiled(A, dense(6, 5))
 
@@ -610,8 +612,26 @@ def test_explanation_names_what_was_not_joined() -> None:
 
     text = str(scorch.explain(scorch.compile(function), sparse(6, 6)))
     assert "one kernel: relu, mul" in text
-    assert "not fused, since no rule records them: sin" in text
-    assert "one by one: mul\n  a single call" in text
+    assert "not fusible, run as they are: sin" in text
+    assert "not fused: mul\n  a single call" in text
+
+
+@pytest.mark.cpu("calls are joined there")
+def test_explanation_as_a_page_and_as_json() -> None:
+    compiled = scorch.compile(lambda A: torch.sin(torch.relu(A) * 2))
+    plan = scorch.explain(compiled, sparse(6, 6))
+    document = plan.to_html()
+    assert document.startswith("<!doctype html>") and "relu, mul" in document and "sin" in document
+    assert document.count("<details>") == 1 and plan._repr_html_() in document
+    assert json.loads(json.dumps(plan.to_dict()))["others"] == ["sin"]
+    assert repr(plan) == "<1 fused kernel, 1 other sparse call; print it to read it>"
+    empty = scorch.explain(scorch.compile(torch.relu), torch.ones(2))
+    assert str(empty) == "no calls on sparse tensors" and "No calls" in empty.to_html()
+
+
+def test_only_functions_and_modules_are_compiled() -> None:
+    with pytest.raises(OperandError, match=r"expected a function .* but got a SparseTensor"):
+        scorch.compile(sparse(6, 6))
 
 
 # any chain -------------------------------------------------------------------------------------------

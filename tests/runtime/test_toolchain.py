@@ -250,7 +250,7 @@ def test_description_answers_a_bug_report(kernels: Path) -> None:
     facts: dict[str, Any] = toolchain.describe()
     assert facts["cache directory"] == str(kernels)
     assert facts["cache entries"] == "0"
-    for name in ("compiler", "version", "flags", "processor", "cache bytes", "torch", "threads"):
+    for name in ("compiler", "compiler flags", "cpu", "cache bytes", "torch", "threads"):
         assert facts[name]
 
 

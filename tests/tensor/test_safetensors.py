@@ -146,8 +146,8 @@ def rewritten(path, change_facts=None, change_arrays=None) -> None:
         (lambda a: a["S.pos1"][-1].add_(1), IndexRangeError, "the last pointer must be their number"),
         (lambda a: a.update({"S.pos1": a["S.pos1"][:-1].clone()}), ShapeError, "pos1 has 6 entries"),
         (lambda a: a.update({"S.pos1": a["S.pos1"].double()}), ScorchError, "must be int64 or int32"),
-        (lambda a: a.update({"S.values": a["S.values"][1:].clone()}), FileError, "values, but its levels"),
-        (lambda a: a.update({"S.values": a["S.values"].double()}), FileError, "but it says"),
+        (lambda a: a.update({"S.values": a["S.values"][1:].clone()}), FileError, "values, but"),
+        (lambda a: a.update({"S.values": a["S.values"].double()}), FileError, "described as"),
         (lambda a: a.pop("S.crd1"), FileError, "KeyError"),
     ],
 )

@@ -59,7 +59,7 @@ class CacheStatistics(NamedTuple):
 
 
 def plan_statistics() -> dict[str, CacheStatistics]:
-    """Count the calls, plans and kernels that this process keeps, by cache.
+    """Return how many calls, plans and kernels this process has cached, by cache.
 
     Returns:
         The sizes and hits of each cache, by its name.

@@ -1,4 +1,4 @@
-"""Hints for names that a tensor or module does not have: those of other libraries, and misspellings.
+"""Hints for names that a tensor, module or function does not have: of other libraries, and misspellings.
 
 The tables say what to use instead of the names that users of SciPy, torch_sparse, scikit-learn and NumPy try.
 Other names are compared with what is there, but only if somebody reads the message: ``hasattr`` does not.
@@ -7,9 +7,16 @@ Other names are compared with what is there, but only if somebody reads the mess
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
-from scorch.errors import UnknownNameError
+from torch.compiler import is_dynamo_compiling
+
+from scorch.errors import KeywordError, OperandError, UnknownNameError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _to_format(name: str) -> str:
@@ -149,6 +156,50 @@ MASK_HINTS: dict[str, str] = {
 
 HINTS: dict[str, Mapping[str, str]] = {"scorch": MODULE_HINTS, "scorch.nn": NN_HINTS}  # by module
 
+KEYWORD_HINTS: dict[
+    str, tuple[str, ...]
+] = {  # what a keyword is called here: the first that the function has
+    **dict.fromkeys(("num_nodes", "num_rows", "n_nodes", "sparse_sizes", "shape"), ("size", "shape")),
+    "size": ("shape",),
+    **dict.fromkeys(("amount", "pruning_ratio", "ratio", "prune_ratio", "sparsity_level"), ("sparsity",)),
+    **dict.fromkeys(("layout", "fmt", "sparse_format", "storage_format"), ("format",)),
+    **dict.fromkeys(("edge_attr", "edge_weights", "weights"), ("edge_weight", "values")),
+    **dict.fromkeys(("data", "value"), ("values",)),
+    **dict.fromkeys(("indices", "index"), ("edge_index", "coordinates")),
+    **dict.fromkeys(("block_size", "blocksize", "block_shape"), ("blocks", "block")),
+    **dict.fromkeys(
+        ("in_dim", "in_feats", "in_size", "input_dim", "input_size", "in_features", "in_channels", "d_in"),
+        ("in_features", "in_channels", "features"),
+    ),
+    **dict.fromkeys(
+        ("out_dim", "out_feats", "out_size", "output_dim", "hidden_size", "out_features", "out_channels"),
+        ("out_features", "out_channels", "features"),
+    ),
+    **dict.fromkeys(("hidden_dim", "hidden_features", "d_ff"), ("hidden",)),
+    **dict.fromkeys(("num_experts", "n_experts"), ("experts",)),
+    **dict.fromkeys(("top_k", "topk", "num_eigenvalues"), ("k",)),
+    **dict.fromkeys(("num_heads", "n_heads", "nhead"), ("heads",)),
+    **dict.fromkeys(("reduce", "aggregator", "aggregator_type", "aggregation"), ("aggr",)),
+    **dict.fromkeys(("feat_drop", "attn_drop", "dropout_p", "p"), ("dropout",)),
+    **dict.fromkeys(("num_layers", "num_hops", "k"), ("K",)),
+    **dict.fromkeys(("exclude", "ignore", "skip_modules"), ("skip",)),
+    **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
+    "batch_size": ("batch",),
+    "window_size": ("radius",),
+    **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
+    **dict.fromkeys(("rtol", "atol", "eps"), ("tol",)),
+    **dict.fromkeys(("max_iter", "max_iterations", "niter"), ("maxiter",)),
+    **dict.fromkeys(("preconditioner", "precond"), ("M",)),
+}
+_OPPOSITES = {"sparsity": "density", "density": "sparsity"}
+_OF_RESULT = {
+    "dtype": ".to(torch.float64)",
+    "device": ".to(device)",
+    "requires_grad": ".requires_grad_()",
+    "pin_memory": ".pin_memory()",
+}
+MAX_LISTED_KEYWORDS = 12
+
 
 def unknown_name(
     message: str, name: str, hints: Mapping[str, str], known: Callable[[], Iterable[str]]
@@ -168,3 +219,68 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_folded = {other.lower(): other for other in reversed(public)}
     found = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.7)
     return f"did you mean {by_folded[found[0]]!r}?" if found else ""
+
+
+def unknown_keyword(function: str, keyword: str, known: Collection[str]) -> KeywordError:
+    """Return the error for a keyword argument that is not among the ``known`` ones, with its hint."""
+    message = f"{function}() got an unexpected keyword argument {keyword!r}"
+    return KeywordError(f"{message}; {_hint_for_keyword(function, keyword, known)}")
+
+
+def _hint_for_keyword(function: str, keyword: str, known: Collection[str]) -> str:
+    other = next((name for name in KEYWORD_HINTS.get(keyword, ()) if name in known), None)
+    if other is not None:
+        return f"use {other}="
+    if _OPPOSITES.get(keyword) in known:
+        return f"use {_OPPOSITES[keyword]}=1 - {keyword}"
+    question = nearest(keyword, known)
+    if question:
+        return question
+    if keyword in _OF_RESULT:
+        return f"apply it to the result, as in {function}(...){_OF_RESULT[keyword]}"
+    names = [name for name in known if not name.startswith("_")]
+    more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
+    return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
+
+
+def suggests_keywords(function: Function) -> Function:
+    """Let a function or constructor say what to use instead of a keyword argument that it does not have.
+
+    In graphs of ``torch.compile``, Python's own error is raised.
+    """
+    known = keywords_of(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and not is_dynamo_compiling():
+            for keyword in kwargs:
+                if keyword not in known:
+                    is_constructor = function.__name__ == "__init__"
+                    name = type(args[0]).__name__ if is_constructor else function.__name__
+                    raise unknown_keyword(name, keyword, known)
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def created_by_sparsify(constructor: Function) -> Function:
+    """Let the constructor of a sparse layer, called with sizes like a dense one, say how to create it."""
+    first = next(iter(keywords_of(constructor)))
+
+    @functools.wraps(constructor)
+    def checked(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get(first)
+        if given is None or isinstance(given, int):
+            name = type(layer).__name__
+            dense = f"torch.nn.{name.removeprefix('Sparse')}(...)"
+            raise OperandError(f"{name} replaces a dense layer: use scorch.sparsify({dense}, sparsity=0.9)")
+        return constructor(layer, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def keywords_of(function: Callable[..., Any]) -> dict[str, None]:
+    """Return the names that a function takes as keyword arguments, in order."""
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: None for each in parameters if each.kind in by_keyword and each.name != "self"}

@@ -60,7 +60,7 @@ def run(name: str, arguments: Sequence[str] = (), *, quick: bool = False, as_jso
     """
     suite = SUITES.get(name)
     if suite is None:
-        raise ArgumentError(f"unknown suite {name!r}; there are {', '.join(SUITES)}")
+        raise ArgumentError(f"unknown suite {name!r}; choose from {', '.join(SUITES)}")
     folder = find_folder()
     paths = [str(folder), str(SCORCH.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -80,4 +80,6 @@ def find_folder() -> Path:
     for folder in (SCORCH / "_suites", SCORCH.parent.parent):
         if (folder / PACKAGE / "kernels" / "__main__.py").is_file():
             return folder
-    raise MissingFileError("the benchmarks are not installed: they come with the package and with a checkout")
+    raise MissingFileError(
+        "the benchmarks are not installed; reinstall Scorch from a wheel, or run this command in a checkout"
+    )

@@ -57,13 +57,14 @@ def diagnose_script(
 ) -> Diagnosis:
     """Run a script and diagnose the model that it calls; with ``finish`` the largest, at the script's end."""
     if not Path(script).is_file():
-        raise MissingFileError(f"there is no script {script}")
+        raise MissingFileError(f"no such file: {script}")
     recorder = _Recorder(finish)
     with _recording(recorder), _as_program(script, arguments), contextlib.suppress(_FirstCallError):
         runpy.run_path(script, run_name="__main__")
     if recorder.call is None:
         raise ArgumentError(
-            f"{script} called no torch.nn.Module with parameters; call the model in it, such as model(batch)"
+            f"{script} did not call a torch.nn.Module with parameters; call the model in it, as in "
+            "model(batch)"
         )
     module, args, kwargs = recorder.call
     example = _name_arguments(module, args, kwargs) if kwargs else args
@@ -82,8 +83,9 @@ def _name_arguments(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
             and parameter.name in named
         ):
             raise ArgumentError(
-                f"{type(module).__name__}.forward takes arguments without names besides named ones; "
-                "call scorch.doctor(model, example) on a module that takes all of them by name"
+                f"the script called {type(module).__name__} with both keyword arguments and arguments that "
+                "cannot be passed by keyword; give forward named parameters, or call scorch.doctor(model, "
+                "example) on a wrapper that does"
             )
     return named
 

@@ -31,7 +31,7 @@ def explain_formats(
 ) -> Explanation:
     """Explain an expression over random tensors in these formats."""
     if not 0 <= density <= 1:
-        raise ShapeError(f"density must be between 0 and 1; --density is {density}")
+        raise ShapeError(f"--density must be between 0 and 1, but got {density}")
     torch.manual_seed(0)
     if "=" in text or "[" in text:
         statement = parse(text)
@@ -64,7 +64,7 @@ def _parse_formats(indices: Mapping[str, tuple[str, ...]], formats: Sequence[str
         name, equals, form = argument.partition("=")
         if not equals or not form:
             raise FormatError(
-                f"{argument!r} must say which tensor it is for, such as {next(iter(indices))}={argument}"
+                f"name the tensor of format {argument!r}, as in {next(iter(indices))}={argument}"
             )
         if name not in indices:
             raise NotationError(f"{name!r} is given but not used; the operands are {', '.join(indices)}")
@@ -87,7 +87,7 @@ def parse_sizes(text: str) -> dict[str, int]:
             if number != int(number) or number < 0:
                 raise ValueError
         except (ValueError, OverflowError):
-            raise ShapeError(f"--sizes has {item!r}; use the form i=100,j=200") from None
+            raise ShapeError(f"--sizes must have the form i=100,j=200, but got {item!r}") from None
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""``python -m scorch``: the machine, the cache, explanations, benchmarks and a demonstration in a shell."""
+"""``python -m scorch``: environment, kernel cache, explanations, benchmarks, a demonstration in a shell."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scorch",
-        description="Scorch computes tensor expressions over any mix of sparse and dense formats.",
+        description="Scorch runs PyTorch operations on sparse tensors in any storage format.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -94,30 +94,38 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="{env,cache,explain,doctor,plan,demo,bench}")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], **options: Any) -> argparse.ArgumentParser:
+        about = options["help"]
+        options.setdefault("description", f"{about[0].upper()}{about[1:]}.")
         command: argparse.ArgumentParser = commands.add_parser(
             name, formatter_class=argparse.RawDescriptionHelpFormatter, **options
         )
         command.set_defaults(command=run, print_help=command.print_help)
         return command
 
-    add("env", show_environment, help="show versions, compiler, GPU and settings, for bug reports")
+    add("env", show_environment, help="show versions, compiler, CPU, GPU and settings, for bug reports")
     command = add("cache", show_cache, help="show, clear or fill the disk cache of compiled kernels")
-    command.add_argument("--clear", action="store_true", help="remove them all")
-    command.add_argument("--warm", action="store_true", help="compile common kernels now, on all cores")
+    command.add_argument("--clear", action="store_true", help="remove all cached kernels")
+    command.add_argument(
+        "--warm", action="store_true", help="compile common kernels ahead of time, on all cores"
+    )
     command = add(
         "explain",
         show_explanation,
         help="show how an expression is computed",
-        description="Show how an expression over random tensors is computed: formats, loops, reasons.",
+        description="Show how an expression over random tensors is computed: formats, loop order, and why.",
         epilog=EPILOG,
     )
     command.add_argument("expression", help='an einsum equation, or an index expression with "="')
-    command.add_argument("formats", nargs="*", metavar="FORMAT", help="one for each operand, or NAME=FORMAT")
+    command.add_argument(
+        "formats", nargs="*", metavar="FORMAT", help="the format of each operand, or NAME=FORMAT"
+    )
     command.add_argument("--sizes", default="", metavar="i=100,j=200", help="sizes of indices (default 1000)")
-    command.add_argument("--density", type=float, default=0.01, help="of the sparse operands (default 0.01)")
-    command.add_argument("--result", metavar="FORMAT", help="request a format for the result")
-    command.add_argument("--source", action="store_true", help="print the generated source too")
-    command.add_argument("--html", metavar="FILE", help="run it too, and write the explanation as a page")
+    command.add_argument(
+        "--density", type=float, default=0.01, help="density of sparse operands (default 0.01)"
+    )
+    command.add_argument("--result", metavar="FORMAT", help="format of the result")
+    command.add_argument("--source", action="store_true", help="also print the generated source")
+    command.add_argument("--html", metavar="FILE", help="write an HTML page, with measured times")
     command = add(
         "doctor",
         show_diagnosis,
@@ -125,29 +133,39 @@ def make_parser() -> argparse.ArgumentParser:
         description="Run a script until it calls its model, and show which layers would gain from sparsity.",
         epilog=DOCTOR_EPILOG,
     )
-    command.add_argument("script", metavar="SCRIPT", help="calls a torch.nn.Module; its arguments follow")
-    command.add_argument("--finish", action="store_true", help="run the script to its end first")
+    command.add_argument("script", metavar="SCRIPT", help="the script, followed by its arguments")
+    command.add_argument(
+        "--finish", action="store_true", help="run the whole script, and diagnose its largest model"
+    )
     command.add_argument("--sparsities", default="", metavar="0.8,0.9", help="fractions of weights to prune")
-    command.add_argument("--html", metavar="FILE", help="write the diagnosis as a page")
+    command.add_argument("--html", metavar="FILE", help="write an HTML page")
     command = add(
         "plan",
         plan.show_plan,
         help="predict a distributed training step on a graph",
-        description="Predict bytes, memory and time of a distributed training step.",
+        description="Predict communication, memory and time of a distributed training step on a graph.",
         epilog=PLAN_EPILOG,
     )
-    command.add_argument("graph", metavar="GRAPH", help="a file with a matrix, or with a vector of degrees")
-    command.add_argument("--workers", type=int, required=True, help="number of ranks, one per machine")
-    command.add_argument("--network", default="10GbE", help="such as 10GbE, 100Gb or 50us,1.1GB/s")
-    command.add_argument("--features", default="128", metavar="128,64", help="columns of the products")
+    command.add_argument(
+        "graph", metavar="GRAPH", help="a file with a sparse matrix, or with a vector of degrees"
+    )
+    command.add_argument("--workers", type=int, required=True, help="the number of ranks, one per machine")
+    command.add_argument(
+        "--network", default="10GbE", help="the network, such as 10GbE, 100Gb or 50us,1.1GB/s"
+    )
+    command.add_argument("--features", default="128", metavar="128,64", help="the widths of the layers")
     command.add_argument(
         "--cuts", default="work", help="how to cut rows: work, even, random, or a file of cuts"
     )
-    command.add_argument("--partition", metavar="FILE", help="the rank of each row, as partitioners write it")
+    command.add_argument("--partition", metavar="FILE", help="a file with the rank of each row")
     command.add_argument("--wire", choices=sorted(plan.WIRES), help="the dtype in which rows are sent")
-    command.add_argument("--memory", type=float, metavar="GB", help="of one rank; what needs more is marked")
-    command = add("demo", show_demo, help="run a short demonstration, compared with torch.sparse and dense")
-    command.add_argument("--small", action="store_true", help="use small tensors, whose times mean little")
+    command.add_argument(
+        "--memory", type=float, metavar="GB", help="memory of a rank; algorithms that need more are marked"
+    )
+    command = add(
+        "demo", show_demo, help="run a short demonstration, compared with torch.sparse and dense PyTorch"
+    )
+    command.add_argument("--small", action="store_true", help="use small tensors, to see that it works")
     command = add(
         "bench",
         run_benchmark,
@@ -157,10 +175,14 @@ def make_parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     command.add_argument("suite", nargs="?", metavar="SUITE", help=f"one of {', '.join(bench.SUITES)}")
-    command.add_argument("--quick", action="store_true", help="run for a few seconds, to see that it works")
-    command.add_argument("-h", "--help", action="store_true", help="of this command, or of the suite named")
+    command.add_argument(
+        "--quick", action="store_true", help="run for a few seconds only, to see that it works"
+    )
+    command.add_argument(
+        "-h", "--help", action="store_true", help="show the help of this command, or of the suite"
+    )
     for command in commands.choices.values():
-        command.add_argument("--json", action="store_true", help="print JSON")
+        command.add_argument("--json", action="store_true", help="print as JSON")
     return parser
 
 
@@ -206,7 +228,9 @@ def show_diagnosis(options: argparse.Namespace) -> int:
     try:
         sparsities = [float(text) for text in filter(None, options.sparsities.split(","))]
     except ValueError:
-        raise ArgumentError(f"--sparsities is {options.sparsities!r}; write it as 0.8,0.9") from None
+        raise ArgumentError(
+            f"--sparsities must be numbers, as in 0.8,0.9, but got {options.sparsities!r}"
+        ) from None
     arguments = options.further[1:] if options.further[:1] == ["--"] else options.further
     diagnosis = diagnose_script(
         options.script, arguments, finish=options.finish, sparsities=sparsities or SPARSITIES

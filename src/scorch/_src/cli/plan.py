@@ -119,7 +119,7 @@ def plan_graph(
     the worker of each row.
     """
     if workers < 1:
-        raise ArgumentError(f"--workers is {workers}, but must be a positive integer")
+        raise ArgumentError(f"--workers must be a positive integer, but got {workers}")
     tensor = _read(path)
     loads = dict(_loads(tensor, workers, features, cuts, partition))
     one, link = loads[1], as_network(network)
@@ -216,7 +216,7 @@ def _read(path: str) -> Tensor:
     if isinstance(found, torch.Tensor) and found.dim() == 1 and not isinstance(found, SparseTensor):
         return found
     if not isinstance(found, SparseTensor) or found.dim() != 2:
-        raise ShapeError(f"{path} holds neither a sparse matrix nor a vector of degrees")
+        raise ShapeError(f"expected a sparse matrix or a vector of degrees in {path}")
     return found
 
 
@@ -225,7 +225,7 @@ def _read_numbers(path: str) -> Tensor:
     try:
         array = np.load(path) if path.endswith(".npy") else np.loadtxt(path, dtype=np.int64, ndmin=1)
     except OSError as error:
-        raise MissingFileError(f"{path} cannot be read: {error}") from error
+        raise MissingFileError(f"cannot read {path}: {error}") from error
     return torch.from_numpy(np.asarray(array).astype(np.int64).reshape(-1))
 
 
@@ -234,7 +234,9 @@ def show_plan(options: Any) -> int:
     try:
         features = [int(width) for width in options.features.split(",")]
     except ValueError:
-        raise ArgumentError(f"--features has {options.features!r}; use the form 128,64") from None
+        raise ArgumentError(
+            f"--features must be integers, as in 128,64, but got {options.features!r}"
+        ) from None
     plan = plan_graph(
         options.graph,
         workers=options.workers,

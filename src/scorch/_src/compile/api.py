@@ -4,68 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import textwrap
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from scorch._src.compile.fusion_report import FusionExplanation, GroupExplanation
 from scorch._src.compile.group_plan import GroupPlan
 from scorch._src.compile.lazy_tensor import LAZY_TYPES, materialize
 from scorch._src.compile.recorder import Node, PauseRecording, Recorder
+from scorch._src.name_hints import unknown_keyword
 from scorch._src.statements.modes import active
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import peek_interpreter_stack, tree_leaves
+from scorch.errors import OperandError
 from scorch.settings import current
 
 CALL_ATTRIBUTE = "_compiled_call_impl"  # what a module calls instead, as set by Module.compile
 MIN_LAYERS = 2
-
-
-@dataclass(frozen=True)
-class GroupExplanation:
-    """Recorded calls that became one kernel, or ran one by one for ``reason``."""
-
-    calls: tuple[str, ...]
-    statements: str
-    source: str
-    reason: str
-    gradients: str = ""  # how they are computed; "" if none are needed
-
-    def __str__(self) -> str:
-        if self.reason:
-            return f"one by one: {', '.join(self.calls)}\n  {self.reason}"
-        text = f"one kernel: {', '.join(self.calls)}\n" + textwrap.indent(self.statements, "  ")
-        if self.gradients:
-            text += "\n  gradients:\n" + textwrap.indent(self.gradients, "    ")
-        return text
-
-
-@dataclass(frozen=True)
-class FusionExplanation:
-    """Report how the sparse calls of a compiled function were computed.
-
-    ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded;
-    ``dense``: submodules without sparse tensors, which ``torch.compile`` compiles from their second call on.
-    """
-
-    groups: tuple[GroupExplanation, ...]
-    others: tuple[str, ...]
-    dense: tuple[str, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The source of the kernels of all groups."""
-        return "\n".join(group.source for group in self.groups if group.source)
-
-    def __str__(self) -> str:
-        paragraphs = [str(group) for group in self.groups]
-        if self.others:
-            paragraphs.append(f"not fused, since no rule records them: {', '.join(self.others)}")
-        if self.dense:
-            paragraphs.append(f"left to torch.compile: {', '.join(self.dense)}")
-        return "\n\n".join(paragraphs) or "no sparse calls"
 
 
 def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -83,7 +41,7 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
         A callable with the signature of ``model``, or a module for a module.
 
     Raises:
-        TypeError: an option is not one of ``torch.compile``; raised when the compiled function is called.
+        OperandError: ``model`` is neither a function nor a module, or ``torch.compile`` has no such option.
 
     Example:
 
@@ -95,8 +53,16 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
                 [2., 0.],
                 [2., 0.]])
     """
+    known = inspect.signature(torch.compile).parameters
+    unknown = [name for name in options if name not in known]
+    if unknown and inspect.Parameter.VAR_KEYWORD not in {each.kind for each in known.values()}:
+        raise unknown_keyword("compile", unknown[0], known.keys())
     if model is None:
         return functools.partial(compile, **options)
+    if not callable(model):
+        raise OperandError(
+            f"compile expected a function or a torch.nn.Module, but got a {type(model).__name__}"
+        )
     if isinstance(model, torch.nn.Module):
         return CompiledModule(model, options)
     return functools.wraps(model)(Compiled(model, options))
@@ -150,7 +116,8 @@ class Compiled:
         _, record = self._record(args, kwargs)
         groups = tuple(_explain_group(group) for group in record.groups if group.pattern_number >= 0)
         others = tuple(name for name in record.unrecorded if name != "__get__")
-        return FusionExplanation(groups, others, () if self.submodules is None else self.submodules.explain())
+        compiled, failed = ((), ()) if self.submodules is None else self.submodules.explain()
+        return FusionExplanation(groups, others, compiled, failed)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -222,7 +189,7 @@ class DenseSubmodule:
                     return self.compiled(*args, **kwargs)
                 except Exception as error:
                     result = self.module._call_impl(*args, **kwargs)  # raises the user's own errors
-                    self.state, self.reason = "own", f"torch.compile: {type(error).__name__}"
+                    self.state, self.reason = "own", _describe_error(error)
                     return result
         finally:
             for inner, call in installed.items():
@@ -256,16 +223,21 @@ class DenseSubmodules:
         for submodule in self.submodules:
             submodule.module.__dict__.pop(CALL_ATTRIBUTE, None)
 
-    def explain(self) -> tuple[str, ...]:
+    def explain(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """List the submodules that torch compiles, outermost only, and those that it could not."""
-        lines: list[str] = []
+        compiled: list[str] = []
         for submodule in self.submodules:
             name = submodule.name
-            if submodule.state == "dense" and not any(name.startswith(f"{line}.") for line in lines):
-                lines.append(name)
-            elif submodule.reason:
-                lines.append(f"{name} (runs as it is; {submodule.reason})")
-        return tuple(lines)
+            if submodule.state == "dense" and not any(name.startswith(f"{outer}.") for outer in compiled):
+                compiled.append(name)
+        failed = [f"{each.name} ({each.reason})" for each in self.submodules if each.reason]
+        return tuple(compiled), tuple(failed)
+
+
+def _describe_error(error: Exception) -> str:
+    """Return the name of an error and the first line of its message."""
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
 
 
 def _count_layers(module: torch.nn.Module) -> int:

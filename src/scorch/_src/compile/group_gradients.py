@@ -116,7 +116,7 @@ class BackwardPlan:
     def explain(self) -> str:
         """Describe how gradients are computed."""
         if self.reason:
-            return f"the calls one by one, again\n{self.reason}"
+            return f"by autograd of the separate calls\n{self.reason}"
         kernel = self.kernel
         lines = [] if kernel is None else ["one kernel:", textwrap.indent(kernel.fused.header, "  ")]
         lines += [

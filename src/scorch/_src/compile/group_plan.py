@@ -102,7 +102,7 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
         values[0].recipe.pattern_number,
     )
     if plan.pattern_number < 0:
-        return replace(plan, reason="a product of dense tensors, which was needed whole")
+        return replace(plan, reason="a product of dense tensors whose whole result was needed")
     if len(order) == 1 and order[0].recipe.kind in ("elementwise", "sum"):
         return replace(plan, reason="a single call")
     pattern: Pattern = record.patterns[plan.pattern_number]

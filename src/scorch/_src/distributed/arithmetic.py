@@ -24,15 +24,18 @@ def _elementwise(function: Any, a: Any, b: Any, **kwargs: Any) -> RowSharded:
     one, other = same_plans([a, b])
     result: Any = function(one.local, other.local, **kwargs)
     if not isinstance(result, SparseTensor):
-        raise UnsupportedError(f"{function.__name__} of these sharded tensors would be dense")
+        raise UnsupportedError(
+            f"{function.__name__} of these sharded tensors would be dense, and sharded tensors must stay "
+            "sparse; gather both first (A.gather())"
+        )
     return one.with_local(result)
 
 
 def _dense_partner(function: Any) -> UnsupportedError:
     return UnsupportedError(
-        f"{function.__name__} of these operands is not supported, as the result may be dense: add sharded "
-        "tensors to sharded tensors, and multiply or divide them by scalars. To scale columns or rows, use "
-        "einsum('ij,j->ij', A, x) or einsum('ij,i->ij', A, x)"
+        f"{function.__name__} is not supported for these operands, because the result may be dense. Sharded "
+        "tensors can be added to each other, and multiplied or divided by scalars; to scale columns or rows, "
+        "use einsum('ij,j->ij', A, x) or einsum('ij,i->ij', A, x)"
     )
 
 

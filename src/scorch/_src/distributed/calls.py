@@ -75,7 +75,7 @@ def _check_arguments(name: str, found: Rule, args: Sequence[Any], kwargs: Mappin
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise UnsupportedError(f"{name} of sharded tensors has the signature {signature}: {error}") from None
+        raise UnsupportedError(f"{name}: {error}; for sharded tensors, call {name}{signature}") from None
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,8 +90,8 @@ def _map_if_zero_stays(name: str, func: Any, args: Sequence[Any], kwargs: Mappin
     a, *others = args
     if not all(isinstance(value, numbers.Number) or value is None for value in (*others, *kwargs.values())):
         raise UnsupportedError(
-            f"{name} of a sharded tensor and another tensor is not supported; write it with "
-            "scorch.distributed.evaluate"
+            f"{name} of a sharded tensor and another tensor is not supported; use "
+            "scorch.distributed.evaluate instead"
         )
     of_zero = func(torch.zeros((), dtype=a.dtype, device=HOST), *others, **kwargs)
     if of_zero != 0:
@@ -127,10 +127,10 @@ HINTS = {
     "A[...]": (f"rows may be on other ranks. {_ROWS}; scorch.distributed.repartition moves rows; {_GATHER}"),
     "A[...] = x": "sharded tensors cannot be modified in place; build another with A.with_local(...)",
     "iteration": f"{_ROWS}; {_GATHER}",
-    "softmax": "A.softmax(dim) is that of the entries of each row (1) or column (0): others take no part",
+    "softmax": "A.softmax(dim) normalizes the stored entries of each row (dim=1) or column (dim=0)",
     "cumsum": f"cumulative sums over rows cross ranks; {_GATHER}",
-    "reshape": "rows stay rows: write the statement with scorch.distributed.evaluate",
-    "permute": "A.T is the transposed matrix: write others with scorch.distributed.evaluate",
+    "reshape": "the first dimension must stay that of the rows; use scorch.distributed.evaluate",
+    "permute": "A.T transposes a matrix; for other permutations, use scorch.distributed.evaluate",
 }
 
 

@@ -136,7 +136,9 @@ def add_loops(adj: RowSharded, weight: float) -> RowSharded:
     """
     rows, columns = adj.rows, adj.columns
     if not rows.has_owners_of(columns):
-        raise ShapeError("loops are for square matrices whose rows and columns are cut in the same way")
+        raise ShapeError(
+            "self-loops can only be added to square matrices whose rows and columns have the same cuts"
+        )
     (row, column), places = numbered_entries(adj.local.storage.pattern)
     row, column = row.to(torch.int64), column.to(torch.int64)
     has_loop = torch.zeros(rows.own, dtype=torch.bool, device=row.device)

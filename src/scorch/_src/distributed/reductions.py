@@ -60,8 +60,8 @@ def norm(a: RowSharded, p: Any = "fro") -> Tensor:
 def matrix_norm(a: RowSharded, ord: Any = None) -> Tensor:
     if ord not in ("fro", None):
         raise UnsupportedError(
-            f"torch.linalg.norm(A, {ord!r}) is a norm of matrices, which has no rule for sharded tensors; "
-            "torch.linalg.vector_norm(A, p) and A.norm(p) are norms over all entries"
+            f"torch.linalg.norm(A, {ord!r}) is a matrix norm, which is not supported for sharded tensors; "
+            "for a norm over all entries, use torch.linalg.vector_norm(A, p) or A.norm(p)"
         )
     result: Tensor = vector_norm(a)
     return result
@@ -73,7 +73,9 @@ def vector_norm(a: RowSharded, ord: Any = 2) -> Tensor:
     if ord == float("inf"):
         return _largest_magnitude(values, a.group)
     if not isinstance(ord, numbers.Real) or ord <= 0:
-        raise UnsupportedError(f"the norm {ord!r} has no rule for sharded tensors; inf and all above 0 have")
+        raise UnsupportedError(
+            f"norms of sharded tensors must have a positive order, or inf, but got {ord!r}"
+        )
     power = float(ord)
     if power < 1:
         values = values[values != 0]  # where the slope has no end

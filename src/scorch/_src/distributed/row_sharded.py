@@ -184,11 +184,11 @@ class RowSharded(TensorNames, ShardedGraph):
         return self.with_local(local)
 
     def rows_of(self, tensor: Tensor) -> Tensor:
-        """Pick this process's rows from a tensor that every process has, and bring them to its device."""
+        """Select this rank's rows of a tensor that every rank has, and move them to this rank's device."""
         return _pick(tensor, self.rows).to(self.device)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
-        """Pick the rows that this process's columns stand for from a tensor that has all, in the same way."""
+        """Select the rows of a tensor that belong to this rank's columns, like ``rows_of``."""
         return _pick(tensor, self.columns).to(self.device)
 
     def entries(self) -> tuple[list[Tensor], Tensor]:
@@ -200,9 +200,9 @@ class RowSharded(TensorNames, ShardedGraph):
 
     @one_call
     def gather(self) -> SparseTensor:
-        """Return the whole tensor in every process: all entries are moved to all processes.
+        """Return the whole tensor on every rank; all entries are sent to all ranks.
 
-        All processes go on with the same tensor, and find the same gradient.
+        All ranks continue with the same tensor, and compute the same gradient.
         """
         crd, values = self.entries()
         places = gather_rows(torch.stack(crd, 1), self.group)
@@ -215,7 +215,7 @@ class RowSharded(TensorNames, ShardedGraph):
     def T(self) -> RowSharded:
         """The transposed matrix; entries stay on their ranks, rows and columns swap roles."""
         if self.ndim != 2:
-            raise ShapeError(f"T is for matrices; this tensor has {self.ndim} dimensions")
+            raise ShapeError(f".T is only supported for matrices, but this tensor is {self.ndim}-D")
         result = RowSharded(self.local.T, self.columns, self.rows, self.mesh)
         result.use_options_of(self)
         result.split = False
@@ -328,7 +328,9 @@ class RowSharded(TensorNames, ShardedGraph):
         return self.map_local(copy.deepcopy, memo)
 
     def __bool__(self) -> bool:
-        raise UnsupportedError("the truth value of a sharded tensor is ambiguous")
+        raise UnsupportedError(
+            "Boolean value of a sharded tensor is ambiguous; reduce it first, as in A.count_entries() > 0"
+        )
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(
@@ -339,7 +341,7 @@ class RowSharded(TensorNames, ShardedGraph):
 
 def _pick(tensor: Tensor, plan: HaloPlan) -> Tensor:
     if len(tensor) != plan.extent:
-        raise ShapeError(f"the tensor has {len(tensor)} rows; {plan.extent} are sharded")
+        raise ShapeError(f"expected a tensor with {plan.extent} rows, but got {len(tensor)}")
     if plan.order is None:
         return tensor[plan.begin : plan.end]
     return tensor[plan.order.numbers.to(tensor.device)]

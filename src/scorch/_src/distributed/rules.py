@@ -59,7 +59,7 @@ def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]
         raise _refusal(assign, "sharded tensors have different indices; multiply two of them with @")
     row, column = next(iter(found))
     if row == column:
-        raise _refusal(assign, "the diagonal of a sharded tensor is distributed over ranks")
+        raise _refusal(assign, "the entries of a sharded tensor's diagonal are on different ranks")
     return row, column
 
 
@@ -81,7 +81,8 @@ def check_spelling(expression: str, assign: Assign, sharded: frozenset[str]) -> 
             if index not in cut and spelled(index) in names:
                 name = spelled(index)
                 raise _refusal(
-                    assign, f"{name} is a sharded index in one place and another in {show(access)}"
+                    assign,
+                    f"{name} is a sharded index, but means another index in {show(access)}; rename one",
                 )
 
 
@@ -118,7 +119,8 @@ def _check_inner(
                     raise _refusal(assign, f"the sum over {index} is used before it is complete")
                 if not REDUCTIONS[op].skips_zero or not vanishes(body, sharded):
                     raise _refusal(
-                        assign, f"{op} over {index} depends on more than the entries of {_names(sharded)}"
+                        assign,
+                        f"{op} over {index} depends on more than the stored entries of {_names(sharded)}",
                     )
             _check_inner(assign, body, sharded, cut, allowed)
         case Op(_, args):
@@ -175,6 +177,6 @@ def _names(sharded: frozenset[str]) -> str:
 
 def _refusal(assign: Assign, why: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{show(assign)} has no rule for sharded tensors: {why}. Nothing is gathered without being asked: "
-        "write it in several statements, or gather the operands first (A.gather())"
+        f"{show(assign)} is not supported for sharded tensors: {why}. Split it into several statements, or "
+        "gather the operands first (A.gather())"
     )

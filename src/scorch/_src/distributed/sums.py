@@ -79,8 +79,8 @@ def as_replicated(x: Any, group: Group) -> Any:
     kinds = _sources_of(x.grad_fn)
     if kinds == {"sum", "part"}:
         raise UnsupportedError(
-            "an operand is computed of a sum over processes and of a weight, whose gradients are found in "
-            "others: wrap the sum first, scorch.distributed.spread(A.norm(), A.group) * weight"
+            "an operand combines a sum over ranks with a weight, so its gradient would be incomplete; wrap "
+            "the sum first, as in scorch.distributed.spread(A.norm(), A.group) * weight"
         )
     return spread(x, group) if kinds == {"sum"} else x
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from scorch._src.backends.base import host_threads
 from scorch._src.explain.doctor_report import MIN_GAIN, Diagnosis, LayerDiagnosis
 from scorch._src.explain.render import print_unless
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import timing
 from scorch._src.nn.pruned.prunable import KINDS
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -33,6 +34,7 @@ MAX_SPARSE_INPUT_DENSITY = 0.2  # up to which an input is tried as a sparse one
 ROUNDS = 5
 
 
+@suggests_keywords
 def doctor(
     model: torch.nn.Module,
     example: Any,
@@ -70,12 +72,12 @@ def doctor(
         ['0', '2']
     """
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"doctor takes a torch.nn.Module, not a {type(model).__name__}")
+        raise OperandError(f"doctor expected a torch.nn.Module, but got a {type(model).__name__}")
     sparsities = (sparsities,) if isinstance(sparsities, int | float) else tuple(sparsities)
     for sparsity in sparsities:
         if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
             raise ArgumentError(
-                f"sparsities are fractions of weights to prune, between 0 and 1, not {sparsity!r}"
+                f"sparsities must be fractions of weights to prune, between 0 and 1, but got {sparsity!r}"
             )
     call = _make_call(model, example)
     state = torch.get_rng_state()
@@ -228,7 +230,7 @@ def _advice(layer: LayerDiagnosis) -> str:
     smallest, largest = layer.gains_from, max(layer.sparse, default=None)
     if smallest is not None and largest is not None:
         gains = ", ".join(f"{layer.gain(s):.1f} x at {s:.0%}" for s in layer.sparse if s >= smallest)
-        norm_text = f"{layer.norm_kept[smallest]:.0%} of the norm stays at {smallest:.0%}"
+        norm_text = f"{layer.norm_kept[smallest]:.0%} of the norm remains at {smallest:.0%}"
         sentences.append(f"faster if at least {smallest:.0%} pruned: {gains}; {norm_text}")
     elif largest is not None and not sentences:
         sentences.append(f"not faster up to {largest:.0%} pruned: {_explain_no_gain(layer)}")

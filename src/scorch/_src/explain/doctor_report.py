@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scorch._src.explain import html as page
+from scorch._src.html import page
 from scorch._src.units import format_seconds, format_table
+from scorch.errors import counted
 
 MAX_STEADY_VARIATION = 1.3
 MIN_GAIN = 1.05  # speedup from which on it is called a gain
@@ -114,7 +115,7 @@ class Diagnosis:
         return head, rows
 
     def _summary(self) -> list[str]:
-        lines = [f"{self.model}: {format_seconds(self.seconds)} with {self.threads} threads"]
+        lines = [f"{self.model}: {format_seconds(self.seconds)} with {counted(self.threads, 'thread')}"]
         for sparsity in self._tried:
             model_seconds = self.seconds_at(sparsity)
             if model_seconds < self.seconds / MIN_GAIN:
@@ -127,7 +128,7 @@ class Diagnosis:
             lines.append("timings are noisy or the machine is busy: repeat on an idle machine")
         if len(lines) > 1 and self._tried:
             lines.append(
-                "scorch.sparsify(model, sparsity=...) does that; check the accuracy and fine-tune if needed"
+                "to prune, call scorch.sparsify(model, sparsity=...); check the accuracy, fine-tune if needed"
             )
         return lines
 

@@ -50,14 +50,14 @@ class Explainer:
 
     def __init__(self, function: Callable[..., Any], runs: int = RUNS) -> None:
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-            raise ArgumentError(f"runs must be a positive integer, not {runs!r}")
+            raise ArgumentError(f"runs must be a positive integer, but got {runs!r}")
         self.function = function
         self.runs = runs
 
     def __call__(self, *args: Any, **kwargs: Any) -> FunctionExplanation:
         """Call the function ``2 * runs + 1`` times, and once to see what ``scorch.compile`` would fuse.
 
-        So a training step is taken as often; what is drawn at random afterwards does not change.
+        A training step is taken that many times, too. The state of the random number generator is restored.
         """
         call = functools.partial(self.function, *args, **kwargs)
         state = torch.get_rng_state()
@@ -84,7 +84,7 @@ class Explainer:
         )
 
     def __repr__(self) -> str:
-        return f"<call it with the arguments of {_name_of(self.function)} to see what it does>"
+        return f"<explanation of {_name_of(self.function)}: call it with the function's arguments>"
 
 
 def _name_of(function: Any) -> str:

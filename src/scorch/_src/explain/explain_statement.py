@@ -14,7 +14,8 @@ from typing import Any, overload
 
 import torch
 
-from scorch._src.compile.api import Compiled, CompiledModule, FusionExplanation
+from scorch._src.compile.api import Compiled, CompiledModule
+from scorch._src.compile.fusion_report import FusionExplanation
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.contract import factors_of, ways
@@ -130,11 +131,11 @@ def explain(
         return explainer(*operands, **tensors) if operands or tensors else explainer
     if not isinstance(text, str):
         raise NotationError(
-            f"explain takes an equation such as 'ij,jk->ik' as a string, or a function, not {text!r}"
+            f"explain expected an equation such as 'ij,jk->ik' or a function, but got {text!r}"
         )
     if "=" in text or "[" in text:
         if operands:
-            raise NotationError(f"the tensors of {text!r} are passed by name, such as A=A")
+            raise NotationError(f"pass the tensors of {text!r} by name, as in A=A")
         if any(isinstance(tensor, RowSharded) for tensor in tensors.values()):
             return explain_sharded(text, parse(text).assign, tensors, explain_local_statement)
         explanation = Explanation(text, tuple(_explain_expression(text, tensors, format)))
@@ -142,7 +143,7 @@ def explain(
         return _measured(explanation, call, runs) if measure else explanation
     if tensors:
         names = ", ".join(tensors)
-        raise NotationError(f"the operands of {text!r} are passed by position, not by name as {names}")
+        raise NotationError(f"pass the operands of {text!r} by position, not by name ({names})")
     if any(isinstance(operand, RowSharded) for operand in operands):
         assign, named = read_einsum(text, operands)
         return explain_sharded(text, assign, named, explain_local_equation)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from scorch._src.explain import html as page
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.step import StepExplanation, TensorFacts
+from scorch._src.html import page
 from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
 
@@ -86,16 +86,16 @@ class CallExplanation:
 
 @dataclass(frozen=True)
 class FunctionExplanation:
-    """Report what a function did when it was called; print it to read it.
+    """What a function did when it was called; print it to read it.
 
     ``calls``
-        in order, including those without sparse tensors
+        the calls in order, including those without sparse tensors
     ``seconds``
-        of the whole call, the median of ``runs``; ``watched``: while traced
+        the time of the whole call, the median of ``runs``; ``watched``: its time while traced
     ``joined``
-        calls that ``scorch.compile`` fused
+        the calls that ``scorch.compile`` fused
     ``joinable``
-        calls that it would fuse
+        the calls that ``scorch.compile`` would fuse
     ``result``
         what the last call returned
     """
@@ -129,7 +129,7 @@ class FunctionExplanation:
         sentences = [text for kernel in self.kernels for text in kernel.advice]
         if self.joinable:
             calls = "; ".join(", ".join(group) for group in self.joinable)
-            sentences.append(f"scorch.compile fuses into one kernel: {calls}")
+            sentences.append(f"scorch.compile would fuse into one kernel: {calls}")
         return tuple(dict.fromkeys(sentences))
 
     @property

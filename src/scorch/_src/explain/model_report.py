@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from scorch._src.backends.base import host_threads
-from scorch._src.explain import html as page
 from scorch._src.explain.render import print_unless
+from scorch._src.html import page
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import timing
 from scorch._src.nn.pruned.prunable import (
     dense_weights,
@@ -20,16 +22,18 @@ from scorch._src.nn.pruned.prunable import (
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.units import format_seconds, format_table
-from scorch.errors import ArgumentError, OperandError
+from scorch.errors import ArgumentError, OperandError, counted
+
+MAX_SHAPES = 3
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer: its weight as it is stored, and times in seconds; None where nothing was measured."""
+    """One layer: its weights as they are stored, and times in seconds; None where nothing was measured."""
 
     name: str
     kind: str
-    shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     format: str
     density: float
     bytes: int
@@ -38,6 +42,16 @@ class LayerReport:
     measured: float | None
     dense_measured: float | None
     reason: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight; the number of elements if there are several weights."""
+        return self.shapes[0] if len(self.shapes) == 1 else (sum(map(math.prod, self.shapes)),)
+
+    def format_shapes(self) -> str:
+        """Return the shapes as text, the first few if there are many."""
+        shown = [" x ".join(map(str, shape)) for shape in self.shapes[:MAX_SHAPES]]
+        return ", ".join([*shown, "..."] if len(self.shapes) > MAX_SHAPES else shown)
 
 
 @dataclass(frozen=True)
@@ -69,22 +83,23 @@ class ModelReport:
 
     @property
     def dense_bytes(self) -> int:
-        """The bytes that all of them would take if they were dense."""
+        """The bytes that all weights would take if they were dense."""
         return sum(layer.dense_bytes for layer in self.layers)
 
     def _rows(self) -> list[list[str]]:
         head = ["layer", "kind", "shape", "format", "density", "bytes", "of dense"]
         rows = [[*head, "expected", "measured", "dense"]]
         for layer in self.layers:
-            shape = " x ".join(map(str, layer.shape))
-            names = [layer.name or "(model)", layer.kind, shape, layer.format, f"{layer.density:.1%}"]
+            name, density = layer.name or "(model)", f"{layer.density:.1%}"
+            names = [name, layer.kind, layer.format_shapes(), layer.format, density]
             rows.append([*names, *_format_bytes_and_times(layer, layer)])
         rows.append(["all", "", "", "", "", *_format_bytes_and_times(self, *self.layers)])
         return rows
 
     def _notes(self) -> list[str]:
-        times = f"times for a batch of {self.batch}, {self.threads} threads; dense: with a dense weight"
-        reasons = [f"{layer.name or '(model)'}: {layer.reason}" for layer in self.layers if layer.reason]
+        threads = counted(self.threads, "thread")
+        times = f"times for a batch of {self.batch}, {threads}; dense: the same layer with a dense weight"
+        reasons = [f"{layer.name or '(model)'} is {layer.reason}" for layer in self.layers if layer.reason]
         return [times, *reasons, *str(self.sparsification).splitlines()]
 
     def __str__(self) -> str:
@@ -107,10 +122,11 @@ def _format_bytes_and_times(sizes: LayerReport | ModelReport, *layers: LayerRepo
     return [f"{sizes.bytes:,}", f"{sizes.bytes / max(sizes.dense_bytes, 1):.2f}", *times]
 
 
+@suggests_keywords
 def report(
     model: torch.nn.Module, *, batch: int = 32, measure: bool = True, quiet: bool | None = None
 ) -> ModelReport:
-    """Print the layers of a model that have weights: density, bytes, expected and measured time.
+    """Print the layers of a model that have weights: density, size, expected and measured time.
 
     Times are those of each layer on its own, the minimum of several calls, next to those of the same layer
     with a dense weight. The expected time is that of reading the weight, or multiplying by it, at the speed
@@ -138,9 +154,9 @@ def report(
         0.1
     """
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"report takes a torch.nn.Module, not a {type(model).__name__}")
+        raise OperandError(f"report expected a torch.nn.Module, but got a {type(model).__name__}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ArgumentError(f"batch must be a positive integer, not {batch!r}")
+        raise ArgumentError(f"batch must be a positive integer, but got {batch!r}")
     layers: list[LayerReport] = []
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
@@ -166,28 +182,32 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
     is_timed = is_sparse or kind_of_layer(module) is not None
     if is_sparse:
         tables = list(tables_of(module).values())
-        shapes = [(table.out_features, table.in_features) for table in tables]
+        shapes = tuple((table.out_features, table.in_features) for table in tables)
         element, nonzero = tables[0].values.element_size(), sum(table.nnz for table in tables)
         count, form = sum(rows * columns for rows, columns in shapes), str(tables[0].format)
         size = nonzero * element + sum(table.pattern.bytes() for table in tables)
         dense_size = count * element
-        shape: tuple[int, ...] = shapes[0] if len(shapes) == 1 else (count,)
     else:
         weights = list(dense_weights(module) if is_timed else module.parameters(recurse=False))
         if not weights:
             return None
         count = sum(weight.numel() for weight in weights)
         size = dense_size = sum(weight.numel() * weight.element_size() for weight in weights)
-        nonzero = sum(int(torch.count_nonzero(weight.detach())) for weight in weights)
-        is_one = is_timed and len(weights) == 1
-        shape, form = tuple(weights[0].shape) if is_one else (count,), "dense"
+        nonzero, form = sum(map(_count_nonzeros, weights)), "dense"
+        shapes = tuple(tuple(weight.shape) for weight in weights)
     decision = getattr(module, "sparsified", None) if is_timed else None
     reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
     expected = timing.estimate_seconds(module, batch) if is_timed and measure else None
     times = _times(module, batch, dense_size) if is_timed and measure else {}
     measured = (expected, times.get("own"), times.get("dense"))
     density = nonzero / max(count, 1)
-    return LayerReport(name, type(module).__name__, shape, form, density, size, dense_size, *measured, reason)
+    kind = type(module).__name__
+    return LayerReport(name, kind, shapes, form, density, size, dense_size, *measured, reason)
+
+
+def _count_nonzeros(weight: torch.Tensor) -> int:
+    """Count the nonzeros of a weight, or all elements of a vector, such as a bias, which is never pruned."""
+    return int(torch.count_nonzero(weight.detach())) if weight.dim() > 1 else weight.numel()
 
 
 def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, float]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorch._src.compiler.schedule.order_loops import MAX_PERMUTED_LOOPS
-from scorch._src.explain import html as page
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.statement_page import explanation_html
 from scorch._src.explain.step import OrderCost, StepExplanation, format_cost, format_memory, format_number
 from scorch._src.formats import Format
+from scorch._src.html import page
 from scorch._src.units import format_seconds
 from scorch.errors import counted
 
@@ -22,7 +22,7 @@ _LABEL = 10
 
 @dataclass(frozen=True)
 class Explanation:
-    """Report what a call does, step by step; print it to read it.
+    """How a call is computed, step by step; print it to read it.
 
     Attributes:
         text: the equation or expression as it was written.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from scorch._src.explain import html as page
 from scorch._src.explain.step import OrderCost, StepExplanation, TensorFacts, format_cost, format_memory
+from scorch._src.html import page
 from scorch._src.units import format_seconds
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ _BLOCKED = re.compile(r"(bsr|bsc)\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
 def register_level(level: Level) -> Level:
-    """Let formats be spelled with a level written outside Scorch, by its letter and its name.
+    """Register a level written outside Scorch, so that formats can use its letter and its name.
 
     Its name is also that of a format: dense levels, with the last dimension stored in ``level``. Files and
     compiled graphs know levels by their letters, so register a level before they are read.
@@ -168,7 +168,7 @@ class Format:
 
     @property
     def spelling(self) -> str:
-        """The letters, for files and graphs, from which the levels are found again."""
+        """The letters of the levels, which files and graphs store."""
         if any(_BY_LETTER.get(level.letter) != level for level in self.levels):
             raise UnsupportedError(
                 f"files and graphs identify levels by their letters, but format {self} has a level that is "
@@ -239,14 +239,14 @@ class Format:
         return self.inner if is_outermost and not self.inner.is_dense else None
 
     def part(self, level: int) -> str:
-        """``whole``, or which part of a split dimension the level stores: ``outer`` or ``inner``."""
+        """What a level stores of its dimension: ``whole``, or of one with blocks ``outer`` or ``inner``."""
         dim = self.order[level]
         if self.block(dim) is None:
             return "whole"
         return "outer" if dim not in self.order[:level] else "inner"
 
     def level_size(self, level: int, shape: Sequence[int]) -> int:
-        """How many coordinates the level can have."""
+        """The number of coordinates of a level: the size of its dimension, of its blocks or in a block."""
         size, block = shape[self.order[level]], self.block(self.order[level])
         if block is None:
             return size

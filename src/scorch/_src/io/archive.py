@@ -76,7 +76,7 @@ def parse_dtype(name: object) -> torch.dtype:
     """Return the dtype with this name, if tensors can have it."""
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise FileError(f"it names the dtype {name!r}, which does not exist")
+        raise FileError(f"unknown dtype {name!r}")
     type_of_dtype(dtype)
     return dtype
 
@@ -84,7 +84,7 @@ def parse_dtype(name: object) -> torch.dtype:
 def parse_format(description: object) -> Format:
     is_described = isinstance(description, Mapping) and {"levels", "order"} <= set(description)
     if not isinstance(description, Mapping) or not is_described or not isinstance(description["order"], list):
-        raise FileError(f"it describes its format as {description!r}, which is not a format")
+        raise FileError(f"{description!r} does not describe a format")
     dims = len(set(map(str, description["order"])))
     blocks = description.get("blocks")
     return Format(description["levels"] or "dense", order=description["order"], blocks=blocks, dims=dims)
@@ -93,13 +93,13 @@ def parse_format(description: object) -> Format:
 def from_arrays(description: object, arrays: Mapping[str, torch.Tensor]) -> SparseTensor | torch.Tensor:
     """Build the tensor with this description and arrays; raise an error if they disagree."""
     if not isinstance(description, Mapping):
-        raise FileError(f"it has {description!r} instead of the description of a tensor")
+        raise FileError(f"{description!r} does not describe a tensor")
     shape, values = as_shape("shape", description.get("shape")), arrays.get("values")
     if values is None:
-        raise FileError("it has no array of values")
+        raise FileError("the array of values is missing")
     if values.dtype != parse_dtype(description.get("dtype")):
         raise FileError(
-            f"its values are {values.dtype}, but it says that they are {description.get('dtype')}"
+            f"the values are {values.dtype}, but the tensor is described as {description.get('dtype')}"
         )
     if description.get("format") is None:
         return _as_dense(values, shape)
@@ -114,7 +114,7 @@ def from_arrays(description: object, arrays: Mapping[str, torch.Tensor]) -> Spar
 
 def _as_dense(values: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     if values.numel() != math.prod(shape):
-        raise FileError(f"it has {values.numel()} values, but its shape is {shape}")
+        raise FileError(f"a tensor of shape {shape} cannot have {values.numel()} values")
     return values.reshape(shape)
 
 
@@ -133,7 +133,7 @@ def check_pattern(
     another process has sent in shared memory stay there, as do copies that nobody else has (``is_own``).
     """
     if form.dims != len(shape):
-        raise FileError(f"its format stores {form.dims} dimensions, but its shape is {shape}")
+        raise FileError(f"format {form} stores {form.dims}-D tensors, but the shape is {shape}")
     counts: list[int] = []
     in_order: set[int] = set()  # levels that are right by themselves
     positions = 1
@@ -167,7 +167,7 @@ def check_pattern(
 
     pattern = Pattern(form, shape, tuple(map(copy, pos)), tuple(map(copy, crd)), tuple(counts))
     if has_contents and completed(pattern)[0] is not pattern:
-        raise FileError(f"it lacks entries that format {form} stores")
+        raise FileError(f"entries that format {form} stores are missing")
     return pattern
 
 
@@ -183,10 +183,10 @@ def check_values(pattern: Pattern, values: torch.Tensor) -> None:
     """Check that there is one value for each position, and zeros in the padding of blocks."""
     _check_array("values", values)
     if values.numel() != pattern.size:
-        raise FileError(f"it has {values.numel()} values, but its levels have {pattern.size} positions")
+        raise FileError(f"there are {values.numel()} values, but {pattern.size} positions in the last level")
     is_inside = inside(pattern)
     if is_inside is not None and bool((values[~is_inside] != 0).any()):
-        raise FileError("the part of a block that lies outside the tensor holds values")
+        raise FileError("the padding of a block must be zero")
 
 
 def _check_level(

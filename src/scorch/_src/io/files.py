@@ -30,7 +30,7 @@ from scorch._src.io.safetensors import read_safetensors, write_safetensors
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, MissingFileError, OperandError, ScorchError, add_note
+from scorch.errors import FileError, KeywordError, MissingFileError, OperandError, ScorchError, add_note
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
 
@@ -81,9 +81,10 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     if not file.is_file():
         raise MissingFileError(_describe_missing(file))
     if options and kind.read is not _read_pickle:
-        raise TypeError(
-            f"{next(iter(options))!r} is no option for {file.name!r}: .pt files have those of torch.load, "
-            "other files none; convert the tensor, as in scorch.load(path).to(torch.float32)"
+        raise KeywordError(
+            f"load() got an unexpected keyword argument {next(iter(options))!r}: the options of torch.load "
+            f"are only supported for .pt files, not for {file.name!r}; convert the result instead, as in "
+            "scorch.load(path).to(torch.float32)"
         )
     try:
         return kind.read(file, format, **options)
@@ -131,7 +132,9 @@ def save(
     kind = _find_kind(file)
     if kind.write is not _write_pickle:
         if more or options:
-            raise TypeError(f"options of torch.save are for .pt files, not for {file.name!r}")
+            raise KeywordError(
+                f"the options of torch.save are only supported for .pt files, not for {file.name!r}"
+            )
         is_many = kind.takes_many and isinstance(content, Mapping)
         content = {n: _as_tensor(value) for n, value in content.items()} if is_many else _as_tensor(content)
     with replace_file(file) as new_file:

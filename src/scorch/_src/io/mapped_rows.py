@@ -28,6 +28,7 @@ from scorch._src.io.safetensors_header import (
     map_array,
     read_header,
 )
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import joined_ranges
 from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Storage
@@ -63,11 +64,12 @@ class MemmapSparseDataset(Dataset[Any]):
         (5, torch.Size([2, 5]))
     """
 
+    @suggests_keywords
     def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:
         if not isinstance(name, str):
             raise OperandError(
-                f"name is that of a matrix in the file, not a {type(name).__name__}; for rows with labels, "
-                "use SparseDataset(MemmapSparseDataset(path), labels)"
+                f"name must be the name of a matrix in the file, but got a {type(name).__name__}; for rows "
+                "with labels, use SparseDataset(MemmapSparseDataset(path), labels)"
             )
         self.path = Path(path).resolve()
         self.name = name
@@ -85,8 +87,9 @@ class MemmapSparseDataset(Dataset[Any]):
             raise FileError(f"{path}: its metadata was not written by Scorch: {error!r}") from None
         if len(self.shape) != 2 or form != as_format("csr", 2):
             raise UnsupportedError(
-                f"{path} holds a tensor of format {form} and shape {tuple(self.shape)}; only csr matrices "
-                "can be memory-mapped: scorch.save(path, scorch.load(path, format='csr'))"
+                f"only csr matrices can be memory-mapped, but {path} holds a tensor of format {form} and "
+                f"shape {tuple(self.shape)}; convert it with scorch.save(path, scorch.load(path, "
+                "format='csr'))"
             )
         self._locations = locations
         self._check_locations()

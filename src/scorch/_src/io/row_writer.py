@@ -24,6 +24,7 @@ from scorch._src.formats import Format
 from scorch._src.io.archive import describe_format
 from scorch._src.io.replacement import Replacement, resolve_target
 from scorch._src.io.safetensors_header import entry
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.tensor.create.build import index_dtype
 from scorch._src.tensor.create.check import as_shape
 from scorch._src.tensor.create.construct import from_torch
@@ -58,6 +59,7 @@ class RowWriter:
         tensor([0, 1, 3])
     """
 
+    @suggests_keywords
     def __init__(
         self, path: str | os.PathLike[str], *, columns: int | None = None, dtype: torch.dtype | None = None
     ) -> None:

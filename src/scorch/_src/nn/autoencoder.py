@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError
@@ -38,6 +39,7 @@ class TopKAutoencoder(torch.nn.Module):
         (32, torch.Size([8, 16]))
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_features: int,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.grad_topk import grad_topk
 from scorch._src.nn.pattern import pattern_from_keys, stored_keys
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -27,6 +28,7 @@ class DynamicSparsity:
 
     needs_gradients = False
 
+    @suggests_keywords
     def __init__(
         self,
         model: torch.nn.Module,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, tables_of
 from scorch._src.nn.saved_pattern import empty_pattern, pattern_from_words
@@ -19,6 +20,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, OperandError
 
 
+@suggests_keywords
 def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.nn.Module:
     """Load the ``state_dict`` of a sparse model into a dense or sparse model of the same architecture.
 
@@ -34,7 +36,7 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
         The model, or its replacement if the model itself is one layer that becomes sparse or dense.
 
     Raises:
-        OperandError: ``model`` is not a ``torch.nn.Module``.
+        OperandError: ``model`` is not a ``torch.nn.Module``, or ``state_dict`` not a mapping.
         FileError: the model has no layer for a sparse weight of ``state_dict``.
 
     Example:
@@ -47,7 +49,15 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
         205
     """
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"load_sparse expected a torch.nn.Module, but got {type(model).__name__}")
+        raise OperandError(
+            f"load_sparse expected a torch.nn.Module, but got a {type(model).__name__}; call it as "
+            "load_sparse(model, state_dict)"
+        )
+    if not isinstance(state_dict, Mapping):
+        raise OperandError(
+            f"load_sparse expected a state_dict, but got a {type(state_dict).__name__}; load a file first, "
+            "as in scorch.nn.load_sparse(model, scorch.load(path))"
+        )
     sparse = _sparse_layers(state_dict)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
@@ -63,7 +73,10 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             replaced[module] = replacement.train(module.training)
     missing = sorted(sparse - known)
     if missing:
-        raise FileError(f"the model has no layer {missing[0]!r}, which is sparse in the state_dict")
+        raise FileError(
+            f"the model has no layer {missing[0]!r}, which is sparse in the state_dict; pass a model of the "
+            "same architecture as the one that was saved"
+        )
     model = fuse_modules(replace_modules(model, replaced))
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     state: Any = OrderedDict({**state_dict, **read})

@@ -21,7 +21,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.name_hints import MASK_HINTS, unknown_name
+from scorch._src.name_hints import MASK_HINTS, suggests_keywords, unknown_name
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -41,6 +41,7 @@ Device = torch.device | str | int | None  # None: torch's default device, as for
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+@suggests_keywords
 def window(
     n: int, radius: int | tuple[int, int], m: int | None = None, *, device: Device = None
 ) -> SparseTensor:
@@ -73,6 +74,7 @@ def window(
     return _intervals((rows - before).clamp(0, m), (rows + after + 1).clamp(0, m), m)
 
 
+@suggests_keywords
 def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTensor:
     """Return a causal mask: each token attends to itself and to all tokens before it.
 
@@ -100,6 +102,7 @@ def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTens
     return _intervals(torch.zeros_like(rows), (rows + 1).clamp(0, m), m)
 
 
+@suggests_keywords
 def global_tokens(
     n: int, tokens: int | Sequence[int] | torch.Tensor, *, device: Device = None
 ) -> SparseTensor:
@@ -152,6 +155,7 @@ def global_tokens(
     return _mask(pos, crd, n)
 
 
+@suggests_keywords
 def random_blocks(
     n: int,
     block: int,
@@ -196,6 +200,7 @@ def random_blocks(
     return _blocks(list(columns_drawn.sort(1).values), block, n, m, columns_drawn.device)
 
 
+@suggests_keywords
 def bigbird(
     n: int,
     block: int = 16,
@@ -245,6 +250,7 @@ def bigbird(
     return functools.reduce(operator.or_, masks)
 
 
+@suggests_keywords
 def from_function(
     mask_mod: MaskMod,
     n: int,

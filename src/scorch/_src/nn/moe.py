@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.masks import csr_from_rows
 from scorch._src.ops.sorting.topk import find_largest, from_positions
 from scorch._src.tensor.autograd import values_of
@@ -47,6 +48,7 @@ class TopKGate(torch.nn.Module):
 
     balance_loss: torch.Tensor
 
+    @suggests_keywords
     def __init__(
         self,
         in_features: int,
@@ -124,6 +126,7 @@ class MoE(torch.nn.Module):
         torch.Size([4, 10, 16])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         features: int,

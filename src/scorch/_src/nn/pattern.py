@@ -252,7 +252,8 @@ def split_weight(new: Any, shape: Shape, form: Format) -> tuple[Pattern, torch.T
     if isinstance(new, Pattern):
         if new.shape != shape or new.format != form:
             raise ShapeError(
-                f"the pattern is a {new.format} of shape {new.shape}, but the weight a {form} of {shape}"
+                f"expected a pattern of format {form} and shape {shape}, like the weight, but got "
+                f"{new.format} and {new.shape}"
             )
         return new, None
     if isinstance(new, SparseTensor) and new.dtype != torch.bool:

@@ -8,6 +8,7 @@ import torch
 
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.grad_state import untracked
+from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -34,6 +35,7 @@ class SparseEmbedding(torch.nn.Module):
                 [0., 2.]], grad_fn=<ViewBackward0>)
     """
 
+    @created_by_sparsify
     def __init__(self, table: SparseLinear, padding_idx: int | None = None) -> None:
         super().__init__()
         self.table = table
@@ -94,6 +96,12 @@ class SparseEmbedding(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Accept a dense table, too, of which only the stored elements are loaded."""
+        if (weight := state_dict.pop(f"{prefix}weight", None)) is not None:
+            state_dict[f"{prefix}table.weight"] = weight
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 @operator(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.masks import csr_from_rows
 from scorch._src.ops.embedding_bag import split_bags
 from scorch._src.statements.autocast import check_same_dtype
@@ -45,6 +46,7 @@ class Linear(torch.nn.Linear):
         True
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_features: int,
@@ -108,6 +110,7 @@ class SparseEmbeddingBag(torch.nn.Module):
         torch.Size([2, 16])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         num_embeddings: int,
@@ -136,7 +139,9 @@ class SparseEmbeddingBag(torch.nn.Module):
             if self.padding_idx is not None:
                 _weight[self.padding_idx] = 0
         elif tuple(_weight.shape) != (num_embeddings, embedding_dim):
-            raise ShapeError(f"the table has shape {tuple(_weight.shape)}")
+            raise ShapeError(
+                f"_weight must have shape ({num_embeddings}, {embedding_dim}), but got {tuple(_weight.shape)}"
+            )
         self.weight = torch.nn.Parameter(_weight)
 
     @classmethod

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_tracked_by_autograd_alone
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import (
     compute_fingerprint,
     convert_weight,
@@ -81,6 +82,7 @@ class SparseLinear(torch.nn.Module):
     scales: torch.Tensor | None  # of the rows, where values are 8-bit integers
     seal: torch.Tensor  # the fingerprint of the pattern, by which processes detect that theirs differ
 
+    @suggests_keywords
     def __init__(
         self,
         in_features: int,
@@ -371,7 +373,9 @@ class SparseLinear(torch.nn.Module):
         check_float(self)
         pattern, values = split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
-            raise ArgumentError("a pattern or a mask has no values; pass new=, the value of new entries")
+            raise ArgumentError(
+                "a pattern or a mask has no values; pass the value of new entries, as in new=0.0"
+            )
         before = self.pattern
         old_positions = find_old_positions(before, pattern)
         with torch.no_grad():

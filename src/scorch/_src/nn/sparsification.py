@@ -93,9 +93,9 @@ class Sparsification:
         others = len(self.kept) - MAX_LAYERS_IN_WARNING
         more = f" and {others} more" if others > 0 else ""
         return (
-            f"asked for a sparsity of {self.asked:.1%}, reached {self.reached:.1%}: layers that are sparse "
-            f"already keep their sparsity patterns: {names}{more}. To prune further, replace them by "
-            "layer.to_dense() first, or sparsify the dense model again"
+            f"requested a sparsity of {self.asked:.1%}, reached {self.reached:.1%}: layers that are sparse "
+            f"already keep their sparsity patterns: {names}{more}. To prune them further, replace them with "
+            "layer.to_dense() first, or sparsify the dense model"
         )
 
 

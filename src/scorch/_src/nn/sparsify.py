@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from scorch._src.formats import Format
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import prune, timing
 from scorch._src.nn.pattern import weight_format
 from scorch._src.nn.pruned.choose_storage import (
@@ -35,6 +36,7 @@ CLEAR_GAIN = 1.3  # times as fast, from which on a layer that wins alone is take
 MIN_GAIN = 1.03  # times as fast that a model must be with sparse layers
 
 
+@suggests_keywords
 def sparsify(
     model: torch.nn.Module,
     sparsity: float = 0.9,

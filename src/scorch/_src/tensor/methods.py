@@ -10,6 +10,7 @@ from scorch._src.grad_state import is_grad_enabled, is_transformed
 from scorch._src.name_hints import TENSOR_HINTS, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.flatten import ALL_NAMES
 from scorch._src.tensor.interop import graphs, torch_layouts
 from scorch._src.tensor.show.spy import to_html
 from scorch._src.tensor.show.text import to_text
@@ -33,7 +34,7 @@ class _Layout(torch.autograd.Function):
 
 
 def to_torch(self: SparseTensor) -> torch.Tensor:
-    """Convert to one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
+    """Convert to a PyTorch sparse tensor, in CSR, CSC, BSR or BSC if that is the format, otherwise in COO."""
     is_connected = is_grad_enabled() and any_requires_grad(self) and not is_transformed()
     tensor: torch.Tensor = apply(_Layout, self) if is_connected else torch_layouts.to_torch(self)
     return tensor
@@ -51,6 +52,7 @@ class ForeignName:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.__doc__ = f"Not an attribute; {TENSOR_HINTS[name]}."
 
     def __get__(self, tensor: SparseTensor | None, owner: type[SparseTensor]) -> NoReturn:
         missing = f"{owner.__name__!r} object has no attribute {self.name!r}"
@@ -58,8 +60,10 @@ class ForeignName:
 
 
 def list_names(self: SparseTensor) -> list[str]:
-    """List the attributes, without the names that only raise an error."""
-    return [name for name in object.__dir__(self) if name not in TENSOR_HINTS or hasattr(self, name)]
+    """List the public attributes: neither our own fields and arrays, nor names that only raise an error."""
+    fields = SparseTensor.__annotations__.keys() - vars(torch.Tensor).keys()
+    names = set(object.__dir__(self)).difference(fields, ALL_NAMES)
+    return [name for name in names if name not in TENSOR_HINTS or hasattr(self, name)]
 
 
 for _method in (

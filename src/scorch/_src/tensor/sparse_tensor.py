@@ -79,7 +79,7 @@ def _is_inside_dtensor(value: Any) -> bool:
 
 
 class SparseTensor(torch.Tensor):
-    """A sparse tensor. Make one with ``scorch.from_torch``, ``from_scipy`` or ``sparse_coo_tensor``.
+    """A sparse ``torch.Tensor`` with any number of dimensions, in any storage format.
 
     PyTorch's names for sparse tensors (``values``, ``crow_indices``, ``to_sparse_csr`` ...) work, with one
     exception: ``layout`` is ``torch.strided`` in every format, since PyTorch's data loaders and compiler
@@ -217,23 +217,23 @@ class SparseTensor(torch.Tensor):
 
     @property
     def format(self) -> Format:
-        """How the tensor is stored."""
+        """The storage format."""
         return self.storage.pattern.format
 
     @property
     def nnz(self) -> int:
-        """The number of stored values, explicit zeros and the zeros inside blocks included."""
+        """The number of stored elements, including explicit zeros and the zeros inside blocks."""
         return self.storage.pattern.size
 
     @property
     def density(self) -> float:
-        """The fraction of elements that are stored; padding of blocks may bring it above 1."""
+        """The fraction of elements that are stored; more than 1 if blocks are padded."""
         places = math.prod(self.storage.pattern.shape)
         return self.nnz / places if places else 0.0
 
     @property
     def levels(self) -> tuple[dict[str, Any], ...]:
-        """For each level its kind, dimension and arrays, which are copies, outermost first."""
+        """The kind, dimension and size of each level, outermost first, and copies of its arrays."""
         pattern = self.storage.pattern
         return tuple(
             {
@@ -251,10 +251,20 @@ class SparseTensor(torch.Tensor):
     # other forms -------------------------------------------------------------------------------------
 
     def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
-        """Convert to another format; a dense format returns a plain tensor.
+        """Convert to another storage format.
 
-        Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
-        memory, as in torch: between ``csr`` and ``coo``, and in the same format.
+        In-place operations on the result (``T.mul_(2)``) do not change the tensor, nor vice versa.
+        As in PyTorch, ``values()`` of both may share memory: between ``csr`` and ``coo``, and in the same
+        format.
+
+        Args:
+            format: the format, such as ``"csr"``.
+
+        Returns:
+            A ``SparseTensor``, or a plain tensor if ``format`` is dense.
+
+        Raises:
+            FormatError: the format is unknown, or has another number of dimensions.
         """
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
@@ -267,9 +277,12 @@ class SparseTensor(torch.Tensor):
         return SparseTensor(converted) if isinstance(converted, Storage) else converted
 
     def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> torch.Tensor:
-        """Convert to a plain dense tensor; the gradient has the entries that are stored.
+        """Convert to a plain dense tensor.
 
-        That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
+        Args:
+            dtype: the dtype of the result.
+            masked_grad: whether the gradient has the sparsity pattern of the tensor. It always does, so False
+                is an error for tensors that require a gradient.
         """
         if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(
@@ -299,7 +312,7 @@ class SparseTensor(torch.Tensor):
     # Python ------------------------------------------------------------------------------------------
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Refuse: the tensor has several arrays. Only torch's graph capture gets an empty storage."""
+        """Raise an error, since a sparse tensor has several arrays; graph capture gets an empty storage."""
         if is_called_from("torch", 1):
             return super().untyped_storage()
         raise OperandError(

@@ -118,7 +118,7 @@ def _as_coo(self: SparseTensor) -> SparseTensor:
 
 @implements_method("indices")
 def indices(self: SparseTensor) -> torch.Tensor:
-    """Return the coordinates of a COO tensor, one row for each sparse dimension (int64, as in torch)."""
+    """Return the coordinates of a COO tensor as int64, one row for each sparse dimension."""
     pattern = self.storage.pattern
     if not pattern.format.is_coo:
         raise FormatError(
@@ -169,7 +169,7 @@ def to_sparse(
     blocksize: Sequence[int] | None = None,
     dense_dim: int | None = None,
 ) -> SparseTensor:
-    """Convert to ``coo``, with that many ``sparse_dim``, or to the format of ``layout``."""
+    """Convert to ``coo`` with ``sparse_dim`` sparse dimensions, or to the format of ``layout``."""
     dims = len(self.storage.pattern.shape)
     if layout is not None and layout != torch.sparse_coo:
         if sparse_dim is not None:
@@ -279,9 +279,11 @@ def eliminate_zeros(S: SparseTensor) -> SparseTensor:
 
 
 def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
-    """Return this matrix with diagonal ``k`` set to a number or a list; a short list sets its beginning.
+    """Return a copy of the matrix with other values on a diagonal.
 
-    Diagonals above the main one are positive.
+    Args:
+        values: a number, or the values from the beginning of the diagonal on.
+        k: the diagonal: 0 is the main one, positive ones are above it.
     """
     shape = S.storage.pattern.shape
     if len(shape) != 2:

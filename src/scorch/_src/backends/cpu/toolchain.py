@@ -149,19 +149,19 @@ def describe() -> dict[str, str]:
         tools = find_toolchain()
         report = {
             "compiler": shlex.join(tools.command),
-            "kind": tools.kind,
-            "version": tools.version,
-            "flags": shlex.join(tools.flags),
+            "compiler kind": tools.kind,
+            "compiler version": tools.version,
+            "compiler flags": shlex.join(tools.flags),
         }
     except CompilerNotFoundError as error:
         report = {"compiler": f"none: {error}"}
     stored = cache.statistics()
     return {
         **report,
-        "processor": processor(),
+        "cpu": processor(),
         "cache directory": str(stored.directory),
-        "cache entries": str(stored.entries),
-        "cache bytes": str(stored.bytes),
+        "cache entries": f"{stored.entries:,}",
+        "cache bytes": f"{stored.bytes:,}",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "threads": str(torch.get_num_threads()),

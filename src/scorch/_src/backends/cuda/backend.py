@@ -77,7 +77,7 @@ def stored_as(kernel: Kernel, element: Type) -> Kernel | None:
 def describe() -> dict[str, str]:
     """Describe what torch finds of CUDA, for ``python -m scorch env``."""
     if not torch.backends.cuda.is_built():
-        return {"cuda": "none: this build of torch has no CUDA"}
+        return {"cuda": "none: this build of PyTorch has no CUDA"}
     if not torch.cuda.is_available():
         return {"cuda": f"{torch.version.cuda}, but no GPU is visible"}
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

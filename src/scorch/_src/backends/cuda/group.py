@@ -62,7 +62,7 @@ class CudaGroup(base.GroupExecutable):
             if fused.group.pattern is not None:
                 self.how += f"{'; ' if self.how else ''}rows much longer than others: a kernel for each step"
         if not self.kernel.is_ready():
-            raise FusionError("NVRTC cannot compile their kernel here")
+            raise FusionError("NVRTC could not compile the fused kernel")
 
     def is_ready(self) -> bool:
         return True

@@ -80,7 +80,8 @@ def infer_outputs(
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 raise graph_break(
-                    f"{_name(function)} returns a {type(leaf).__name__} that depends on the values"
+                    f"{_name(function)} of a sparse tensor returns a {type(leaf).__name__} that depends on "
+                    "the values, which are not known when the graph is captured"
                 )
         numbers: dict[int, int] = {}  # of the arrays of samples, by id
         for kind, sample in zip(kinds, samples, strict=True):
@@ -157,7 +158,7 @@ def skip_frame(reason: str) -> Exception:
     if TracingContext.try_get() is None:
         return graph_break(reason)
     if "skip_frame" not in inspect.signature(GraphBreak).parameters:  # before torch 2.11
-        return InPlaceError(f"{reason}; call the function without torch.compile")
+        return InPlaceError(f"{reason}; call the function outside torch.compile")
     return _whole_frame_break()(reason)
 
 

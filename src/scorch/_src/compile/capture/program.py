@@ -245,7 +245,10 @@ def name_of(target: Any) -> str:
         return f"torch.ops.{target}"
     name = resolve_name(target)
     if name is None:
-        raise UnsupportedError(f"{getattr(target, '__name__', target)} has no name that a graph could store")
+        raise UnsupportedError(
+            f"{getattr(target, '__name__', target)} cannot be stored in a graph, because it is not a "
+            "PyTorch function"
+        )
     return str(name)
 
 

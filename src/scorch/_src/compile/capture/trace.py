@@ -95,8 +95,8 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
         return target
     if getattr(target, "is_shared_in_graph", False):
         raise skip_frame(
-            f"{name} changes a sparse tensor that is a view or has views, which compiled graphs do not "
-            "support"
+            f"{name} modifies a sparse tensor in place that is a view or has views, which is not supported "
+            "in compiled graphs"
         )
     if name != "__setitem__" and functional is not None and "out" not in kwargs and is_traced(target):
         result = record(functional, args, kwargs)
@@ -104,13 +104,14 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
         if is_on_pattern and result.dtype == target.dtype:
             if torch.is_grad_enabled() and (result.requires_grad or target.requires_grad):
                 raise graph_break(
-                    f"{name} changes a sparse tensor that requires a gradient in place; use {plain}"
+                    f"{name} modifies a sparse tensor that requires grad in place, which is not supported in "
+                    f"compiled graphs; use S = S.{plain}(...)"
                 )
             target.storage.values.copy_(result.storage.values)
             return target
     raise graph_break(
-        f"{name} changes a sparse tensor in place; compiled graphs support in-place changes of stored "
-        "values only"
+        f"{name} modifies a sparse tensor in place; in compiled graphs, only functions that keep the "
+        "sparsity pattern, such as mul_, are supported in place"
     )
 
 
@@ -154,7 +155,10 @@ class _Call:
             self.sizes.append(value)
             return Slot("size", len(self.sizes) - 1)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
-            raise graph_break("a data-dependent number as an argument of a function on sparse tensors")
+            raise graph_break(
+                f"{name_of(self.func)} of a sparse tensor got a number that is computed in the graph; pass a "
+                "0-D tensor or a Python number"
+            )
         if not isinstance(value, torch.Tensor):
             return value
         self.tensors.append(value)
@@ -282,10 +286,14 @@ class _Call:
         mode = detect_fake_mode(self.tensors)
         shapes = infer_dense_shapes(self.func, self.args, self.kwargs, specs, self.sizes, mode)
         if shapes is None or [tuple(map(size_hint, shape)) for shape in shapes] != sample_shapes:
-            raise graph_break(f"the shape of {name_of(self.func)} of sparse tensors with symbolic sizes")
+            raise graph_break(
+                f"the shape of {name_of(self.func)} of sparse tensors cannot be derived from symbolic sizes; "
+                "compile with dynamic=False"
+            )
         if _needs_new_symbols(shapes, [*self.sizes, *(size for shape, *_ in specs for size in shape)]):
             raise graph_break(
-                f"sizes that {name_of(self.func)} computes from symbolic sizes, with this version of torch"
+                f"{name_of(self.func)} computes new sizes from symbolic sizes, which this version of PyTorch "
+                "does not support; compile with dynamic=False"
             )
         return shapes
 

@@ -225,24 +225,27 @@ def _check_rows(group: Group, step: Step) -> None:
     """Whether ``step`` reads other results of the group in its own row only."""
     for access in step.accesses:
         if access.tensor in group.results and access.indices[:1] != (group.outermost,):
-            raise FusionError(f"{show(access)} reads rows of {access.tensor} that other turns compute")
+            raise FusionError(
+                f"{show(access)} reads other rows of {access.tensor} than the one that is being computed"
+            )
 
 
 def _converted(group: Group, step: Step, value: notation.Expr, conversion: Conversion) -> notation.Expr:
     """``value`` reading the copy of a dense operand that is laid out otherwise."""
     if conversion.tensor in group.results or not conversion.format.is_dense:
-        raise FusionError(f"{conversion.tensor} would have to be stored otherwise: {conversion.reason}")
+        raise FusionError(f"{conversion.tensor} would have to be converted first: {conversion.reason}")
     old = [access for access in step.accesses if access.tensor == conversion.tensor]
     if len(old) != 1:
-        raise FusionError(f"{conversion.tensor} is read in two ways, one of which needs a copy")
+        raise FusionError(f"{conversion.tensor} is read twice, once in a layout that needs a copy")
     return substitute(value, {old[0]: Access(conversion.name, old[0].indices)})
 
 
 def _check(group: Group, plan: Plan) -> None:
     name = plan.step.target.tensor
     if not plan.order or plan.order[0] != group.outermost:
-        raise FusionError(f"the loops of {name} begin with {plan.order[0] if plan.order else 'nothing'}")
+        first = f"its outermost loop is over {plan.order[0]}" if plan.order else "it has no loops"
+        raise FusionError(f"{name} is not computed row by row: {first}, not over {group.outermost}")
     if plan.assembly != ("shared" if name in group.stored else "dense"):
-        raise FusionError(f"{name} has entries of its own")
+        raise FusionError(f"{name} has another sparsity pattern than its operands")
     if not plan.parallel or plan.splits.blocks or not writes_everything(plan):
-        raise FusionError(f"the rows of {name} are not computed one by one")
+        raise FusionError(f"the rows of {name} are not computed independently")

@@ -84,7 +84,7 @@ def inputs_of(group: Group, planned: Sequence[Planned]) -> dict[str, Format | No
                 continue
             form = copies.get(access.tensor)
             if formats.setdefault(access.tensor, form) != form:
-                raise FusionError(f"{access.tensor} is needed in two layouts")
+                raise FusionError(f"{access.tensor} is read in two memory layouts")
     return formats
 
 
@@ -166,7 +166,7 @@ def loop_of(group: Group, kernel: ir.Kernel) -> tuple[ir.Parallel, ir.For]:
                 ]:
                     if name == group.outermost:
                         return parallel, loop
-    raise FusionError(f"the loops of {kernel.header.splitlines()[0]} are not one loop over rows")
+    raise FusionError(f"the kernel of {kernel.header.splitlines()[0]} is not a single loop over rows")
 
 
 # strips ----------------------------------------------------------------------------------------------
@@ -236,21 +236,21 @@ def written(plan: Plan) -> notation.Assign:
 
 
 def _header(group: Group, planned: Sequence[Planned], first: int, in_strip: frozenset[str]) -> str:
-    loop = f"one loop over {group.outermost} for all, shared by threads"
+    loop = f"one parallel loop over {group.outermost}"
     if first:
         names = ", ".join(group.results[:first])
-        loop = f"a loop over {group.outermost} for {names}, then one for the others, shared by threads"
+        loop = f"a parallel loop over {group.outermost} for {names}, then one for the others"
     return describe(group, planned, loop, in_strip)
 
 
 def describe(group: Group, planned: Sequence[Planned], loop: str, of_rows: frozenset[str]) -> str:
-    """What a kernel computes, how it loops, and what it keeps ``of_rows`` at hand only."""
+    """What a kernel computes, how it loops, and what it holds ``of_rows`` for a few rows at a time."""
     lines = [show(written(each.plan)) for each in planned]
     lines.append(loop)
     if of_rows:
         names = ", ".join(name for name in group.results if name in of_rows)
-        lines.append(f"only for the rows at hand: {names}")
+        lines.append(f"held for a few rows at a time: {names}")
     if group.pattern is not None:
         found = [name for name in (*inputs_of(group, planned), *group.results) if name in group.stored]
-        lines.append(f"at the entries of one pattern, {group.pattern.format}: {', '.join(found)}")
+        lines.append(f"share one sparsity pattern ({group.pattern.format}): {', '.join(found)}")
     return "\n".join(lines)

@@ -27,7 +27,7 @@ def joined_rows(group: Group, planned: Sequence[Planned]) -> tuple[Rows, tuple[s
     inside = [name for name in group.results if name not in group.outputs]
     arrays = [values_of(group, name) for name in inside]
     row = ir.Var(group.outermost)
-    header = describe(group, planned, f"one grid over {row.name} for all", frozenset(inside))
+    header = describe(group, planned, f"one grid over {row.name}", frozenset(inside))
     slots = (*params_of(group, planned), *arrays)
     kept = frozenset(array.name for array in arrays)
     rows = in_order(Rows(header, slots, row, ir.Var(f"{row.name}_size"), tuple(stages), kept))

@@ -139,6 +139,6 @@ def _check_everywhere(is_same: bool, what: str, group: Group, like: Tensor) -> N
     found = [bool(answer) for (answer,) in gather_numbers([int(is_same)], group, like)]
     if not all(found):
         raise CommunicationError(
-            f"the sparsity patterns of the state and of the tensor differ: see the {what} of rank "
-            f"{found.index(False)}. scorch.distributed.load returns new tensors with any sparsity pattern"
+            f"the sparsity pattern in the checkpoint differs from that of the tensor in the {what} of rank "
+            f"{found.index(False)}; scorch.distributed.load returns new tensors with the saved pattern"
         )

@@ -292,7 +292,10 @@ def _check_used(cuts: Any, rows: list[int]) -> None:
         return
     found = torch.as_tensor(cuts, device=HOST).reshape(-1)
     if not len(found) or int(found[-1]) not in rows:
-        raise ShapeError(f"cuts end at the number of rows; {found.tolist()} matches no tensor of {rows} rows")
+        raise ShapeError(
+            f"cuts must end with the number of rows, {' or '.join(map(str, dict.fromkeys(rows)))}, but got "
+            f"{found.tolist()}"
+        )
 
 
 def _put(result: dict[str, Any], keys: list[Any], value: Any) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
 from scorch._src.backends.routines import Scores
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_attention_layer import check_attention, join_heads
 from scorch._src.nn.graph.graph_inputs import (
     Nodes,
@@ -110,6 +111,7 @@ class GATv2Conv(_EdgeAttention):
         torch.Size([3, 8])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -221,6 +223,7 @@ class TransformerConv(_EdgeAttention):
         torch.Size([3, 8])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_channels: int | tuple[int, int],

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
 from scorch._src.backends.routines import Scores
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import (
     Nodes,
     as_pair,
@@ -65,6 +66,7 @@ class GATConv(Module):
         torch.Size([3, 8])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_channels: int | tuple[int, int],

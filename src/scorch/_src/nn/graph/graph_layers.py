@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.compiler import is_exporting
 from torch.nn import Module, Parameter
 
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import (
     Nodes,
     as_pair,
@@ -65,6 +66,7 @@ class GCNConv(Module):
         torch.Size([2, 2])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_channels: int,
@@ -163,6 +165,7 @@ class SAGEConv(Module):
         torch.Size([3, 4])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -267,6 +270,7 @@ class GINConv(Module):
     eps: Tensor
     aggr: Names = "add"  # of pickles that have none
 
+    @suggests_keywords
     def __init__(self, nn: Module, eps: float = 0.0, train_eps: bool = False, aggr: str = "add") -> None:
         super().__init__()
         self.nn, self.initial_eps, self.aggr = nn, eps, check_aggr(aggr)

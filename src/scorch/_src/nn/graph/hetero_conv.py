@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, ModuleDict
 
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import ArgumentError, ScorchWarning
 
 EdgeType = tuple[str, str, str]
@@ -46,6 +47,7 @@ class HeteroConv(Module):
         {'paper': (3, 4)}
     """
 
+    @suggests_keywords
     def __init__(self, convs: Mapping[EdgeType, Module], aggr: str | None = "sum") -> None:
         super().__init__()
         if aggr not in JOINS:
@@ -54,9 +56,10 @@ class HeteroConv(Module):
             _check_edge_type(kind, layer)
         unchanged = {kind[0] for kind in convs} - {kind[2] for kind in convs}
         if unchanged:
+            names = ", ".join(map(repr, sorted(unchanged)))
             warnings.warn(
-                f"no edge type has {', '.join(sorted(unchanged))} as target, so its nodes get no new "
-                "features",
+                f"the output will not contain {names}, because no edge type has it as target; add reverse "
+                "edges to update these nodes",
                 ScorchWarning,
                 stacklevel=2,
             )
@@ -82,7 +85,8 @@ class HeteroConv(Module):
         for name in options:
             if not name.endswith("_dict"):
                 raise ArgumentError(
-                    f"{name!r} must be a dictionary by type, and its name must end in '_dict'"
+                    f"forward() got an unexpected keyword argument {name!r}; arguments of the layers are "
+                    f"dictionaries by type, whose names end in '_dict', as in {name}_dict={{...}}"
                 )
         arrived: dict[str, list[Tensor]] = {}
         for kind in self.edge_types:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import check_channels, make_linear, settle
 from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, sum_weighted, to_kernel_dtype
 from scorch._src.ops.graph.neighbours import refuse_shards, sum_neighbours, weighted_graph_of
@@ -46,6 +47,7 @@ class SGConv(Module):
         torch.Size([3, 4])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         in_channels: int,
@@ -120,6 +122,7 @@ class APPNP(Module):
         torch.Size([3, 4])
     """
 
+    @suggests_keywords
     def __init__(
         self,
         K: int,

@@ -137,7 +137,7 @@ def store_sparse_layers(layers: Sequence[torch.nn.Module], dtype: torch.dtype) -
         tables = [table for table in tables_of(layer).values() if id(table.values) not in wide]
         if tables:
             error = max(_store_table(table, dtype, stored) for table in tables)
-            layer.sparsified = Decision(True, "sparse before", error=error)  # type: ignore[assignment]
+            layer.sparsified = Decision(True, "it was sparse already", error=error)  # type: ignore[assignment]
 
 
 def _store_table(
@@ -227,7 +227,7 @@ def _choose_smallest(
 ) -> tuple[torch.nn.Module, Decision]:
     best = min(candidates.values(), key=_count_bytes)
     is_smaller = _count_bytes(best) < _count_bytes(dense)
-    decision = Decision(is_smaller, "smaller" if is_smaller else "sparse would take more bytes")
+    decision = Decision(is_smaller, "smaller" if is_smaller else "a sparse weight would be larger")
     return best if is_smaller else dense, decision
 
 

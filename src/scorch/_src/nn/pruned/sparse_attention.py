@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.grad_state import is_plain_inference
+from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.multihead_attention import MultiheadAttention, Projected, transpose_batch
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -59,6 +60,7 @@ class SparseMultiheadAttention(MultiheadAttention):
     v_proj: SparseLinear
     out_proj: SparseLinear  # type: ignore[assignment]
 
+    @created_by_sparsify
     def __init__(self, projections: dict[str, SparseLinear], layer: torch.nn.MultiheadAttention) -> None:
         torch.nn.Module.__init__(self)
         for name in SETTINGS:

@@ -17,6 +17,7 @@ from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import Windows
 from scorch._src.bounded import BoundedCache
 from scorch._src.grad_state import is_plain_inference
+from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -47,6 +48,7 @@ class SparseConvNd(torch.nn.Module):
     groups: int
     padding_mode: str
 
+    @created_by_sparsify
     def __init__(self, kernels: SparseLinear, **settings: Any) -> None:
         super().__init__()
         self.kernels = kernels

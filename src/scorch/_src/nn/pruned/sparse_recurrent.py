@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence
 
+from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
@@ -106,6 +107,7 @@ class SparseRecurrent(_Matrices):
     bidirectional: bool
     proj_size: int
 
+    @created_by_sparsify
     def __init__(self, weights: dict[str, SparseTensor], layer: torch.nn.RNNBase) -> None:
         super().__init__()
         for name in SETTINGS:

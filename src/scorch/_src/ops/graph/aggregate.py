@@ -292,6 +292,6 @@ def check_nodes(name: str, x: Any, features: int) -> None:
         raise ShapeError(f"{name} must have shape (nodes, {features}), but got {tuple(x.shape)}")
     if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or not is_served(x.device)):
         raise OperandError(
-            f"{name} must be on the {served_in_words().upper()}, dense or a scorch.SparseTensor, but it is "
+            f"{name} must be a dense tensor or a scorch.SparseTensor on {served_in_words()}, but got layout "
             f"{x.layout} on {x.device}"
         )

@@ -243,8 +243,8 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
 def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
     if tuple(adj.shape) != shape:
         raise ShapeError(
-            f"the matrix of the graph has shape {tuple(adj.shape)}, but x requires (targets, sources) = "
-            f"{shape}; rows are targets: from_edge_index has them as columns, so use its .T"
+            f"the adjacency matrix must have shape (targets, sources) = {shape}, to match x, but got "
+            f"{tuple(adj.shape)}; rows are targets, so pass the .T of a matrix from scorch.from_edge_index"
         )
     storage = adj.storage
     if is_tracked(adj):
@@ -297,11 +297,10 @@ def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch
     rows, columns = shape
     check_device("edge_index", edges.device)
     sources, targets = edges.detach().to(torch.int64)
-    for name, nodes, count in (("sources, row 0,", sources, columns), ("targets, row 1,", targets, rows)):
+    for name, nodes, count in (("sources (row 0)", sources, columns), ("targets (row 1)", targets, rows)):
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
             raise IndexRangeError(
-                f"edge_index names nodes {int(nodes.min())} to {int(nodes.max())} as {name}, but x has "
-                f"{count} rows"
+                f"edge_index has {name} from {int(nodes.min())} to {int(nodes.max())}, but x has {count} rows"
             )
     return sources, targets
 

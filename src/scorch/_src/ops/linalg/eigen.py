@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.fallback import run_torch
 from scorch._src.ops.linalg.linear_operators import (
     Product,
@@ -39,6 +40,7 @@ _ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@suggests_keywords
 def eigsh(
     A: Any,
     k: int = 6,

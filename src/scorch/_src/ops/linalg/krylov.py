@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_product, tolerance
 from scorch.errors import ConvergenceError, LinAlgError, ShapeError
 
@@ -20,6 +21,7 @@ RESTART_VECTORS = 50  # of gmres
 Checked = tuple[torch.Tensor, torch.Tensor, Product, Product, float, int]
 
 
+@suggests_keywords
 def cg(
     A: Any,
     b: torch.Tensor,
@@ -103,6 +105,7 @@ def _conjugate_steps(
     return steps
 
 
+@suggests_keywords
 def gmres(
     A: Any,
     b: torch.Tensor,

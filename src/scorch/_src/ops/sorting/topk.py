@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import LAST_INT32
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
@@ -23,6 +24,7 @@ from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
 MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 
 
+@suggests_keywords
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
     """Return the ``k`` largest elements along a dimension as a sparse tensor.
 

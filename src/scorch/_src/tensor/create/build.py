@@ -21,6 +21,7 @@ from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable, untracked
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import (
@@ -44,6 +45,7 @@ _ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "
 # coordinates -----------------------------------------------------------------------------------------
 
 
+@suggests_keywords
 def from_coordinates(
     coordinates: Any,
     values: Any,

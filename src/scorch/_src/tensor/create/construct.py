@@ -17,6 +17,7 @@ from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.engine.execute import from_dense
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable
+from scorch._src.name_hints import keywords_of, suggests_keywords, unknown_keyword
 from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse tensors look in
     metadata,
 )
@@ -46,6 +47,7 @@ Constructor = TypeVar("Constructor", bound=Callable[..., Any])
 COMPRESSED = {layout: kind for kind, layout in LAYOUTS.items()}
 
 
+@suggests_keywords
 def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
     """Convert a PyTorch tensor, dense or in one of PyTorch's sparse layouts, to a sparse tensor.
 
@@ -104,6 +106,7 @@ def _connected(t: torch.Tensor, format: str | Format | None) -> SparseTensor | t
     return t if form.is_dense else stored(t, form)
 
 
+@suggests_keywords
 def tensor(
     data: Any,
     *,
@@ -151,6 +154,7 @@ def tensor(
     return _leaf(from_torch(dense if dtype is None else dense.to(dtype), format), requires_grad)
 
 
+@suggests_keywords
 def from_edge_index(
     edge_index: Any, edge_weight: Any = None, size: Any = None, format: str | Format = "coo"
 ) -> SparseTensor | torch.Tensor:
@@ -215,6 +219,7 @@ def _in_graph(
     return torch.ops.scorch.sparse(*arguments)  # type: ignore[no-any-return]
 
 
+@suggests_keywords
 def sparse_coo_tensor(
     indices: Any = None,
     values: Any = None,
@@ -283,7 +288,8 @@ def sparse_compressed(
 ) -> SparseTensor | torch.Tensor:
     """Construct a tensor from the arrays of torch's layout ``kind``: csr, csc, bsr or bsc."""
     if unknown:
-        raise TypeError(f"sparse_{kind}_tensor() got an unexpected keyword argument {next(iter(unknown))!r}")
+        known = [name for name in keywords_of(sparse_compressed) if name not in ("kind", "pointers", "plain")]
+        raise unknown_keyword(f"sparse_{kind}_tensor", next(iter(unknown)), known)
     is_in_graph = kind[0] == "c" and size is not None and values is not None and dtype is None
     if is_in_graph and is_dynamo_compiling():
         return _in_graph(kind, [pointers, plain], values, size, format)

@@ -7,10 +7,9 @@ entries is never dense on the way, and one with all entries is checked against t
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
+from scorch._src.name_hints import keywords_of, unknown_keyword
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.complete_levels import assembled
 from scorch._src.storage.coordinates import coordinates_of
@@ -35,6 +35,10 @@ AnyFormat = str | Format | None
 Draw = Callable[..., torch.Tensor]
 Maker = TypeVar("Maker", bound=Callable[..., AnyTensor])
 
+OPTIONS = (  # of torch's factory functions
+    "size", "start", "end", "step", "low", "high", "generator", "out", "dtype", "layout", "device",
+    "requires_grad", "pin_memory", "memory_format", "names", "copy",
+)  # fmt: skip
 MIN_DENSITY_OF_PERMUTATION = 0.25  # from this share of places on, draw from a permutation
 
 
@@ -42,13 +46,18 @@ def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
     """Let the PyTorch function ``dense`` answer without ``format`` and ``density``; add ``requires_grad``."""
 
     def register(maker: Maker) -> Maker:
-        own = {"format", "density"} & inspect.signature(maker).parameters.keys()
+        keywords = keywords_of(maker)
+        own = {"format", "density"} & keywords.keys()
 
         @functools.wraps(maker)
         def make(*args: Any, requires_grad: bool = False, **options: Any) -> AnyTensor:
             given = {name: options.pop(name, None) for name in own}
             is_dense = all(value is None for value in given.values())
-            tensor = dense(*args, **options) if is_dense else maker(*args, **given, **options)
+            try:
+                tensor = dense(*args, **options) if is_dense else maker(*args, **given, **options)
+            except TypeError:
+                check_names(maker.__name__, options, keywords)
+                raise
             return tensor.requires_grad_() if requires_grad else tensor
 
         return make  # type: ignore[return-value]
@@ -306,6 +315,7 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTens
         >>> scorch.as_tensor([[0.0, 2.0], [0.0, 0.0]], format="csr").nnz
         1
     """
+    check_names("as_tensor", options, ("data", "format"))
     if is_scipy(data):
         data = from_scipy(data)
     if isinstance(data, SparseTensor):
@@ -539,7 +549,15 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
                 if value is not None:
                     raise UnsupportedError(f"{name} with format= does not support {option}=")
             case _:
-                raise OperandError(f"{name}() got an unexpected keyword argument {option!r}")
+                raise unknown_keyword(name, option, ("format", "density", *OPTIONS))
+
+
+def check_names(name: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse keyword arguments that neither a factory function nor PyTorch's counterpart has."""
+    keywords = dict.fromkeys((*known, *OPTIONS))
+    for option in options:
+        if option not in keywords:
+            raise unknown_keyword(name, option, keywords) from None
 
 
 def check_tensor(name: str, input: Any) -> None:

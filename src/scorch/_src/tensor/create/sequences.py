@@ -17,6 +17,7 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import as_format
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import as_shape, device_for
@@ -26,6 +27,7 @@ from scorch._src.tensor.create.factories import (
     AnyFormat,
     AnyTensor,
     check_all_stored,
+    check_names,
     check_options,
     check_tensor,
     drawn,
@@ -349,6 +351,7 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
         >>> scorch.asarray([[0.0, 2.0], [0.0, 0.0]], format="csr").nnz
         1
     """
+    check_names("asarray", options, ("obj", "format"))
     if is_scipy(obj):
         obj = from_scipy(obj)
     if isinstance(obj, SparseTensor):
@@ -359,6 +362,7 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     return dense if format is None else from_torch(dense, format)
 
 
+@suggests_keywords
 def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyTensor:
     """Convert a NumPy array, like ``torch.from_numpy``, in any storage format.
 

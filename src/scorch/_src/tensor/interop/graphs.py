@@ -13,6 +13,7 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import as_values, own
@@ -76,6 +77,7 @@ def _arrays(S: SparseTensor, letters: str, order: tuple[int, int]) -> Arrays:
 # networkx --------------------------------------------------------------------------------------------
 
 
+@suggests_keywords
 def from_networkx(
     graph: Any,
     weight: str | None = "weight",
@@ -139,6 +141,7 @@ def _weights(edges: list[tuple[int, int, Any]], dtype: torch.dtype | None) -> to
     return as_values("the weights of the edges", weights, dtype)
 
 
+@suggests_keywords
 def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight") -> Any:
     """Convert a square sparse matrix to a NetworkX graph with an edge for every stored element.
 

@@ -16,6 +16,7 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import compressed_format, from_compressed, from_coordinates
 from scorch._src.tensor.create.check import from_numpy, own
@@ -112,6 +113,7 @@ def _silence_beta_warning() -> None:
 # SciPy -----------------------------------------------------------------------------------------------
 
 
+@suggests_keywords
 def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
     """Convert a SciPy sparse array or matrix to a sparse tensor.
 
@@ -151,11 +153,10 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
 
 
 def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
-    """Convert ``S`` to SciPy's CSR, CSC, BSR or COO array where its format is one, else to COO.
+    """Convert to a SciPy sparse array, in CSR, CSC or BSR if that is the format, otherwise in COO.
 
-    Values are shared unless zeros are among them; index arrays are copied. SciPy's ``eliminate_zeros`` moves
-    both in place.
-    Tensors of more than two dimensions are COO arrays, which SciPy has since 1.15.
+    Index arrays are copied. Values share memory unless there are explicit zeros, since SciPy's
+    ``eliminate_zeros`` would move them in place. Arrays with more than two dimensions need SciPy 1.15.
     """
     sparse = optional_module("scipy.sparse", "SciPy")
     storage, shape = S.storage, S.storage.pattern.shape

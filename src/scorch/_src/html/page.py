@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Collection, Iterable, Sequence
 
-from scorch._src.explain.highlight import highlight
+from scorch._src.html.highlight import highlight
 
 _LIGHT = (
     "--accent: #c2410c; --calm: #64748b; --keyword: #9333ea; "

@@ -1,0 +1,1 @@
+"""Reports as HTML, for notebooks and for pages of their own."""
