@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import scorch
 import scorch.distributed as sd
@@ -214,28 +213,6 @@ def check_budgets(rank: int) -> None:
         A @ x  # which is another call
 
 
-def check_same_kinds(rank: int) -> None:
-    """Rows of different widths are refused at their first use by every algorithm; dtypes are as in torch."""
-    D = random_matrix()
-    x = shard(D).columns_of(operand(3))
-    other = x[:, : 2 + rank].contiguous()
-    calls = [lambda A: A @ other, lambda A: A.T @ other]
-    for algorithm in ("halo", "rounds", "features"):
-        for call in [*calls, lambda A: sd.einsum("ij,ik,jk->ij", A, other, other)]:
-            with pytest.raises(CommunicationError, match="rank 1 has rows of shape"):
-                call(shard(D, algorithm=algorithm))
-        A = shard(D, algorithm=algorithm)
-        with pytest.raises(RuntimeError, match="same dtype"):
-            A @ x.float()
-    dist.set_debug_level(dist.DebugLevel.INFO)
-    try:
-        A @ x, A @ x[:, :2].contiguous()
-        with pytest.raises(CommunicationError, match="rank 1 has rows of shape"):
-            A @ other  # of widths that both have used before
-    finally:
-        dist.set_debug_level(dist.DebugLevel.OFF)
-
-
 CHECKS = [
     check_gradients_of_numbers,
     check_factors_of_sums,
@@ -244,7 +221,6 @@ CHECKS = [
     check_gathered_gradients,
     check_kept_matrices,
     check_budgets,
-    check_same_kinds,
 ]
 
 

@@ -171,35 +171,3 @@ def count_and_compare(rank: int) -> None:
 
 def test_bytes_that_move_are_those_of_the_plan(tmp_path):
     in_processes(count_and_compare, tmp_path, 3)
-
-
-def call_otherwise(rank: int) -> list[str]:
-    """Messages of calls that one process makes otherwise than the others."""
-    D = torch.rand(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    S, X = scorch.from_torch(torch.where(D > 0.6, D, 0.0), format="csr"), D
-    A, is_odd = sd.shard(S), rank == 1
-    x = A.columns_of(X)
-    calls = [
-        lambda: A @ x[:, : 2 + is_odd].contiguous(),
-        lambda: A @ (x.float() if is_odd else x),
-        lambda: sd.shard(S, split=3 if is_odd else False),
-        lambda: sd.shard(S, rows=[0, 6, 12], columns=[0, 5 + is_odd, 12]),
-        lambda: sd.shard(S, wire=torch.bfloat16 if is_odd else None),
-        lambda: sd.with_algorithm(A, "rounds" if is_odd else "halo"),
-    ]
-    found = []
-    for call in calls:
-        with pytest.raises(scorch.errors.CommunicationError) as error:
-            call()
-        found.append(str(error.value))
-    close(A @ x, A.rows_of(S.to_dense() @ X))  # the group is still in step
-    return found
-
-
-def test_calls_that_differ_between_processes_are_refused_in_all(tmp_path):
-    one, other = in_processes(call_otherwise, tmp_path, 2)
-    assert one == other
-    for message, word in zip(
-        one, ["(3,)", "float32", "split=3", "columns=", "bfloat16", "'rounds'"], strict=True
-    ):
-        assert "rank 1 has" in message and word in message

@@ -13,7 +13,7 @@ from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.checkpoint.load import load
 from scorch._src.distributed.checkpoint.save import dense_rows, optimizer_state, save
-from scorch._src.distributed.collectives import Traffic, count_bytes
+from scorch._src.distributed.communication.collectives import Traffic, count_bytes
 from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.cuts import cuts
 from scorch._src.distributed.dropout import dropout

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import Group, gather_numbers, rank_in, size_of, sum_over
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, counted
@@ -116,6 +117,12 @@ def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
     if found[0] != 0 or found[-1] != rows or bool((found.diff() < 0).any()):
         raise ShapeError(f"{name} must increase from 0 to {rows}, but got {found.tolist()}")
     return found
+
+
+def check_split(split: bool | int) -> None:
+    """Refuse a limit of entries in a row that is none."""
+    if not isinstance(split, int) or split < 0:
+        raise ArgumentError(f"split must be True, False or a number of entries, but got {split!r}")
 
 
 def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:

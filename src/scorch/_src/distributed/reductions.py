@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import Group, largest_over, sum_over
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.communication.collectives import Group
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.replicate import largest_over, sum_over
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.sums import sum_processes
 from scorch._src.storage.coordinates import coordinates

@@ -11,10 +11,12 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.calls import call, refusal
 from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
-from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, one_call, rank_in, size_of
+from scorch._src.distributed.communication.budget import one_call
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.replicate import gather_rows
 from scorch._src.distributed.cost_model.formulas import Load
 from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
-from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.names import TensorNames
 from scorch._src.distributed.sums import gather_processes
 from scorch._src.ops.graph.neighbours import ShardedGraph

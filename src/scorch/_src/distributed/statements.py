@@ -12,7 +12,7 @@ import torch
 
 from scorch._src.distributed.align import same_plans
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import one_call
+from scorch._src.distributed.communication.budget import one_call
 from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
@@ -209,7 +209,7 @@ def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> di
                             f"{name} is an unsharded SparseTensor; shard it, or convert it to dense"
                         )
                     first = tensor.movedim(dim, 0)
-                    plan.check(name, first)
+                    plan.check_before_exchange(name, first)
                     wanted[name] = dim, first
         arrays = plan.extend([first for _, first in wanted.values()], one.wire)
         for (name, (dim, _)), array in zip(wanted.items(), arrays, strict=True):

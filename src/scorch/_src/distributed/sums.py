@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, sum_over
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in
+from scorch._src.distributed.communication.replicate import gather_rows, sum_over
 from scorch.errors import UnsupportedError
 
 Tensor = torch.Tensor

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.align import same_plans
-from scorch._src.distributed.collectives import Exchange
+from scorch._src.distributed.communication.collectives import Exchange
 from scorch._src.distributed.cost_model.plan import DEFAULT_NETWORK, Plan, describe_in_words
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.rules import FOLD_COLUMNS, FOLD_ROWS, LOCAL, SHARDED, SUM
 from scorch._src.distributed.statements import partition_of, plan_of

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.checkpoint.runs import Run
-from scorch._src.distributed.collectives import Group, gather_numbers, rank_in
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in
 from scorch._src.io.archive import describe_format
 from scorch._src.storage.coordinates import keys_of, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of

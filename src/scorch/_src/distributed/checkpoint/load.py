@@ -16,10 +16,11 @@ from scorch._src.distributed.build import device_of, group_of
 from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
 from scorch._src.distributed.checkpoint.runs import Run
 from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
-from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
+from scorch._src.distributed.communication.agreement import agree
+from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
+from scorch._src.distributed.communication.halo import Order, order_of
 from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
 from scorch._src.distributed.entries import from_entries
-from scorch._src.distributed.halo import Order, order_of
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.archive import parse_dtype, parse_format
@@ -265,14 +266,16 @@ def _complete(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_options_of(facts: Mapping[str, Any], tensor: RowSharded) -> RowSharded:
-    """Return a loaded tensor that exchanges rows as the saved one did, if there are processes for it."""
+    """Return a loaded tensor that exchanges rows as the saved one did, with at most as many replicas."""
     tensor.wire = None if facts["wire"] is None else parse_dtype(facts["wire"])
     if facts["split"] is not False:
         tensor = repartition(tensor, tensor.cuts, columns=tensor.columns.cuts, split=facts["split"])
     algorithm, replicas = facts["algorithm"], facts["replicas"]
-    if algorithm == "halo" or size_of(tensor.group) % replicas:
-        return tensor
-    return with_algorithm(tensor, algorithm, replicas=replicas if algorithm == "1.5d" else None)
+    if algorithm == "1.5d":
+        size = size_of(tensor.group)
+        most = max(count for count in range(1, replicas + 1) if size % count == 0)
+        return with_algorithm(tensor, algorithm, replicas=most)
+    return tensor if algorithm == "halo" else with_algorithm(tensor, algorithm)
 
 
 def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: int = 0) -> Any:

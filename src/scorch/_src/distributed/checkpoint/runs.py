@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import rank_in
+from scorch._src.distributed.communication.collectives import rank_in
 from scorch._src.torch_internals import look_up
 
 Tensor = torch.Tensor

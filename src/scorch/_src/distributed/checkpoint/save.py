@@ -16,7 +16,8 @@ import torch
 from scorch._src.distributed.build import group_of
 from scorch._src.distributed.checkpoint.entry_state import EntryOrder, state_of
 from scorch._src.distributed.checkpoint.runs import Run
-from scorch._src.distributed.collectives import Group, agree, rank_in, reporting
+from scorch._src.distributed.communication.agreement import agree
+from scorch._src.distributed.communication.collectives import Group, rank_in, reporting
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.tensor.sparse_tensor import SparseTensor

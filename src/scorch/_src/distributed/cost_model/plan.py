@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import rank_in, size_of
+from scorch._src.distributed.communication.collectives import rank_in, size_of
+from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.cost_model.formulas import (
     Cost,
     Load,
@@ -20,7 +21,6 @@ from scorch._src.distributed.cost_model.formulas import (
     costs_of,
     halo_cost,
 )
-from scorch._src.distributed.halo import HaloPlan
 from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.distributed.collectives import exchange_rows, size_of
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.communication.collectives import exchange_rows, size_of
+from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.partition.choose import admit, awake, favourite, scramble
 from scorch._src.distributed.partition.level import Level
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import (
+from scorch._src.distributed.communication.agreement import sharing_errors
+from scorch._src.distributed.communication.collectives import (
     Group,
     exchange_counts,
     exchange_rows,
@@ -20,8 +21,8 @@ from scorch._src.distributed.collectives import (
     rank_in,
     size_of,
 )
+from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.route import Route
 from scorch.errors import ShapeError
 
 Tensor = torch.Tensor
@@ -105,6 +106,14 @@ class HaloPlan:
         own = torch.arange(self.begin, self.end, device=self.ghosts.device)
         return torch.cat([own, self.ghosts])[numbers.to(torch.int64)]
 
+    def check_before_exchange(self, name: str, x: Tensor) -> None:
+        """Refuse an array as ``check`` does; ranks that are about to exchange rows hear of it."""
+        if self.is_local:
+            self.check(name, x)
+        else:
+            with sharing_errors(self.group, f"exchange of {name}", x.device):
+                self.check(name, x)
+
     def check(self, name: str, x: Tensor) -> None:
         """Refuse an array that does not have this rank's rows."""
         if x.dim() == 0 or len(x) != self.own:
@@ -113,8 +122,7 @@ class HaloPlan:
                 f"{name} has {have}, but this rank owns {self.own} of {self.extent} (starting at "
                 f"{self.begin}). "
                 "Pass this rank's rows: A.rows_of(x) and A.columns_of(x) select them from a tensor that "
-                "every "
-                "rank has"
+                "every rank has"
             )
 
     def extend(self, tensors: Sequence[Tensor], wire: torch.dtype | None = None) -> list[Tensor]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.route import Route
 
 Tensor = torch.Tensor
 
