@@ -49,6 +49,7 @@ def check_statements(case: Case) -> None:
     close(scores.gather().to_dense(), D * (Q @ X.t()))
     close(sd.einsum("ij,ik,jk->", A, q, x), (D * (Q @ X.t())).sum())
     close(sd.einsum("ij,j->ij", A, x[:, 0]).gather().to_dense(), D * X[:, 0])
+    close(sd.einsum("ij,jk->ijk", A, x).gather().to_dense(), D[:, :, None] * X)
     close(sd.evaluate("Y[k,i] = 3 * A[i,j] * x[j,k]", A=A, x=x), case.rows(3 * D @ X).t())
     close(
         sd.evaluate("y[j] = A[i,j] * q[i,k] * w[k]", A=A, q=q, w=Q.new_ones(Q.shape[1])),

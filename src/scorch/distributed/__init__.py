@@ -1,8 +1,8 @@
-"""``scorch.distributed``: all of ``torch.distributed``, and sparse tensors that are sharded over processes.
+"""``scorch.distributed``: all of ``torch.distributed``, and sparse tensors that are sharded over ranks.
 
 >>> import torch, scorch, scorch.distributed as sd
 >>> S = scorch.from_torch(torch.tensor([[0., 2.], [3., 0.]]), format="csr")
->>> A = sd.shard(S)  # over all processes of the group, here only this one
+>>> A = sd.shard(S)  # over all ranks of the process group, here only this one
 >>> A @ A.columns_of(torch.ones(2, 1))
 tensor([[2.],
         [3.]])

@@ -133,5 +133,5 @@ def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
 def block_owners(
     rows: Tensor, columns: Tensor, row_cuts: Tensor, column_cuts: Tensor, replicas: int
 ) -> Tensor:
-    """Return the process of each entry: of the group of its row's owner, the one in its column's place."""
+    """Return the rank of each entry: of the group of its row's owner, the one in its column's place."""
     return owners_in(rows, row_cuts) // replicas * replicas + owners_in(columns, column_cuts) % replicas

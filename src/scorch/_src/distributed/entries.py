@@ -36,7 +36,7 @@ def from_entries(
     mesh: Any = None,
     orders: tuple[Order | None, Order | None] = (None, None),
 ) -> RowSharded:
-    """Build a sharded tensor of the entries of each process, by their coordinates over all processes.
+    """Build a sharded tensor from the entries of each rank, given by their global coordinates.
 
     ``orders`` are those of rows and columns, where they were partitioned.
     """

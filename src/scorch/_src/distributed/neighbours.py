@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 
 def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, computed once for entries that change in no process."""
+    """Return ``make()``, computed once for entries that change on no rank."""
     storage, found = adj.local.storage, adj.derived.get(key)
     facts = storage.pattern, storage.values, storage.values._version
     is_kept = found is not None and not adj.requires_grad and _are_same(found[0], facts)
@@ -104,7 +104,8 @@ def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
     degree = adj.sum(1)
     is_zero = degree == 0
     factor = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, degree).pow(-0.5))
-    result: RowSharded = einsum("i,ij,j->ij", factor, adj, factor)
+    with torch.autocast(adj.device.type, enabled=False):  # layers cache the result
+        result: RowSharded = einsum("i,ij,j->ij", factor, adj, factor)
     return result
 
 

@@ -29,6 +29,7 @@ from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.events import LISTENERS, emit
+from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
@@ -36,7 +37,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, OperandError, ShapeError
 
 Tensor = torch.Tensor
-OVERLAP_BYTES = 1 << 20  # received by one process, from which on own entries are multiplied meanwhile
+OVERLAP_BYTES = 1 << 20  # received by one rank, from which on own entries are multiplied meanwhile
 
 
 @rule(torch.matmul, torch.mm, torch.mv)
@@ -76,6 +77,9 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
         raise ShapeError(
             f"products with a {a.ndim}-D sharded tensor are not supported; use scorch.distributed.einsum"
         )
+    if is_autocast():
+        local, x = cast(a.local, x)
+        a = a if local is a.local else a.with_local(local)
     with sharing_errors(a.group, "exchange of x", a.device) if _exchanges(a) else contextlib.nullcontext():
         _check_operand(a, x)
     start = time.perf_counter()

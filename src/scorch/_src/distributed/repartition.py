@@ -183,7 +183,7 @@ def move_tensor(
 ) -> MovedEntries:
     """Send entries to the new owners of their rows; ``renumbers`` says whether rows get other numbers.
 
-    Where ``keeps_algorithm``, groups of processes share the entries of "1.5d" as before.
+    Where ``keeps_algorithm``, groups of ranks share the entries of "1.5d" as before.
     """
     shares_blocks = keeps_algorithm and A.replicas > 1
     crd, places = numbered_entries(A.local.storage.pattern)
@@ -233,7 +233,7 @@ def _moved_order(plan: HaloPlan, move: RowMove, renumbers: bool) -> Order | None
 
 
 def _recut(order: Order | None, before: Tensor, cuts: Tensor, group: Group) -> Order | None:
-    """Return the order of the rows that this process owns by other cuts."""
+    """Return the order of the rows that this rank owns by other cuts."""
     if order is None or torch.equal(before, cuts):
         return order
     rank = rank_in(group)

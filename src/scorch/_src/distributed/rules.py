@@ -66,7 +66,7 @@ def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]
 def check_spelling(expression: str, assign: Assign, sharded: frozenset[str]) -> None:
     """Refuse a name that is a sharded index in one place and another index elsewhere.
 
-    Dense operands give this process's rows where an index is sharded: ``b[j]`` of the other index would have
+    Dense operands have this rank's rows where an index is sharded: ``b[j]`` of the other index would have
     to be whole, although it looks as if it were sharded.
     """
     words = set(re.findall(r"\w+", expression))
@@ -100,7 +100,7 @@ def _outcome(
     if kept == [row] and not has_split_rows:
         _check_inner(assign, value, sharded, {row, column}, allowed=column)
         return LOCAL, target.index(row)
-    # Each process has some terms of the sum, so that nothing may be computed of it, nor added to it.
+    # Each rank has some terms of the sum, so that nothing may be computed from it, nor added to it.
     _check_sum(assign, value, sharded, {row, column} - set(kept))
     if not kept:
         return SUM, 0

@@ -169,12 +169,24 @@ def _run(
     }
     start = time.perf_counter()
     local |= _extended({name: tensors[name] for name in how.extend if name in tensors}, how, one)
-    is_dense = how.outcome != SHARDED and bool(assign.target.indices) and (how.outcome != LOCAL or not format)
-    form = "d" * len(assign.target.indices) if is_dense else format
-    result = _finished(compute(local, form), how, one)
+    result = _finished(compute(local, _format_of(assign, aligned, how, format)), how, one)
     if LISTENERS and any(how.extend.values()):
         emit("product", plan_of(how, one, tensors), (), None, start)
     return result
+
+
+def _format_of(assign: Assign, sharded: Mapping[str, RowSharded], how: Partition, format: Any) -> Any:
+    """Return the format of this rank's result: the same on all ranks, whose entries differ in number."""
+    target = assign.target.indices
+    if how.outcome != SHARDED:
+        is_dense = bool(target) and (how.outcome != LOCAL or not format)
+        return "d" * len(target) if is_dense else format
+    indices = {
+        index for access in accesses(assign.value) if access.tensor in sharded for index in access.indices
+    }
+    if format is not None or set(target) <= indices:
+        return format
+    return "d" + "".join("s" if index in indices else "d" for index in target[1:])
 
 
 def plan_of(how: Partition, one: RowSharded, tensors: Mapping[str, Any]) -> Plan:

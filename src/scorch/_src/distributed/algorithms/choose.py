@@ -24,9 +24,9 @@ from scorch.errors import ArgumentError, UnsupportedError
 Tensor = torch.Tensor
 ALGORITHMS = {
     "halo": "rows that are needed are fetched from their owners at once",
-    "rounds": "they are fetched from one process after the other, and again for gradients, to save memory",
-    "features": "every process has all entries and computes some columns of the result",
-    "1.5d": "groups of processes share the entries of their rows by columns, and add up what they find",
+    "rounds": "they are fetched from one rank after the other, and again for gradients, to save memory",
+    "features": "every rank has all entries and computes some columns of the result",
+    "1.5d": "groups of ranks share the entries of their rows by columns, and sum their results",
     "auto": "the one of these that the cost model expects to be the fastest",
 }
 MOST_REPLICAS = 8  # that "auto" considers
@@ -122,8 +122,8 @@ def _fastest(tensor: RowSharded, features: int, network: Any, memory: int | None
     return best.algorithm, best.replicas if best.algorithm == "1.5d" else None
 
 
-def _divisors(processes: int) -> list[int]:
-    return [c for c in range(2, min(processes, MOST_REPLICAS) + 1) if processes % c == 0]
+def _divisors(ranks: int) -> list[int]:
+    return [c for c in range(2, min(ranks, MOST_REPLICAS) + 1) if ranks % c == 0]
 
 
 def _replicated(tensor: RowSharded, replicas: int) -> RowSharded:

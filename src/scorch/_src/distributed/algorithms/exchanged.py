@@ -17,6 +17,7 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.blocks import Block, blocks_of
 from scorch._src.distributed.algorithms.schedules import Schedule
+from scorch._src.distributed.communication.budget import gradients_of_call
 from scorch._src.distributed.communication.route import narrower
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.storage import Pattern
@@ -76,6 +77,7 @@ def sampled_product(how: Exchanged, g: Tensor, x: Tensor, kept: Tensor | None = 
     return _SampledProduct.apply(how, g, x, kept)  # type: ignore[no-any-return]
 
 
+@gradients_of_call
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Exchanged, values: Tensor, x: Tensor) -> Tensor:
@@ -106,6 +108,7 @@ class _Product(torch.autograd.Function):
         return None, to_values, to_x
 
 
+@gradients_of_call
 class _TransposedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Exchanged, values: Tensor, g: Tensor) -> Tensor:
@@ -133,6 +136,7 @@ class _TransposedProduct(torch.autograd.Function):
         return None, to_values, to_g
 
 
+@gradients_of_call
 class _SampledProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Exchanged, g: Tensor, x: Tensor, kept: Tensor | None) -> Tensor:

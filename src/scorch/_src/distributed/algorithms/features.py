@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.communication.agreement import all_say
-from scorch._src.distributed.communication.budget import check_budget
+from scorch._src.distributed.communication.budget import check_budget, gradients_of_call
 from scorch._src.distributed.communication.collectives import (
     Group,
     exchange_rows,
@@ -45,6 +45,7 @@ def multiply_by_features(a: RowSharded, x: Tensor) -> Tensor:
     return result.reshape(a.rows.own, *x.shape[1:])
 
 
+@gradients_of_call
 class _Turn(torch.autograd.Function):
     """Rows of all features to all rows of some features, or back: one is the gradient of the other."""
 
@@ -79,7 +80,7 @@ def _to_rows(y: Tensor, plan: HaloPlan, wire: Wire) -> Tensor:
 def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group, wire: Wire) -> Tensor:
     if size_of(group) == 1:
         return rows.clone()
-    runs = max(*sent, *received) * size_of(group)  # the same in all processes
+    runs = max(*sent, *received) * size_of(group)  # the same on all ranks
     check_budget("exchange of features", runs * row_bytes(rows, wire))
     given = (rows if wire is None else rows.to(wire)).contiguous()
     out = given.new_empty((sum(received), rows.shape[1]))
@@ -87,11 +88,11 @@ def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group, 
     return out.to(rows.dtype)
 
 
-# all entries in every process ------------------------------------------------------------------------
+# all entries on every rank --------------------------------------------------------------------------
 
 
 def whole_of(a: RowSharded) -> SparseTensor:
-    """Return all entries, connected to those of each process; they are gathered when they have changed."""
+    """Return all entries, connected to those of each rank; they are gathered when they have changed."""
     other, local = a.kept.get("transposed", (None, None))
     if other is not None and other.local is local and other.requires_grad == a.requires_grad:
         transposed: Any = whole_of(other).T
@@ -118,7 +119,7 @@ def _whole_pattern(a: RowSharded) -> tuple[Pattern, Tensor, list[int]]:
     key = "whole", id(a.rows), id(a.columns)
     found: tuple[Any, Pattern, Tensor, list[int]] | None = cache.get(key)
     is_known = [known for (known,) in gather_numbers([found is not None], a.group, a.rows.ghosts)]
-    if found is None or not all(is_known):  # what one process keeps, another may have dropped
+    if found is None or not all(is_known):  # what one rank keeps, another may have dropped
         crd, _ = a.entries()
         everything = gather_rows(torch.stack(crd, 1), a.group)
         counts = gather_rows(torch.tensor([len(crd[0])], device=everything.device), a.group).tolist()
@@ -130,6 +131,7 @@ def _whole_pattern(a: RowSharded) -> tuple[Pattern, Tensor, list[int]]:
     return found[1:]
 
 
+@gradients_of_call
 class _Gather(torch.autograd.Function):
     """The values of all ranks on each of them; its gradient adds up those of all ranks, in order."""
 
@@ -143,6 +145,7 @@ class _Gather(torch.autograd.Function):
         return _SumBack.apply(grad, *ctx.how), None, None
 
 
+@gradients_of_call
 class _SumBack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, counts: tuple[int, ...], group: Group) -> Tensor:

@@ -72,15 +72,26 @@ def load(
     group, folder = group_of(mesh), Path(path)
     if not folder.exists() and old_folder(folder).exists():
         folder = old_folder(folder)  # whoever replaced it has ended in between
-    agree(group, "load", (str(folder), folder.exists()), _describe_folder)
+    facts = {"exists": folder.exists(), "cuts": _plain(cuts), "columns": _plain(columns)}
+    facts |= {"features": list(features), "format": str(format)}
+    agree(group, "load", (str(folder), facts), _describe)
     if not folder.exists():
         raise MissingFileError(f"no such checkpoint: {folder}")
     where = device_of(mesh, group, device) or HOST
     return _Loading(folder, mesh, group, features, format, where).load(cuts, columns)
 
 
-def _describe_folder(facts: tuple[str, bool]) -> str:
-    return f"the checkpoint {facts[0]}" if facts[1] else f"no checkpoint {facts[0]}"
+def _plain(cuts: Any) -> Any:
+    """Return cuts, or a dictionary of cuts, as lists that ranks can compare."""
+    if isinstance(cuts, Mapping):
+        return {name: _plain(found) for name, found in cuts.items()}
+    return None if cuts is None else torch.as_tensor(cuts, device=HOST).reshape(-1).tolist()
+
+
+def _describe(found: tuple[str, Mapping[str, Any]]) -> str:
+    folder, facts = found
+    options = ", ".join(f"{name}={value}" for name, value in facts.items() if name != "exists")
+    return f"the checkpoint {folder} with {options}" if facts["exists"] else f"no checkpoint {folder}"
 
 
 class _Loading:

@@ -25,7 +25,7 @@ from scorch._src.torch_internals import look_up
 from scorch.errors import ArgumentError, FileError, OperandError
 
 Tensor = torch.Tensor
-CONTENTS = "scorch"  # the name of what tells how the arrays of a checkpoint belong together
+CONTENTS = "scorch"  # the name of the description of how the arrays of a checkpoint belong together
 
 
 def dense_rows(x: Tensor, A: RowSharded, along: str = "rows") -> Run:
@@ -160,7 +160,7 @@ def _checkpointing(what: str, group: Group) -> Iterator[None]:
         try:
             yield
         except failure as error:
-            reasons = "; ".join(f"process {rank}: {found!r}" for rank, (found, _) in error.failures.items())
+            reasons = "; ".join(f"rank {rank}: {found!r}" for rank, (found, _) in error.failures.items())
             raise FileError(f"{what} failed: {reasons}") from error
 
 

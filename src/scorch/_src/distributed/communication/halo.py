@@ -56,7 +56,7 @@ class HaloPlan:
     def __init__(self, used: Tensor, cuts: Tensor, group: Group, order: Order | None = None) -> None:
         self.cuts, self.group = cuts, group
         self.order = order  # the rows as they were numbered before they were partitioned
-        self.kept: dict[str, Any] = {}  # what was made of the cuts, in all processes alike
+        self.kept: dict[str, Any] = {}  # what was computed from the cuts, on all ranks alike
         rank = rank_in(group)
         self.begin, self.end = int(cuts[rank]), int(cuts[rank + 1])
         self.ghosts = used[(used < self.begin) | (used >= self.end)]
@@ -105,6 +105,15 @@ class HaloPlan:
         """Return the global numbers of rows by their local numbers."""
         own = torch.arange(self.begin, self.end, device=self.ghosts.device)
         return torch.cat([own, self.ghosts])[numbers.to(torch.int64)]
+
+    def pick(self, tensor: Tensor) -> Tensor:
+        """Return this rank's rows of a tensor that has all rows in their original order."""
+        if tensor.dim() == 0 or len(tensor) != self.extent:
+            have = "no rows" if tensor.dim() == 0 else f"{len(tensor)} rows"
+            raise ShapeError(f"the tensor has {have}, but must have all {self.extent} rows")
+        if self.order is None:
+            return tensor[self.begin : self.end]
+        return tensor[self.order.numbers.to(tensor.device)]
 
     def check_before_exchange(self, name: str, x: Tensor) -> None:
         """Refuse an array as ``check`` does; ranks that are about to exchange rows hear of it."""

@@ -16,7 +16,7 @@ from scorch._src.distributed.communication.agreement import (
     is_debugging,
     with_budget,
 )
-from scorch._src.distributed.communication.budget import check_budget
+from scorch._src.distributed.communication.budget import check_budget, gradients_of_call
 from scorch._src.distributed.communication.collectives import (
     Group,
     Handle,
@@ -59,10 +59,10 @@ class Route:
         own = [sum(self.sent), sum(self.received), self.peers, max([*self.sent, *self.received])]
         facts = gather_numbers([*own, _Numbers.last + 1], group, picks)
         sent, received, peers, blocks, numbers = zip(*facts, strict=True)
-        self.total: int = sum(sent)  # rows that all processes send together
-        self.most: int = max(sent + received)  # rows that one process sends or receives
-        self.most_peers: int = max(peers)  # processes that one process receives rows from
-        self.block: int = max(blocks)  # rows that one process sends to another
+        self.total: int = sum(sent)  # rows that all ranks send together
+        self.most: int = max(sent + received)  # rows that one rank sends or receives
+        self.most_peers: int = max(peers)  # ranks that one rank receives rows from
+        self.block: int = max(blocks)  # rows that one rank sends to another
         self.number = _Numbers.last = max(numbers)  # the same on all ranks, and that of no other route
         self._sums: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._agreed: BoundedCache[Any, bool] = BoundedCache(MAX_AGREED)  # kinds of rows that all have sent
@@ -233,6 +233,7 @@ def narrower(x: Tensor, wire: Wire) -> Wire:
     return wire if is_narrower else None
 
 
+@gradients_of_call
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, route: Route, wire: Wire, keeps_own: bool, tracked: Names) -> Tensor:
@@ -249,6 +250,7 @@ class _Send(torch.autograd.Function):
         return _SendBack.apply(grad, *ctx.how), None, None, None, None
 
 
+@gradients_of_call
 class _SendBack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, g: Tensor, route: Route, wire: Wire, keeps_own: bool, tracked: Names) -> Tensor:

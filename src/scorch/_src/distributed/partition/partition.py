@@ -95,13 +95,11 @@ def _check_method(A: RowSharded, method: Any) -> None:
         check_metis()
 
 
-def _count_of(parts: int | None, processes: int) -> int:
+def _count_of(parts: int | None, ranks: int) -> int:
     if parts is None:
-        return processes
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or parts % processes:
-        raise ArgumentError(
-            f"parts must be a multiple of the number of ranks, {processes}, but got {parts!r}"
-        )
+        return ranks
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or parts % ranks:
+        raise ArgumentError(f"parts must be a multiple of the number of ranks, {ranks}, but got {parts!r}")
     return parts
 
 
