@@ -76,6 +76,7 @@ def wrong_calls() -> dict[str, Call]:
     F, R = (sd.with_algorithm(A, algorithm) for algorithm in ("features", "rounds"))
     U = shard(D, rows=[0, 5, 12])
     y = U.rows_of(operand(3))
+    E = sd.to_dtensor(y, U)
     return {
         "ShapeError: x has 5 rows": lambda is_odd: A @ (x[:5] if is_odd else x),
         "ShapeError: x has 4 rows": lambda is_odd: F @ (x[:4] if is_odd else x),
@@ -84,16 +85,19 @@ def wrong_calls() -> dict[str, Call]:
         "OperandError: x must be": lambda is_odd: A @ (3 if is_odd else x),
         "ShapeError: operand1 has 5 rows": lambda is_odd: sd.einsum("ij,jk->ik", A, x[:5] if is_odd else x),
         "ShapeError: rows has 6 rows": lambda is_odd: sd.to_dtensor(y[is_odd:], U),
+        "OperandError: x is a DTensor": lambda is_odd: A @ (E if is_odd else x),
+        "ArgumentError: features must": lambda is_odd: sd.partition(A, features=5 if is_odd else ()),
+        "ArgumentError: imbalance must": lambda is_odd: sd.partition(A, imbalance=-1 if is_odd else 0.03),
+        "ArgumentError: rows must be int": lambda is_odd: sd.repartition(A, [0, 5.5 if is_odd else 5, 12]),
+        "ArgumentError: method must be int": lambda is_odd: sd.partition(A, None if is_odd else "label"),
         "OperandError: shard expected": lambda is_odd: sd.shard(D if is_odd else S),
         "ArgumentError: format must be sparse": lambda is_odd: sd.shard(S, format="dd" if is_odd else None),
         "ArgumentError: algorithm must": lambda is_odd: sd.shard(S, algorithm="x" if is_odd else "halo"),
         "ArgumentError: replicas must": lambda is_odd: sd.with_algorithm(A, "1.5d", replicas=2 + is_odd),
         "OperandError: shard_rows expected": lambda is_odd: sd.shard_rows(D if is_odd else S),
         "ShapeError: rows must increase": lambda is_odd: sd.repartition(A, [0, 5, 12 - is_odd]),
-        "ArgumentError: owners must be": lambda is_odd: sd.repartition(
-            A, owners=torch.zeros(12) + 2 * is_odd
-        ),
-        "ShapeError: method must have": lambda is_odd: sd.partition(A, torch.zeros(12 - is_odd)),
+        "ArgumentError: owners must be": lambda is_odd: sd.repartition(A, owners=[2 * is_odd] * 12),
+        "ShapeError: method must have": lambda is_odd: sd.partition(A, [0] * (12 - is_odd)),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,10 +37,19 @@ def check_elementwise_and_sums(case: Case) -> None:
     close(A.sum(1), case.rows(D.sum(1)))
     close(A.norm(), D.norm())
     close(A.norm(1), D.abs().sum())
-    other = sd.shard(scorch.from_torch(torch.flip(D, [0]), format="csr"), rows=A.cuts, columns=A.columns.cuts)
-    if not A.has_split_rows:
-        close((A + other).gather().to_dense(), D + torch.flip(D, [0]))
-        close((A * other).gather().to_dense(), D * torch.flip(D, [0]))
+    flipped = torch.flip(D, [0])
+    other = sd.shard(scorch.from_torch(flipped, format="csr"), rows=A.cuts, columns=A.columns.cuts)
+    check_two(A, other, D, flipped)
+    if D.shape[0] == D.shape[1]:
+        check_two(A, A.T, D, D.T)
+        check_two(A.T, other, D.T, flipped)
+
+
+def check_two(A: Any, B: Any, one: torch.Tensor, other: torch.Tensor) -> None:
+    """Entries at the same coordinates meet, wherever they are: sums have no entry on two ranks."""
+    close((A * B).gather().to_dense(), one * other)
+    close(torch.relu(A + B).gather().to_dense(), torch.relu(one + other))
+    close(sd.evaluate("y[] = A[i,j] * B[i,j]", A=A, B=B), (one * other).sum())
 
 
 def check_statements(case: Case) -> None:

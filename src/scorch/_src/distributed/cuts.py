@@ -97,6 +97,7 @@ def cuts(tensor: SparseTensor, parts: int, *, features: Sequence[int] = ()) -> T
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise ArgumentError(f"parts must be a positive integer, but got {parts!r}")
+    check_features(features)
     return cut_by_work(row_lengths(tensor), parts, list(features))
 
 
@@ -106,9 +107,29 @@ def row_lengths(tensor: SparseTensor) -> Tensor:
     return torch.bincount(rows.to(torch.int64), minlength=tensor.shape[0])
 
 
+def check_features(features: object) -> None:
+    """Refuse widths of layers that are not positive integers."""
+    is_list = isinstance(features, Sequence) and not isinstance(features, str)
+    if not is_list or not all(isinstance(width, int) and width > 0 for width in features):
+        raise ArgumentError(
+            f"features must be the widths of the layers, such as [128, 64, 40], but got {features!r}"
+        )
+
+
+def as_integers(name: str, given: object, device: torch.device) -> Tensor:
+    """Return integers that the user passed as a tensor."""
+    try:
+        found = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(f"{name} must be integers, but got {given!r}") from None
+    if found.numel() and (found.dtype.is_floating_point or found.dtype.is_complex):
+        raise ArgumentError(f"{name} must be integers, but got dtype {found.dtype}")
+    return found.to(torch.int64)
+
+
 def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
     """Return validated cuts that the user passed: from 0 to the number of rows, never decreasing."""
-    found = torch.as_tensor(given, device=HOST).to(torch.int64).reshape(-1)
+    found = as_integers(name, given, HOST).reshape(-1)
     if len(found) != parts + 1:
         raise ArgumentError(
             f"{name} has {counted(len(found), 'element')}, but {counted(parts, 'rank')} need {parts + 1}: "

@@ -42,7 +42,7 @@ def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
 
     plan = _plan_of(a, dim)
     route = _route_of(plan)
-    with sharing_errors(plan.group, "to_dtensor", rows.device) if route.total else contextlib.nullcontext():
+    with sharing_errors(plan.group, "to_dtensor", a.device) if route.total else contextlib.nullcontext():
         plan.check("rows", rows)
     local = route.send(rows)
     shape = torch.Size([plan.extent, *rows.shape[1:]])

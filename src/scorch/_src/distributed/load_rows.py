@@ -15,7 +15,7 @@ from scorch._src.distributed.algorithms.choose import check_algorithm
 from scorch._src.distributed.build import check_wire, device_of, group_of, with_options
 from scorch._src.distributed.communication.agreement import agree, validating
 from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
-from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
+from scorch._src.distributed.cuts import as_cuts, check_features, cut_evenly, cut_together
 from scorch._src.distributed.entries import check_sparse_format, from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.mapped_rows import MemmapSparseDataset
@@ -76,6 +76,7 @@ def load_rows(
     with validating(group, "load_rows"):
         if balance not in BALANCES:
             raise ArgumentError(f"balance must be {' or '.join(map(repr, BALANCES))}, but got {balance!r}")
+        check_features(features)
         check_sparse_format(format, 2)
         check_algorithm(algorithm)
         check_wire(wire)
@@ -121,9 +122,9 @@ def _list_paths(paths: Any) -> list[Path]:
         if not found:
             raise MissingFileError(f"no files match {text}")
         return [Path(path) for path in found]
+    if not isinstance(paths, Sequence) or not paths:
+        raise ArgumentError(f"paths must be a file, a glob pattern or a list of files, but got {paths!r}")
     found = [os.fspath(path) for path in paths]
-    if not found:
-        raise ArgumentError("paths is empty; pass at least one file")
     return [Path(path) for path in found]
 
 

@@ -23,7 +23,7 @@ from scorch._src.distributed.calls import rule
 from scorch._src.distributed.communication.agreement import sharing_errors
 from scorch._src.distributed.communication.budget import one_call
 from scorch._src.distributed.communication.collectives import row_bytes
-from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.halo import HaloPlan, check_dense
 from scorch._src.distributed.communication.route import Route, narrower, tracked_of
 from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.repartition import repartition
@@ -34,7 +34,7 @@ from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import CallError, OperandError, ShapeError
+from scorch.errors import CallError, ShapeError
 
 Tensor = torch.Tensor
 OVERLAP_BYTES = 1 << 20  # received by one rank, from which on own entries are multiplied meanwhile
@@ -95,10 +95,7 @@ def _exchanges(a: RowSharded) -> bool:
 
 
 def _check_operand(a: RowSharded, x: Any) -> None:
-    if isinstance(x, SparseTensor) or not isinstance(x, Tensor):
-        raise OperandError(
-            f"x must be a sharded tensor, or this rank's rows of a dense tensor, but got {type(x).__name__}"
-        )
+    check_dense("x", x)
     if x.dim() not in (1, 2):
         raise ShapeError(
             f"x must be 1-D or 2-D to be multiplied by a sharded matrix, but has {x.dim()} dimensions"
@@ -144,7 +141,7 @@ def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
 
     This is ``einsum("ij,ik,jk->ij", a, q, x)`` in rounds: rows of ``x`` are fetched, used and freed.
     """
-    with sharing_errors(a.group, "exchange of x", x.device) if _exchanges(a) else contextlib.nullcontext():
+    with sharing_errors(a.group, "exchange of x", a.device) if _exchanges(a) else contextlib.nullcontext():
         a.rows.check("q", q)
         a.columns.check("x", x)
     dtype = torch.promote_types(a.dtype, torch.promote_types(q.dtype, x.dtype))

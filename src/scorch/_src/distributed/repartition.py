@@ -12,7 +12,7 @@ from scorch._src.distributed.communication.agreement import agree, validating
 from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
 from scorch._src.distributed.communication.halo import HaloPlan, Order, order_of
 from scorch._src.distributed.communication.moves import RowMove, move_to_cuts, move_to_parts, send_to
-from scorch._src.distributed.cuts import as_cuts, block_owners, check_split, owners_in
+from scorch._src.distributed.cuts import as_cuts, as_integers, block_owners, check_split, owners_in
 from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import keys_of, numbered_entries
@@ -126,7 +126,7 @@ def _row_move(A: RowSharded, target: Tensor, is_owners: bool) -> RowMove:
 
 def as_parts(name: str, given: Any, A: RowSharded, count: int) -> Tensor:
     """Return validated parts that the user passed for this rank's rows, or for all rows."""
-    found = torch.as_tensor(given, device=A.rows.ghosts.device).to(torch.int64)
+    found = as_integers(name, given, A.rows.ghosts.device)
     if found.dim() == 1 and len(found) == A.shape[0]:
         found = found[A.rows.begin : A.rows.end]
     if found.dim() != 1 or len(found) != A.rows.own:

@@ -54,9 +54,10 @@ def partition(assign: Assign, sharded: frozenset[str], has_split_rows: bool) -> 
 
 
 def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]:
-    found = {access.indices[:2] for access in accesses(assign.value) if access.tensor in sharded}
+    found = {access.indices[:2]: access for access in accesses(assign.value) if access.tensor in sharded}
     if len(found) != 1:
-        raise _refusal(assign, "sharded tensors have different indices; multiply two of them with @")
+        different = " and ".join(show(access) for access in found.values())
+        raise _refusal(assign, f"{different} have different indices; multiply two sharded tensors with A @ B")
     row, column = next(iter(found))
     if row == column:
         raise _refusal(assign, "the diagonal of a sharded tensor is distributed over ranks")

@@ -35,7 +35,7 @@ from scorch._src.notation.trees import accesses
 from scorch._src.statements.einsum import einsum as einsum_local
 from scorch._src.statements.evaluate import evaluate as evaluate_local
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, UnsupportedError
+from scorch.errors import UnsupportedError
 
 Tensor = torch.Tensor
 
@@ -216,11 +216,7 @@ def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> di
         for name, tensor in tensors.items():
             for dim, other in how.extend[name]:
                 if other == index:
-                    if isinstance(tensor, SparseTensor):
-                        raise OperandError(
-                            f"{name} is an unsharded SparseTensor; shard it, or convert it to dense"
-                        )
-                    first = tensor.movedim(dim, 0)
+                    first = tensor.movedim(dim, 0) if type(tensor) is Tensor else tensor
                     plan.check_before_exchange(name, first)
                     wanted[name] = dim, first
         arrays = plan.extend([first for _, first in wanted.values()], one.wire)

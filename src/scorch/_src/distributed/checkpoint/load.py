@@ -19,7 +19,7 @@ from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
 from scorch._src.distributed.communication.agreement import agree
 from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
 from scorch._src.distributed.communication.halo import Order, order_of
-from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
+from scorch._src.distributed.cuts import as_cuts, check_features, cut_evenly, cut_together
 from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
@@ -72,6 +72,7 @@ def load(
     group, folder = group_of(mesh), Path(path)
     if not folder.exists() and old_folder(folder).exists():
         folder = old_folder(folder)  # whoever replaced it has ended in between
+    check_features(features)
     facts = {"exists": folder.exists(), "cuts": _plain(cuts), "columns": _plain(columns)}
     facts |= {"features": list(features), "format": str(format)}
     agree(group, "load", (str(folder), facts), _describe)

@@ -23,7 +23,8 @@ from scorch._src.distributed.communication.collectives import (
 )
 from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
-from scorch.errors import ShapeError
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
 FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # of SplitMix64
@@ -48,6 +49,17 @@ def order_of(numbers: Tensor, begin: int, group: Group) -> Order | None:
     facts = gather_numbers([int((numbers != now).sum()), int(mixed.sum())], group, numbers)
     moved, checksums = zip(*facts, strict=True)
     return Order(numbers, sum(checksums)) if any(moved) else None
+
+
+def check_dense(name: str, x: Any) -> None:
+    """Refuse an operand that is not a plain dense tensor."""
+    if isinstance(x, SparseTensor) or not isinstance(x, Tensor):
+        raise OperandError(
+            f"{name} must be a sharded tensor, or this rank's rows of a dense tensor, but got "
+            f"{type(x).__name__}"
+        )
+    if hasattr(x, "device_mesh"):
+        raise OperandError(f"{name} is a DTensor; pass this rank's rows: from_dtensor({name}, A)")
 
 
 class HaloPlan:
@@ -115,16 +127,17 @@ class HaloPlan:
             return tensor[self.begin : self.end]
         return tensor[self.order.numbers.to(tensor.device)]
 
-    def check_before_exchange(self, name: str, x: Tensor) -> None:
+    def check_before_exchange(self, name: str, x: Any) -> None:
         """Refuse an array as ``check`` does; ranks that are about to exchange rows hear of it."""
         if self.is_local:
             self.check(name, x)
         else:
-            with sharing_errors(self.group, f"exchange of {name}", x.device):
+            with sharing_errors(self.group, f"exchange of {name}", self.ghosts.device):
                 self.check(name, x)
 
-    def check(self, name: str, x: Tensor) -> None:
-        """Refuse an array that does not have this rank's rows."""
+    def check(self, name: str, x: Any) -> None:
+        """Refuse what does not have this rank's rows."""
+        check_dense(name, x)
         if x.dim() == 0 or len(x) != self.own:
             have = "no rows" if x.dim() == 0 else f"{len(x)} rows"
             raise ShapeError(

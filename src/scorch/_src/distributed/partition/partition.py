@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from scorch._src.distributed.communication.agreement import agree, validating
 from scorch._src.distributed.communication.collectives import size_of
 from scorch._src.distributed.communication.moves import RowMove, move_to_parts
 from scorch._src.distributed.communication.replicate import sum_over
-from scorch._src.distributed.cuts import work_of
+from scorch._src.distributed.cuts import check_features, work_of
 from scorch._src.distributed.partition.choose import scramble
 from scorch._src.distributed.partition.labels import cut_order, divide_by_labels
 from scorch._src.distributed.partition.level import Level, level_of
@@ -68,6 +69,9 @@ def partition(
     with validating(A.group, "partition"):
         count = _count_of(parts, size_of(A.group))
         _check_method(A, method)
+        check_features(features)
+        if not isinstance(imbalance, numbers.Real) or not imbalance >= 0:
+            raise ArgumentError(f"imbalance must be a non-negative number, but got {imbalance!r}")
         given = None if is_named else as_parts("method", method, A, count)
     options = {"parts": count, "features": list(features), "imbalance": imbalance}
     facts = {"shape": A.shape, "method": method if is_named else "a tensor", **options}
