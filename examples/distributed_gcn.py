@@ -64,7 +64,7 @@ print(A)
 # Training
 # --------
 # The layers are those for a single process. ``sd.mean`` is the mean over all nodes, and dropout is drawn
-# per node, so the number of processes only affects the order of summation.
+# per node, so the number of ranks only affects the order of summation.
 
 
 class Network(torch.nn.Module):

@@ -19,7 +19,7 @@ from source_trees import SOURCE, nodes_of, tree_of
 # Tables that grow without a bound of their own, and why that is no leak.
 GROWING = {
     "scorch._src.distributed.calls.RULES": "filled by an import",
-    "scorch._src.distributed.collectives._counters": "whoever counts bytes leaves again",
+    "scorch._src.distributed.communication.collectives._counters": "whoever counts bytes leaves again",
     "scorch._src.backends.cuda.rows._facts": "one entry for each array that lives",
     "scorch._src.backends.cuda.kernel.LAUNCHES": "whoever records launches leaves again",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",

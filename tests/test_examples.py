@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {  # what each prints: that it was compared with something else, and what its table is about
     "bigbird": ["sparse and dense attention agree", "dense, masked"],
-    "distributed_gcn": ["of process 0 of 1", "accuracy", "bytes per epoch"],
+    "distributed_gcn": ["on rank 0 of 1", "accuracy", "bytes per epoch"],
     "first_steps": ["same as dense", "W.grad"],
     "formats_drawn": ["dimension 0 compressed", "the product with a vector is the same in all of them"],
     "gat": ["synthetic graph of Cora's size, not Cora", "they agree with the layer"],

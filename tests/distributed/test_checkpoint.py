@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import scorch
 import scorch.distributed as sd
 from distributed.sharded_cases import draw
+from distributed.test_sharded import close
 from distributed.training import Training, features, graph, whole
 from processes import in_processes
 from scorch._src.distributed.checkpoint import runs
@@ -47,6 +48,8 @@ def save_all(rank: int, folder: str) -> Any:
     training = Training(A, A.rows_of(features()), torch.eye(3, dtype=torch.float64))
     for _ in range(2):
         training.step()
+    replicated = sd.shard(scorch.from_torch(graph(), format="csr"), algorithm="1.5d", replicas=4)
+    sd.save({"A": replicated}, f"{folder}/replicated")
     sd.save({"old": torch.zeros(1)}, f"{folder}/training")  # which the next replaces
     sd.save(training.state(), f"{folder}/training")
     with pytest.raises(CommunicationError, match="rank 1 has"):
@@ -74,6 +77,10 @@ def load_all(rank: int, folder: str) -> Any:
             assert torch.equal(zeros.local.to_dense(), A.local.to_dense())
     loaded = sd.load(f"{folder}/cube", format="coo")["cube"]
     assert torch.equal(loaded.gather().to_dense(), cube())
+    replicated = sd.load(f"{folder}/replicated")["A"]
+    assert (replicated.algorithm, replicated.replicas) == ("1.5d", 3)  # of 4 on four ranks
+    X = features()
+    close(replicated @ replicated.columns_of(X), replicated.rows_of(graph() @ X))
     state = sd.load(f"{folder}/training", cuts=[0, 4, 30, 30])
     assert state["epoch"] == 2 and state["nested"] == {"name": "graph"}
     training = Training(state["A"], state["X"], state["W"], state["optimizer"])
@@ -90,6 +97,8 @@ def refuse(rank: int, folder: str) -> None:
         sd.load(f"{folder}/dcp5")
     with pytest.raises(ShapeError, match="cuts must end with the number of rows"):
         sd.load(f"{folder}/training", cuts=[0, 1, 2, 3])
+    with pytest.raises(CommunicationError, match=r"rank 1 has the checkpoint .* with cuts=\[0, 4, 30, 30\]"):
+        sd.load(f"{folder}/training", cuts=[0, 3 + rank, 30, 30])
     state = A.state_dict()
     if rank == 1:
         state["crd1"].rows.flip(0)

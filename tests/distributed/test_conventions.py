@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import scorch
 import scorch.distributed as sd
 from distributed.test_sharded import close
 from processes import in_processes
-from scorch.errors import CommunicationError, ShapeError, UnsupportedError
+from scorch.errors import CallError, CommunicationError, OperandError, ShapeError, UnsupportedError
 
 
 def random_matrix(rows: int = 12, columns: int = 12, seed: int = 0) -> torch.Tensor:
@@ -212,28 +212,55 @@ def check_budgets(rank: int) -> None:
     with scorch.settings(exchange_budget=sum(most)):
         A @ x
         A @ x  # which is another call
+    check_budget_of_gradients(A, x, sum(most))
 
 
-def check_same_kinds(rank: int) -> None:
-    """Rows of different widths are refused at their first use by every algorithm; dtypes are as in torch."""
-    D = random_matrix()
-    x = shard(D).columns_of(operand(3))
-    other = x[:, : 2 + rank].contiguous()
-    calls = [lambda A: A @ other, lambda A: A.T @ other]
-    for algorithm in ("halo", "rounds", "features"):
-        for call in [*calls, lambda A: sd.einsum("ij,ik,jk->ij", A, other, other)]:
-            with pytest.raises(CommunicationError, match="rank 1 has rows of shape"):
-                call(shard(D, algorithm=algorithm))
-        A = shard(D, algorithm=algorithm)
-        with pytest.raises(RuntimeError, match="same dtype"):
-            A @ x.float()
-    dist.set_debug_level(dist.DebugLevel.INFO)
-    try:
-        A @ x, A @ x[:, :2].contiguous()
-        with pytest.raises(CommunicationError, match="rank 1 has rows of shape"):
-            A @ other  # of widths that both have used before
-    finally:
-        dist.set_debug_level(dist.DebugLevel.OFF)
+def check_budget_of_gradients(A: Any, x: torch.Tensor, most: int) -> None:
+    """The gradients of a call are one call in each backward pass, whatever else is in it."""
+    x = x.clone().requires_grad_()
+    y = A @ x
+    loss = (y + A @ x).sum()
+    with scorch.settings(exchange_budget=most):
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+    with scorch.settings(exchange_budget=most - 1), pytest.raises(CommunicationError, match="would move"):
+        loss.backward()
+    (twice,) = torch.autograd.grad((A @ x).square().sum(), x, create_graph=True)
+    with scorch.settings(exchange_budget=2 * most - 1), pytest.raises(CommunicationError, match="would move"):
+        twice.sum().backward()  # the product, forward and backward
+
+
+def check_dtypes(rank: int) -> None:
+    """Products follow autocast, and reductions refuse the dtypes that they refuse on one process."""
+    D, X = random_matrix().float(), operand().float()
+    A = shard(D)
+    x, product = A.columns_of(X), A.rows_of(D @ X)
+    torch.manual_seed(0)
+    layer = scorch.nn.GCNConv(2, 2)
+    wanted = layer(x, A)
+    A = shard(D)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for algorithm in ("halo", "features"):
+            found = sd.with_algorithm(A, algorithm) @ x.bfloat16()
+            assert found.dtype == torch.bfloat16
+            torch.testing.assert_close(found.float(), product, rtol=0.05, atol=0.05)
+        assert layer(x, A).dtype == torch.bfloat16
+    assert torch.equal(layer(x, A), wanted)  # with the matrix that the layer cached under autocast
+    counts = A.map_local(lambda local: (local * 10).to(torch.int64))
+    for call in (counts.mean, counts.norm, lambda: counts.norm(float("inf")), lambda: counts.mean(1)):
+        with pytest.raises(CallError, match="loating point or complex"):
+            call()
+    for dim in (0, 1):
+        with pytest.raises(OperandError, match="floating-point"):
+            counts.softmax(dim)
+
+
+def check_copies(rank: int) -> None:
+    """A copy has the options of the tensor; a deep copy has entries of its own."""
+    A = shard(random_matrix(), algorithm="rounds", wire=torch.float32)
+    for other, shares in ((copy.copy(A), True), (copy.deepcopy(A), False)):
+        assert (other.algorithm, other.wire) == ("rounds", torch.float32)
+        assert (other.local.values().data_ptr() == A.local.values().data_ptr()) == shares
 
 
 CHECKS = [
@@ -244,7 +271,8 @@ CHECKS = [
     check_gathered_gradients,
     check_kept_matrices,
     check_budgets,
-    check_same_kinds,
+    check_dtypes,
+    check_copies,
 ]
 
 

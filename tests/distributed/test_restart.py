@@ -21,7 +21,7 @@ def test_processes_tell_what_happened_and_a_restart_continues_from_the_checkpoin
     for rank in (0, 2):
         assert told["disturbed"][rank]["error"] == "CommunicationError", told["disturbed"]
         assert "load the last checkpoint" in told["disturbed"][rank]["message"]
-        assert f"among 3 processes failed on rank {rank}" in told["disturbed"][rank]["message"]
+        assert f"among 3 ranks failed on rank {rank}" in told["disturbed"][rank]["message"]
     assert [found["error"] for found in told["restarted"]] == ["", "", ""], told["restarted"]
     for rank in range(3):
         begin, wanted = torch.load(tmp_path / "undisturbed" / f"{rank}.pt")

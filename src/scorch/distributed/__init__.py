@@ -1,8 +1,8 @@
-"""``scorch.distributed``: all of ``torch.distributed``, and sparse tensors that are sharded over processes.
+"""``scorch.distributed``: all of ``torch.distributed``, and sparse tensors that are sharded over ranks.
 
 >>> import torch, scorch, scorch.distributed as sd
 >>> S = scorch.from_torch(torch.tensor([[0., 2.], [3., 0.]]), format="csr")
->>> A = sd.shard(S)  # over all processes of the group, here only this one
+>>> A = sd.shard(S)  # over all ranks of the process group, here only this one
 >>> A @ A.columns_of(torch.ones(2, 1))
 tensor([[2.],
         [3.]])
@@ -13,7 +13,7 @@ from scorch._src.distributed.arithmetic import RowSharded
 from scorch._src.distributed.build import shard, shard_rows
 from scorch._src.distributed.checkpoint.load import load
 from scorch._src.distributed.checkpoint.save import dense_rows, optimizer_state, save
-from scorch._src.distributed.collectives import Traffic, count_bytes
+from scorch._src.distributed.communication.collectives import Traffic, count_bytes
 from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.cuts import cuts
 from scorch._src.distributed.dropout import dropout

@@ -116,9 +116,9 @@ from torch.distributed import (
 from scorch.errors import CommunicationError as CommunicationError
 from scorch._src.distributed.cost_model.plan import Plan as Plan
 from scorch._src.distributed.row_sharded import RowSharded as RowSharded
-from scorch._src.distributed.collectives import Traffic as Traffic
+from scorch._src.distributed.communication.collectives import Traffic as Traffic
 from scorch._src.distributed.neighbours import add_loops as add_loops
-from scorch._src.distributed.collectives import count_bytes as count_bytes
+from scorch._src.distributed.communication.collectives import count_bytes as count_bytes
 from scorch._src.distributed.cuts import cuts as cuts
 from scorch._src.distributed.checkpoint.save import dense_rows as dense_rows
 from scorch._src.distributed.dropout import dropout as dropout

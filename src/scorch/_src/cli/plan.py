@@ -36,7 +36,7 @@ WIRES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class StepCost:
-    """A training step by an algorithm, in the busiest process: each product forward and backward."""
+    """A training step by an algorithm, on the busiest rank: each product forward and backward."""
 
     name: str
     bytes: int

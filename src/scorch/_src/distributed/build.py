@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.algorithms.choose import with_algorithm
-from scorch._src.distributed.collectives import Group, agree, gather_numbers, rank_in, size_of
-from scorch._src.distributed.cuts import as_cuts, cut_by_work, cut_evenly, owners_in
-from scorch._src.distributed.entries import from_entries
+from scorch._src.distributed.algorithms.choose import check_algorithm, with_algorithm
+from scorch._src.distributed.communication.agreement import agree, validating
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.cuts import as_cuts, check_split, cut_by_work, cut_evenly, owners_in
+from scorch._src.distributed.entries import check_sparse_format, from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -98,15 +99,14 @@ def shard(
         >>> A.shape, A.format
         ((3, 3), Format('csr'))
     """
-    if not isinstance(tensor, SparseTensor):
-        raise OperandError(f"shard expected a SparseTensor, but got {type(tensor).__name__}")
-    if tensor.dim() < 2:
-        raise ShapeError(f"shard expected at least 2 dimensions, but got {tensor.dim()}")
     group = group_of(mesh)
-    tensor = _moved(tensor, device_of(mesh, group, device))
-    crd, places = numbered_entries(tensor.storage.pattern)
-    wide = [column.to(torch.int64) for column in crd]
-    row_cuts, column_cuts = _both_cuts(wide[0], tensor.shape, rows, columns, size_of(group))
+    with validating(group, "shard"):
+        check_sparse("shard", tensor)
+        check_options(tensor, format, split, algorithm, wire)
+        tensor = _moved(tensor, device_of(mesh, group, device))
+        crd, places = numbered_entries(tensor.storage.pattern)
+        wide = [column.to(torch.int64) for column in crd]
+        row_cuts, column_cuts = _both_cuts(wide[0], tensor.shape, rows, columns, size_of(group))
     options = {"columns": column_cuts.tolist(), "split": split, "wire": wire}
     facts = tuple(tensor.shape), str(tensor.dtype), tensor.nnz, row_cuts.tolist(), options, _checksum(wide)
     agree(group, "shard", facts, _facts)
@@ -144,12 +144,32 @@ def _checksum(crd: Sequence[Tensor]) -> int:
     return int(mixed.sum()) & 0xFFFFFFFF
 
 
+def check_sparse(what: str, tensor: Any) -> None:
+    """Refuse what cannot be sharded."""
+    if not isinstance(tensor, SparseTensor):
+        raise OperandError(f"{what} expected a SparseTensor, but got {type(tensor).__name__}")
+    if tensor.dim() < 2:
+        raise ShapeError(f"{what} expected at least 2 dimensions, but got {tensor.dim()}")
+
+
+def check_options(tensor: SparseTensor, format: Any, split: bool | int, algorithm: str, wire: Any) -> None:
+    """Refuse options that a sharded tensor cannot have."""
+    check_sparse_format(tensor.format if format is None else format, tensor.dim())
+    check_split(split)
+    check_algorithm(algorithm)
+    check_wire(wire)
+
+
+def check_wire(wire: Any) -> None:
+    """Refuse a dtype that rows cannot have on the wire."""
+    if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
+        raise ArgumentError(f"wire must be a floating-point dtype such as torch.bfloat16, but got {wire!r}")
+
+
 def with_options(
     result: RowSharded, algorithm: str, wire: torch.dtype | None, replicas: int | None = None
 ) -> RowSharded:
-    """Set how a sharded tensor exchanges rows, validated."""
-    if wire is not None and not (isinstance(wire, torch.dtype) and wire.is_floating_point):
-        raise ArgumentError(f"wire must be a floating-point dtype such as torch.bfloat16, but got {wire!r}")
+    """Set how a sharded tensor exchanges rows."""
     result.wire = wire
     return with_algorithm(result, algorithm, replicas=replicas)
 
@@ -207,7 +227,10 @@ def shard_rows(
             f"shard_rows expected a sparse tensor, but got a {type(local).__name__}; use scorch.from_torch"
         )
     group = group_of(mesh)
-    local = _moved(local, device_of(mesh, group))
+    with validating(group, "shard_rows"):
+        check_sparse("shard_rows", local)
+        check_options(local, format, False, algorithm, None)
+        local = _moved(local, device_of(mesh, group))
     shape = tuple(local.shape)
     crd, places = numbered_entries(local.storage.pattern)
     wide = [column.to(torch.int64) for column in crd]
@@ -217,7 +240,9 @@ def shard_rows(
         group, "shard_rows", (shape[1:], str(local.dtype)), lambda facts: f"columns {facts[0]} of {facts[1]}"
     )
     total = int(cuts[-1])
-    _, column_cuts = _both_cuts(wide[0], (total, *shape[1:]), cuts, columns, len(counts))
+    with validating(group, "shard_rows"):
+        _, column_cuts = _both_cuts(wide[0], (total, *shape[1:]), cuts, columns, len(counts))
+    agree(group, "shard_rows", column_cuts.tolist(), lambda found: f"columns={found}")
     wide[0] = wide[0] + int(cuts[rank_in(group)])
     form = local.format if format is None else format
     result = from_entries(

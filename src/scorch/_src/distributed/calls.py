@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import one_call
+from scorch._src.distributed.communication.budget import one_call
 from scorch._src.tensor.registry import look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import MissingAttributeError, UnsupportedError

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import Group, gather_numbers, rank_in, size_of, sum_over
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, counted
@@ -96,6 +97,7 @@ def cuts(tensor: SparseTensor, parts: int, *, features: Sequence[int] = ()) -> T
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise ArgumentError(f"parts must be a positive integer, but got {parts!r}")
+    check_features(features)
     return cut_by_work(row_lengths(tensor), parts, list(features))
 
 
@@ -105,9 +107,29 @@ def row_lengths(tensor: SparseTensor) -> Tensor:
     return torch.bincount(rows.to(torch.int64), minlength=tensor.shape[0])
 
 
+def check_features(features: object) -> None:
+    """Refuse widths of layers that are not positive integers."""
+    is_list = isinstance(features, Sequence) and not isinstance(features, str)
+    if not is_list or not all(isinstance(width, int) and width > 0 for width in features):
+        raise ArgumentError(
+            f"features must be the widths of the layers, such as [128, 64, 40], but got {features!r}"
+        )
+
+
+def as_integers(name: str, given: object, device: torch.device) -> Tensor:
+    """Return integers that the user passed as a tensor."""
+    try:
+        found = torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(f"{name} must be integers, but got {given!r}") from None
+    if found.numel() and (found.dtype.is_floating_point or found.dtype.is_complex):
+        raise ArgumentError(f"{name} must be integers, but got dtype {found.dtype}")
+    return found.to(torch.int64)
+
+
 def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
     """Return validated cuts that the user passed: from 0 to the number of rows, never decreasing."""
-    found = torch.as_tensor(given, device=HOST).to(torch.int64).reshape(-1)
+    found = as_integers(name, given, HOST).reshape(-1)
     if len(found) != parts + 1:
         raise ArgumentError(
             f"{name} has {counted(len(found), 'element')}, but {counted(parts, 'rank')} need {parts + 1}: "
@@ -118,6 +140,12 @@ def as_cuts(name: str, given: object, rows: int, parts: int) -> Tensor:
     return found
 
 
+def check_split(split: bool | int) -> None:
+    """Refuse a limit of entries in a row that is none."""
+    if not isinstance(split, int) or split < 0:
+        raise ArgumentError(f"split must be True, False or a number of entries, but got {split!r}")
+
+
 def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
     """Return the rank that owns each row."""
     return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1
@@ -126,5 +154,5 @@ def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
 def block_owners(
     rows: Tensor, columns: Tensor, row_cuts: Tensor, column_cuts: Tensor, replicas: int
 ) -> Tensor:
-    """Return the process of each entry: of the group of its row's owner, the one in its column's place."""
+    """Return the rank of each entry: of the group of its row's owner, the one in its column's place."""
     return owners_in(rows, row_cuts) // replicas * replicas + owners_in(columns, column_cuts) % replicas

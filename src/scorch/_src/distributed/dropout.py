@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import gather_numbers
+from scorch._src.distributed.communication.collectives import gather_numbers
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch.errors import ArgumentError
 

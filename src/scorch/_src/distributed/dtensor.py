@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import rank_in, size_of
+from scorch._src.distributed.communication.agreement import sharing_errors
+from scorch._src.distributed.communication.collectives import rank_in, size_of
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.halo import HaloPlan
-from scorch._src.distributed.route import Route
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch.errors import ArgumentError, OperandError, ShapeError
 
@@ -42,8 +44,10 @@ def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
     from scorch._src.torch_internals import DTensor, Shard  # takes a second
 
     plan = _plan_of(a, dim)
-    plan.check("rows", rows)
-    local = _route_of(plan).send(rows)
+    route = _route_of(plan)
+    with sharing_errors(plan.group, "to_dtensor", a.device) if route.total else contextlib.nullcontext():
+        plan.check("rows", rows)
+    local = route.send(rows)
     shape = torch.Size([plan.extent, *rows.shape[1:]])
     stride = torch.empty(shape, device="meta").stride()
     placements = [Shard(0)]

@@ -7,15 +7,22 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import Group, gather_numbers, size_of
-from scorch._src.distributed.halo import HaloPlan, Order
-from scorch._src.distributed.route import Route
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, size_of
+from scorch._src.distributed.communication.halo import HaloPlan, Order
+from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.formats.format import as_format
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError
 
 Tensor = torch.Tensor
+
+
+def check_sparse_format(format: Any, dims: int) -> None:
+    """Refuse a dense format for local shards."""
+    if as_format(format, dims).is_dense:
+        raise ArgumentError(f"format must be sparse, but {format!r} is dense")
 
 
 def from_entries(
@@ -29,7 +36,7 @@ def from_entries(
     mesh: Any = None,
     orders: tuple[Order | None, Order | None] = (None, None),
 ) -> RowSharded:
-    """Build a sharded tensor of the entries of each process, by their coordinates over all processes.
+    """Build a sharded tensor from the entries of each rank, given by their global coordinates.
 
     ``orders`` are those of rows and columns, where they were partitioned.
     """
@@ -38,10 +45,7 @@ def from_entries(
     places = torch.stack([row_plan.to_local(crd[0]), column_plan.to_local(crd[1]), *crd[2:]])
     size = (row_plan.size, column_plan.size, *shape[2:])
     local = sparse_coo_tensor(places, values, size, format=format)
-    if not isinstance(local, SparseTensor):
-        raise ArgumentError(
-            f"format is {format!r}, which is dense; the local part of a sharded tensor is sparse"
-        )
+    assert isinstance(local, SparseTensor)
     result = RowSharded(local, row_plan, column_plan, mesh)
     counts = [count for (count,) in gather_numbers([len(values)], group, row_plan.ghosts)]
     result.spread = sum(counts), max(counts)

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.build import device_of, group_of, with_options
-from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
-from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
-from scorch._src.distributed.entries import from_entries
+from scorch._src.distributed.algorithms.choose import check_algorithm
+from scorch._src.distributed.build import check_wire, device_of, group_of, with_options
+from scorch._src.distributed.communication.agreement import agree, validating
+from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
+from scorch._src.distributed.cuts import as_cuts, check_features, cut_evenly, cut_together
+from scorch._src.distributed.entries import check_sparse_format, from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.mapped_rows import MemmapSparseDataset
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
-from scorch.errors import ArgumentError, FileError, MissingFileError, ScorchError, ShapeError
+from scorch.errors import ArgumentError, FileError, MissingFileError, ShapeError
 
 Tensor = torch.Tensor
 BALANCES = {"nnz": "about as many entries and rows", "rows": "about as many rows"}
@@ -70,20 +72,28 @@ def load_rows(
         scorch.save("graph.safetensors", A)
         shards = sd.load_rows("graph.safetensors", mesh)
     """
-    if balance not in BALANCES:
-        raise ArgumentError(f"balance must be {' or '.join(map(repr, BALANCES))}, but got {balance!r}")
     group = group_of(mesh)
-    files = _open_all(paths, name, group)
+    with validating(group, "load_rows"):
+        if balance not in BALANCES:
+            raise ArgumentError(f"balance must be {' or '.join(map(repr, BALANCES))}, but got {balance!r}")
+        check_features(features)
+        check_sparse_format(format, 2)
+        check_algorithm(algorithm)
+        check_wire(wire)
+        files = _open_all(paths, name)
+    facts = [(file.path.name, tuple(file.shape), str(file.dtype), file.nnz) for file in files]
+    agree(group, "load_rows", (facts, balance, cuts is None, list(features), wire), _describe)
     begins = torch.tensor([0, *(len(file) for file in files)], device=HOST).cumsum(0).tolist()
     shape = begins[-1], files[0].shape[1]
     parts, where = size_of(group), device_of(mesh, group, device) or HOST
     if cuts is None:
         cuts = _find_cuts(files, begins, balance, features, group, where)
-    row_cuts = as_cuts("cuts", cuts, shape[0], parts)
-    if columns is not None:
-        column_cuts = as_cuts("columns", columns, shape[1], parts)
-    else:
-        column_cuts = row_cuts if shape[0] == shape[1] else cut_evenly(shape[1], parts)
+    with validating(group, "load_rows"):
+        row_cuts = as_cuts("cuts", cuts, shape[0], parts)
+        if columns is not None:
+            column_cuts = as_cuts("columns", columns, shape[1], parts)
+        else:
+            column_cuts = row_cuts if shape[0] == shape[1] else cut_evenly(shape[1], parts)
     agree(group, "load_rows", (row_cuts.tolist(), column_cuts.tolist()), lambda found: f"cuts {found}")
     rank = rank_in(group)
     crd, values = _read(files, begins, int(row_cuts[rank]), int(row_cuts[rank + 1]))
@@ -92,25 +102,16 @@ def load_rows(
     return with_options(result, algorithm, wire)
 
 
-def _open_all(paths: Any, name: str, group: Group) -> list[MemmapSparseDataset]:
-    """Open all files, and raise an error on all ranks if one of them has other files."""
-    files: list[MemmapSparseDataset] = []
-    facts: list[Any] = []
-    problem: ScorchError | None = None
-    try:
-        files = [_open(path, name) for path in _list_paths(paths)]
-        facts = [(file.path.name, tuple(file.shape), str(file.dtype), file.nnz) for file in files]
-        _check_alike(files)
-    except ScorchError as error:
-        problem = error
-    agree(group, "load_rows", facts if problem is None else [str(problem)], _describe)
-    if problem is not None:
-        raise problem
+def _open_all(paths: Any, name: str) -> list[MemmapSparseDataset]:
+    files = [_open(path, name) for path in _list_paths(paths)]
+    _check_alike(files)
     return files
 
 
-def _describe(facts: list[Any]) -> str:
-    return facts[0] if len(facts) == 1 and isinstance(facts[0], str) else f"the files {facts}"
+def _describe(facts: tuple[list[Any], str, bool, list[int], Any]) -> str:
+    files, balance, has_no_cuts, features, wire = facts
+    cuts = f"balance={balance!r} and features={features}" if has_no_cuts else "cuts"
+    return f"the files {files}, {cuts} and wire={wire}"
 
 
 def _list_paths(paths: Any) -> list[Path]:
@@ -121,9 +122,9 @@ def _list_paths(paths: Any) -> list[Path]:
         if not found:
             raise MissingFileError(f"no files match {text}")
         return [Path(path) for path in found]
+    if not isinstance(paths, Sequence) or not paths:
+        raise ArgumentError(f"paths must be a file, a glob pattern or a list of files, but got {paths!r}")
     found = [os.fspath(path) for path in paths]
-    if not found:
-        raise ArgumentError("paths is empty; pass at least one file")
     return [Path(path) for path in found]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from scorch._src.backends.routines import Options, Scores
 from scorch._src.distributed.calls import RULES
-from scorch._src.distributed.collectives import all_say
+from scorch._src.distributed.communication.agreement import all_say
 from scorch._src.distributed.dropout import draw_edges
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.statements import einsum
@@ -29,14 +29,15 @@ Tensor = torch.Tensor
 
 
 def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
-    """Return ``make()``, computed once for entries that change in no process."""
-    if adj.requires_grad:
-        return make()
+    """Return ``make()``, computed once for entries that change on no rank."""
     storage, found = adj.local.storage, adj.derived.get(key)
     facts = storage.pattern, storage.values, storage.values._version
-    is_kept = found is not None and _are_same(found[0], facts)
+    is_kept = found is not None and not adj.requires_grad and _are_same(found[0], facts)
     if not all_say(is_kept, adj.group, adj.rows.ghosts) or found is None:
-        found = adj.derived[key] = facts, make()
+        made = make()
+        if adj.requires_grad:
+            return made
+        found = adj.derived[key] = facts, made
     return found[1]
 
 
@@ -109,7 +110,8 @@ def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
     degree = adj.sum(1)
     is_zero = degree == 0
     factor = torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, degree).pow(-0.5))
-    result: RowSharded = einsum("i,ij,j->ij", factor, adj, factor)
+    with torch.autocast(adj.device.type, enabled=False):  # layers cache the result
+        result: RowSharded = einsum("i,ij,j->ij", factor, adj, factor)
     return result
 
 
@@ -151,8 +153,8 @@ def add_loops(adj: RowSharded, weight: float) -> RowSharded:
 
 
 def _max(adj: RowSharded, x: Tensor, targets: int) -> Tensor:
-    _check_whole_rows(adj, "the maximum over neighbours")
-    adj.columns.check("x", x)
+    _check_whole_rows(adj, "the maximum over neighbors")
+    adj.columns.check_before_exchange("x", x)
     (extended,) = adj.columns.extend([x], adj.wire)
     return max_neighbours(adj.local, extended, adj.rows.own)
 
@@ -168,10 +170,10 @@ def _attend(
     edge_attr: Tensor | None = None,
     *edges: Any,
 ) -> Tensor:
-    _check_whole_rows(adj, "attention over neighbours")
+    _check_whole_rows(adj, "attention over neighbors")
     if edge_attr is not None or edges:
         raise UnsupportedError("attention over a sharded graph does not support edge features")
-    adj.columns.check("x", x)
+    adj.columns.check_before_exchange("x", x)
     features, scores = adj.columns.extend([x, sources], adj.wire)
     if not dropout:
         return attend_neighbours(adj.local, features, scores, targets, slope, 0.0, loops)

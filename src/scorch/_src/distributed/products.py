@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -19,21 +20,24 @@ from scorch._src.distributed.algorithms.features import multiply_by_features
 from scorch._src.distributed.algorithms.schedules import AtOnce, PeerByPeer, Schedule
 from scorch._src.distributed.align import check_same_cuts
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import one_call, row_bytes
+from scorch._src.distributed.communication.agreement import sharing_errors
+from scorch._src.distributed.communication.budget import one_call
+from scorch._src.distributed.communication.collectives import row_bytes
+from scorch._src.distributed.communication.halo import HaloPlan, check_dense
+from scorch._src.distributed.communication.route import Route, narrower, tracked_of
 from scorch._src.distributed.cost_model.plan import Plan
-from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.repartition import repartition
-from scorch._src.distributed.route import Route, narrower
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.events import LISTENERS, emit
+from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import CallError, OperandError, ShapeError
+from scorch.errors import CallError, ShapeError
 
 Tensor = torch.Tensor
-OVERLAP_BYTES = 1 << 20  # received by one process, from which on own entries are multiplied meanwhile
+OVERLAP_BYTES = 1 << 20  # received by one rank, from which on own entries are multiplied meanwhile
 
 
 @rule(torch.matmul, torch.mm, torch.mv)
@@ -78,15 +82,11 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
         raise ShapeError(
             f"products with a {a.ndim}-D sharded tensor are not supported; use scorch.distributed.einsum"
         )
-    if isinstance(x, SparseTensor) or not isinstance(x, Tensor):
-        raise OperandError(
-            f"x must be a sharded tensor, or this rank's rows of a dense tensor, but got {type(x).__name__}"
-        )
-    if x.dim() not in (1, 2):
-        raise ShapeError(
-            f"x must be 1-D or 2-D to be multiplied by a sharded matrix, but has {x.dim()} dimensions"
-        )
-    a.columns.check("x", x)
+    if is_autocast():
+        local, x = cast(a.local, x)
+        a = a if local is a.local else a.with_local(local)
+    with sharing_errors(a.group, "exchange of x", a.device) if _exchanges(a) else contextlib.nullcontext():
+        _check_operand(a, x)
     start = time.perf_counter()
     result = _multiply(a, x)
     if LISTENERS:
@@ -94,11 +94,23 @@ def multiply(a: RowSharded, x: Tensor) -> Tensor:
     return result
 
 
-def _multiply(a: RowSharded, x: Tensor) -> Tensor:
-    if not a.columns.is_local or a.algorithm == "features":
-        a.columns.route.check_same(x, narrower(x, a.wire))
+def _exchanges(a: RowSharded) -> bool:
+    """Return whether ranks exchange rows for products with a tensor."""
+    return a.algorithm == "features" or not (a.columns.is_local and a.rows.is_local)
+
+
+def _check_operand(a: RowSharded, x: Any) -> None:
+    check_dense("x", x)
+    if x.dim() not in (1, 2):
+        raise ShapeError(
+            f"x must be 1-D or 2-D to be multiplied by a sharded matrix, but has {x.dim()} dimensions"
+        )
+    a.columns.check("x", x)
     if x.dtype != a.dtype:
         raise CallError(f"matmul: expected both to have the same dtype, but got: {a.dtype} != {x.dtype}")
+
+
+def _multiply(a: RowSharded, x: Tensor) -> Tensor:
     if a.algorithm == "features":
         return multiply_by_features(a, x)
     route, dim = (a.rows.route, 0) if a.columns.is_local else (a.columns.route, 1)
@@ -113,10 +125,11 @@ def _schedule_of(a: RowSharded, x: Tensor, route: Route) -> Schedule | None:
     """Return how rows are exchanged while others are multiplied, if that is worthwhile."""
     if not route.total:
         return None
+    tracked = tracked_of(A=a.local, x=x)
     if a.algorithm == "rounds":
-        return PeerByPeer(route)
+        return PeerByPeer(route, tracked)
     is_large = route.most * row_bytes(x, narrower(x, a.wire)) >= OVERLAP_BYTES
-    return AtOnce(route) if is_large else None
+    return AtOnce(route, tracked) if is_large else None
 
 
 def _multiply_exchanged(a: RowSharded, x: Tensor, how: Exchanged) -> Tensor:
@@ -133,10 +146,12 @@ def sample(a: RowSharded, q: Tensor, x: Tensor) -> RowSharded:
 
     This is ``einsum("ij,ik,jk->ij", a, q, x)`` in rounds: rows of ``x`` are fetched, used and freed.
     """
-    a.rows.check("q", q)
-    a.columns.check("x", x)
+    with sharing_errors(a.group, "exchange of x", a.device) if _exchanges(a) else contextlib.nullcontext():
+        a.rows.check("q", q)
+        a.columns.check("x", x)
     dtype = torch.promote_types(a.dtype, torch.promote_types(q.dtype, x.dtype))
-    how = Exchanged(a.local.storage.pattern, PeerByPeer(a.columns.route), a.wire, 1)
+    schedule = PeerByPeer(a.columns.route, tracked_of(q=q, x=x))
+    how = Exchanged(a.local.storage.pattern, schedule, a.wire, 1)
     start = time.perf_counter()
     scores = sampled_product(how, q.to(dtype), x.to(dtype))
     if LISTENERS:

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import Group, largest_over, sum_over
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.communication.collectives import Group
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.replicate import largest_over, sum_over
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.sums import sum_processes
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ShapeError, UnsupportedError
+from scorch.errors import CallError, OperandError, ShapeError, UnsupportedError
 
 Tensor = torch.Tensor
 
@@ -43,8 +45,17 @@ def _dim_of(a: RowSharded, dim: Any) -> int:
     return int(dims[0]) % 2
 
 
+def _check_dtype(name: str, function: Any, a: RowSharded) -> None:
+    """Refuse entries of a dtype that PyTorch's function does not support."""
+    try:
+        function(torch.zeros(1, dtype=a.dtype, device=HOST))
+    except RuntimeError as error:
+        raise CallError(f"{name}: {error}") from None
+
+
 @rule(torch.mean)
 def mean(a: RowSharded, dim: Any = None) -> Any:
+    _check_dtype("mean", torch.mean, a)
     if dim is None:
         return sum(a) / torch.Size(a.shape).numel()
     return sum(a, dim) / a.shape[_dim_of(a, dim)]
@@ -69,6 +80,7 @@ def matrix_norm(a: RowSharded, ord: Any = None) -> Tensor:
 
 @rule(torch.linalg.vector_norm)
 def vector_norm(a: RowSharded, ord: Any = 2) -> Tensor:
+    _check_dtype("norm", torch.linalg.vector_norm, a)
     values = values_of(a.local)
     if ord == float("inf"):
         return _largest_magnitude(values, a.group)
@@ -85,7 +97,7 @@ def vector_norm(a: RowSharded, ord: Any = 2) -> Tensor:
 
 
 def _largest_magnitude(values: Tensor, group: Group) -> Tensor:
-    """Return the largest magnitude over all processes; all entries that have it share the gradient."""
+    """Return the largest magnitude over all ranks; all entries that have it share the gradient."""
     sizes = values.abs()
     largest = sizes.detach().amax() if sizes.numel() else sizes.new_zeros(())
     largest = largest_over(largest, group)
@@ -119,6 +131,8 @@ def softmax(a: RowSharded, dim: int) -> RowSharded:
         tensor([[0.5000, 0.5000],
                 [0.0000, 1.0000]])
     """
+    if not a.dtype.is_floating_point:
+        raise OperandError(f"softmax expected floating-point values, but got {a.dtype}; use .float()")
     return _softmax_rows(a) if _dim_of(a, dim) == 1 else _softmax_rows(a.T).T
 
 

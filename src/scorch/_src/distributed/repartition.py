@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
-from scorch._src.distributed.cuts import as_cuts, block_owners, owners_in
+from scorch._src.distributed.communication.agreement import agree, validating
+from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
+from scorch._src.distributed.communication.halo import HaloPlan, Order, order_of
+from scorch._src.distributed.communication.moves import RowMove, move_to_cuts, move_to_parts, send_to
+from scorch._src.distributed.cuts import as_cuts, as_integers, block_owners, check_split, owners_in
 from scorch._src.distributed.entries import from_entries
-from scorch._src.distributed.halo import HaloPlan, Order, order_of
-from scorch._src.distributed.moves import RowMove, move_to_cuts, move_to_parts, send_to
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import keys_of, numbered_entries
 from scorch._src.tensor.autograd import values_of
@@ -63,13 +64,18 @@ def repartition(
         >>> sd.repartition(A, rows=[0, 4]).shape
         (4, 4)
     """
-    if rows is not None and owners is not None:
-        raise ArgumentError("pass either rows (cuts) or owners, not both")
-    move = _row_move(A, rows, owners)
-    for tensor in along or ():
-        A.rows.check("a tensor in along", tensor)
+    with validating(A.group, "repartition"):
+        if rows is not None and owners is not None:
+            raise ArgumentError("pass either rows (cuts) or owners, not both")
+        check_split(split)
+        for tensor in along or ():
+            A.rows.check("a tensor in along", tensor)
+        target = _target(A, rows, owners)
+        new_columns = None if columns is None else as_cuts("columns", columns, A.shape[1], size_of(A.group))
+    _agree_on_options(A, None if owners is not None else target, new_columns, split, along, optimizer)
+    move = _row_move(A, target, is_owners=owners is not None)
     is_moved = any(given is not None for given in (rows, owners, columns))
-    moved = move_tensor(A, move, _column_cuts(A, move, columns), owners is not None, split, is_moved)
+    moved = move_tensor(A, move, _column_cuts(A, move, new_columns), owners is not None, split, is_moved)
     dense = [move.move(tensor) for tensor in along or ()]
     result = moved.tensor
     if optimizer is not None:
@@ -80,20 +86,47 @@ def repartition(
     return result if along is None else (result, dense)
 
 
-def _row_move(A: RowSharded, rows: Any, owners: Any) -> RowMove:
-    parts, device = size_of(A.group), A.rows.ghosts.device
-    if owners is None:
-        cuts = A.rows.cuts if rows is None else as_cuts("rows", rows, A.shape[0], parts)
-        agree(
-            A.group, "repartition", (A.shape, cuts.tolist()), lambda facts: f"cuts {facts[1]} of {facts[0]}"
-        )
-        return move_to_cuts(A.rows.begin, A.rows.end, cuts, A.group, device)
-    return move_to_parts(as_parts("owners", owners, A, parts), parts, A.group)
+def _target(A: RowSharded, rows: Any, owners: Any) -> Tensor:
+    """Return the cuts that the user passed, those of the tensor, or the owner of each row of this rank."""
+    parts = size_of(A.group)
+    if owners is not None:
+        return as_parts("owners", owners, A, parts)
+    return A.rows.cuts if rows is None else as_cuts("rows", rows, A.shape[0], parts)
+
+
+def _agree_on_options(
+    A: RowSharded,
+    cuts: Tensor | None,
+    columns: Tensor | None,
+    split: bool | int,
+    along: Sequence[Tensor] | None,
+    optimizer: Any,
+) -> None:
+    facts = {
+        "shape": A.shape,
+        "rows": None if cuts is None else cuts.tolist(),
+        "columns": None if columns is None else columns.tolist(),
+        "split": split,
+        "along": None if along is None else [(tuple(x.shape[1:]), x.dtype) for x in along],
+        "optimizer": type(optimizer).__name__,
+    }
+    agree(A.group, "repartition", facts, describe_options)
+
+
+def describe_options(facts: Mapping[str, Any]) -> str:
+    """Return the options of a call as they are written."""
+    return ", ".join(f"{name}={value}" for name, value in facts.items())
+
+
+def _row_move(A: RowSharded, target: Tensor, is_owners: bool) -> RowMove:
+    if is_owners:
+        return move_to_parts(target, size_of(A.group), A.group)
+    return move_to_cuts(A.rows.begin, A.rows.end, target, A.group, A.rows.ghosts.device)
 
 
 def as_parts(name: str, given: Any, A: RowSharded, count: int) -> Tensor:
     """Return validated parts that the user passed for this rank's rows, or for all rows."""
-    found = torch.as_tensor(given, device=A.rows.ghosts.device).to(torch.int64)
+    found = as_integers(name, given, A.rows.ghosts.device)
     if found.dim() == 1 and len(found) == A.shape[0]:
         found = found[A.rows.begin : A.rows.end]
     if found.dim() != 1 or len(found) != A.rows.own:
@@ -113,10 +146,9 @@ def is_square(A: RowSharded) -> bool:
     return A.shape[0] == A.shape[1] and A.rows.has_owners_of(A.columns)
 
 
-def _column_cuts(A: RowSharded, move: RowMove, columns: Any) -> Tensor:
+def _column_cuts(A: RowSharded, move: RowMove, columns: Tensor | None) -> Tensor:
     if columns is not None:
-        found = as_cuts("columns", columns, A.shape[1], size_of(A.group))
-        return move.cuts if torch.equal(found, move.cuts) else found
+        return move.cuts if torch.equal(columns, move.cuts) else columns
     return move.cuts if is_square(A) else A.columns.cuts
 
 
@@ -151,7 +183,7 @@ def move_tensor(
 ) -> MovedEntries:
     """Send entries to the new owners of their rows; ``renumbers`` says whether rows get other numbers.
 
-    Where ``keeps_algorithm``, groups of processes share the entries of "1.5d" as before.
+    Where ``keeps_algorithm``, groups of ranks share the entries of "1.5d" as before.
     """
     shares_blocks = keeps_algorithm and A.replicas > 1
     crd, places = numbered_entries(A.local.storage.pattern)
@@ -201,7 +233,7 @@ def _moved_order(plan: HaloPlan, move: RowMove, renumbers: bool) -> Order | None
 
 
 def _recut(order: Order | None, before: Tensor, cuts: Tensor, group: Group) -> Order | None:
-    """Return the order of the rows that this process owns by other cuts."""
+    """Return the order of the rows that this rank owns by other cuts."""
     if order is None or torch.equal(before, cuts):
         return order
     rank = rank_in(group)

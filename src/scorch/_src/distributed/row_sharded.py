@@ -11,10 +11,12 @@ import torch
 from scorch._src.bounded import BoundedCache
 from scorch._src.distributed.calls import call, refusal
 from scorch._src.distributed.checkpoint.entry_state import load_state, state_of
-from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, one_call, rank_in, size_of
+from scorch._src.distributed.communication.budget import one_call
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.replicate import gather_rows
 from scorch._src.distributed.cost_model.formulas import Load
 from scorch._src.distributed.cost_model.plan import Plan, load_of, share_of
-from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.names import TensorNames
 from scorch._src.distributed.sums import gather_processes
 from scorch._src.ops.graph.neighbours import ShardedGraph
@@ -24,7 +26,7 @@ from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError, UnsupportedError
 
-MAX_KEPT = 8  # matrices that are made of one, such as a normalised one
+MAX_KEPT = 8  # matrices that are computed from one, such as its normalization
 
 Tensor = torch.Tensor
 Shape = tuple[int, ...]
@@ -55,12 +57,12 @@ class RowSharded(TensorNames, ShardedGraph):
         self.rows, self.columns, self.mesh = rows, columns, mesh
         self.wire: torch.dtype | None = None
         self.algorithm = "halo"
-        self.derived: BoundedCache[Any, Any] = BoundedCache(MAX_KEPT)  # what is computed of its entries once
+        self.derived: BoundedCache[Any, Any] = BoundedCache(MAX_KEPT)  # computed from its entries once
         self.replicas = 1
-        self.split: bool | int = False  # the entries from which on a row is split over processes
+        self.split: bool | int = False  # the entries from which on a row is split over ranks
         self.replicated: tuple[tuple[int, Load], ...] = ()  # what 1.5-D would move, where it was counted
-        self.spread: tuple[int, int] | None = None  # entries of all processes, and the most of one
-        self.kept: dict[str, Any] = {}  # what algorithms have made of the entries
+        self.spread: tuple[int, int] | None = None  # entries of all ranks, and the most of one
+        self.kept: dict[str, Any] = {}  # what algorithms have computed from the entries
 
     # what it is ----------------------------------------------------------------------------------------
 
@@ -81,7 +83,7 @@ class RowSharded(TensorNames, ShardedGraph):
 
     @property
     def order(self) -> Tensor | None:
-        """The original numbers of this process's rows, where they were partitioned."""
+        """The original numbers of this rank's rows after ``partition`` or ``repartition``, or None."""
         return None if self.rows.order is None else self.rows.order.numbers
 
     @property
@@ -138,7 +140,7 @@ class RowSharded(TensorNames, ShardedGraph):
         shape, dtype = tuple(self.shape), str(self.dtype).removeprefix("torch.")
         rows = f"{self.rows.begin}:{self.rows.end}"
         return (
-            f"RowSharded(shape={shape}, dtype={dtype}, format={self.format}, rows={rows} of process "
+            f"RowSharded(shape={shape}, dtype={dtype}, format={self.format}, rows={rows} on rank "
             f"{rank_in(self.group)} of {size_of(self.group)}, local nnz={self.local.nnz}, "
             f"halo={len(self.columns.ghosts)})"
         )
@@ -146,14 +148,14 @@ class RowSharded(TensorNames, ShardedGraph):
     # parts of it ---------------------------------------------------------------------------------------
 
     def with_local(self, local: Any) -> RowSharded:
-        """Return a tensor sharded like this one, with other entries among the same rows and columns."""
+        """Return a tensor sharded like this one, with other entries in the same rows and columns."""
         result = RowSharded(local, self.rows, self.columns, self.mesh)
         result.use_options_of(self)
         result.spread = self.spread if local.nnz == self.local.nnz else None
         return result
 
     def use_options_of(self, other: RowSharded) -> None:
-        """Exchange rows as another tensor does, whose entries are shared out in the same way."""
+        """Exchange rows as another tensor does, whose entries are distributed in the same way."""
         self.wire, self.split = other.wire, other.split
         self.algorithm, self.replicas = other.algorithm, other.replicas
 
@@ -184,12 +186,12 @@ class RowSharded(TensorNames, ShardedGraph):
         return self.with_local(local)
 
     def rows_of(self, tensor: Tensor) -> Tensor:
-        """Select this rank's rows of a tensor that every rank has, and move them to this rank's device."""
-        return _pick(tensor, self.rows).to(self.device)
+        """Select this rank's rows from a tensor that every rank has, and move them to the device of ``A``."""
+        return self.rows.pick(tensor).to(self.device)
 
     def columns_of(self, tensor: Tensor) -> Tensor:
-        """Select the rows of a tensor that belong to this rank's columns, like ``rows_of``."""
-        return _pick(tensor, self.columns).to(self.device)
+        """Select the rows that belong to this rank's columns, such as the rows of ``X`` for ``A @ X``."""
+        return self.columns.pick(tensor).to(self.device)
 
     def entries(self) -> tuple[list[Tensor], Tensor]:
         """Return the global coordinates of this rank's entries, and their values."""
@@ -200,9 +202,9 @@ class RowSharded(TensorNames, ShardedGraph):
 
     @one_call
     def gather(self) -> SparseTensor:
-        """Return the whole tensor on every rank; all entries are sent to all ranks.
+        """Return the whole tensor on every rank, which all ranks call: every entry moves to every rank.
 
-        All ranks continue with the same tensor, and compute the same gradient.
+        All ranks continue with the same tensor and compute the same gradient.
         """
         crd, values = self.entries()
         places = gather_rows(torch.stack(crd, 1), self.group)
@@ -263,7 +265,7 @@ class RowSharded(TensorNames, ShardedGraph):
         """Load the values of a state with the same sparsity pattern, which may have had other cuts."""
         load_state(self, state)
 
-    # what torch's functions do -------------------------------------------------------------------------
+    # PyTorch functions ---------------------------------------------------------------------------------
 
     @classmethod
     def __torch_function__(
@@ -324,6 +326,9 @@ class RowSharded(TensorNames, ShardedGraph):
         """Run an aggregation of a graph layer over the neighbors of this rank's nodes."""
         return call(run, args, kwargs)  # type: ignore[no-any-return]
 
+    def __copy__(self) -> RowSharded:
+        return self.with_local(self.local)
+
     def __deepcopy__(self, memo: Any) -> RowSharded:
         return self.map_local(copy.deepcopy, memo)
 
@@ -334,14 +339,6 @@ class RowSharded(TensorNames, ShardedGraph):
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(
-            "a sharded tensor cannot be pickled, because its shards are in several processes; save it with "
+            "a sharded tensor cannot be pickled, because its shards are on several ranks; save it with "
             "scorch.distributed.save or torch.distributed.checkpoint.save"
         )
-
-
-def _pick(tensor: Tensor, plan: HaloPlan) -> Tensor:
-    if len(tensor) != plan.extent:
-        raise ShapeError(f"expected a tensor with {plan.extent} rows, but got {len(tensor)}")
-    if plan.order is None:
-        return tensor[plan.begin : plan.end]
-    return tensor[plan.order.numbers.to(tensor.device)]

@@ -54,9 +54,10 @@ def partition(assign: Assign, sharded: frozenset[str], has_split_rows: bool) -> 
 
 
 def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]:
-    found = {access.indices[:2] for access in accesses(assign.value) if access.tensor in sharded}
+    found = {access.indices[:2]: access for access in accesses(assign.value) if access.tensor in sharded}
     if len(found) != 1:
-        raise _refusal(assign, "sharded tensors have different indices; multiply two of them with @")
+        different = " and ".join(show(access) for access in found.values())
+        raise _refusal(assign, f"{different} have different indices; multiply two sharded tensors with A @ B")
     row, column = next(iter(found))
     if row == column:
         raise _refusal(assign, "the entries of a sharded tensor's diagonal are on different ranks")
@@ -66,7 +67,7 @@ def _sharded_indices(assign: Assign, sharded: frozenset[str]) -> tuple[str, str]
 def check_spelling(expression: str, assign: Assign, sharded: frozenset[str]) -> None:
     """Refuse a name that is a sharded index in one place and another index elsewhere.
 
-    Dense operands give this process's rows where an index is sharded: ``b[j]`` of the other index would have
+    Dense operands have this rank's rows where an index is sharded: ``b[j]`` of the other index would have
     to be whole, although it looks as if it were sharded.
     """
     words = set(re.findall(r"\w+", expression))
@@ -101,7 +102,7 @@ def _outcome(
     if kept == [row] and not has_split_rows:
         _check_inner(assign, value, sharded, {row, column}, allowed=column)
         return LOCAL, target.index(row)
-    # Each process has some terms of the sum, so that nothing may be computed of it, nor added to it.
+    # Each rank has some terms of the sum, so that nothing may be computed from it, nor added to it.
     _check_sum(assign, value, sharded, {row, column} - set(kept))
     if not kept:
         return SUM, 0

@@ -12,7 +12,7 @@ import torch
 
 from scorch._src.distributed.align import same_plans
 from scorch._src.distributed.calls import rule
-from scorch._src.distributed.collectives import one_call
+from scorch._src.distributed.communication.budget import one_call
 from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.products import sample
 from scorch._src.distributed.row_sharded import RowSharded
@@ -35,7 +35,7 @@ from scorch._src.notation.trees import accesses
 from scorch._src.statements.einsum import einsum as einsum_local
 from scorch._src.statements.evaluate import evaluate as evaluate_local
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, UnsupportedError
+from scorch.errors import UnsupportedError
 
 Tensor = torch.Tensor
 
@@ -171,12 +171,24 @@ def _run(
     }
     start = time.perf_counter()
     local |= _extended({name: tensors[name] for name in how.extend if name in tensors}, how, one)
-    is_dense = how.outcome != SHARDED and bool(assign.target.indices) and (how.outcome != LOCAL or not format)
-    form = "d" * len(assign.target.indices) if is_dense else format
-    result = _finished(compute(local, form), how, one)
+    result = _finished(compute(local, _format_of(assign, aligned, how, format)), how, one)
     if LISTENERS and any(how.extend.values()):
         emit("product", plan_of(how, one, tensors), (), None, start)
     return result
+
+
+def _format_of(assign: Assign, sharded: Mapping[str, RowSharded], how: Partition, format: Any) -> Any:
+    """Return the format of this rank's result: the same on all ranks, whose entries differ in number."""
+    target = assign.target.indices
+    if how.outcome != SHARDED:
+        is_dense = bool(target) and (how.outcome != LOCAL or not format)
+        return "d" * len(target) if is_dense else format
+    indices = {
+        index for access in accesses(assign.value) if access.tensor in sharded for index in access.indices
+    }
+    if format is not None or set(target) <= indices:
+        return format
+    return "d" + "".join("s" if index in indices else "d" for index in target[1:])
 
 
 def plan_of(how: Partition, one: RowSharded, tensors: Mapping[str, Any]) -> Plan:
@@ -206,12 +218,8 @@ def _extended(tensors: Mapping[str, Any], how: Partition, one: RowSharded) -> di
         for name, tensor in tensors.items():
             for dim, other in how.extend[name]:
                 if other == index:
-                    if isinstance(tensor, SparseTensor):
-                        raise OperandError(
-                            f"{name} is an unsharded SparseTensor; shard it, or convert it to dense"
-                        )
-                    first = tensor.movedim(dim, 0)
-                    plan.check(name, first)
+                    first = tensor.movedim(dim, 0) if type(tensor) is Tensor else tensor
+                    plan.check_before_exchange(name, first)
                     wanted[name] = dim, first
         arrays = plan.extend([first for _, first in wanted.values()], one.wire)
         for (name, (dim, _)), array in zip(wanted.items(), arrays, strict=True):

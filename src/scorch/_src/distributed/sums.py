@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import Group, gather_numbers, gather_rows, rank_in, sum_over
+from scorch._src.distributed.communication.budget import gradients_of_call
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in
+from scorch._src.distributed.communication.replicate import gather_rows, sum_over
 from scorch.errors import UnsupportedError
 
 Tensor = torch.Tensor
@@ -61,32 +63,32 @@ def spread(x: Tensor, group: Group) -> Tensor:
 
 
 def gather_processes(rows: Tensor, group: Group) -> Tensor:
-    """Return the rows of all processes in each of them, differentiable to any order.
+    """Return the rows of all ranks on every rank, with higher-order gradients.
 
-    All processes go on with the same rows and find the same gradient, of which each takes that of its own.
+    All ranks continue with the same rows and compute the same gradient, of which each keeps its own rows.
     """
     return _GatherSame.apply(rows, group)  # type: ignore[no-any-return]
 
 
 def as_replicated(x: Any, group: Group) -> Any:
-    """Return an operand that is the same in all processes, for use next to entries of one process.
+    """Return an operand that is the same on all ranks, for use next to the entries of one rank.
 
-    The gradient of a weight is the part that this process finds; ``sum_gradients`` adds up the parts. That of
-    a sum over processes, such as a norm, has to be whole on the way back: it is spread.
+    The gradient of a weight is the contribution of this rank; ``sum_gradients`` sums the contributions. That
+    of a sum over ranks, such as a norm, has to be whole on the way back: it is spread.
     """
     if not isinstance(x, Tensor) or not x.requires_grad or x.grad_fn is None:
         return x
     kinds = _sources_of(x.grad_fn)
     if kinds == {"sum", "part"}:
         raise UnsupportedError(
-            "an operand combines a sum over ranks with a weight, so its gradient would be incomplete; wrap "
-            "the sum first, as in scorch.distributed.spread(A.norm(), A.group) * weight"
+            "an operand depends on a sum over ranks and on a weight, whose gradients are summed at different "
+            "points; wrap the sum first: scorch.distributed.spread(A.norm(), A.group) * weight"
         )
     return spread(x, group) if kinds == {"sum"} else x
 
 
 def _sources_of(node: Any) -> set[str]:
-    """Return what a tensor is computed of: sums over processes, or tensors whose gradients are parts."""
+    """Return what a tensor depends on: sums over ranks, or tensors whose gradients are contributions."""
     kinds, seen, waiting = set(), {node}, [node]
     while waiting:
         node = waiting.pop()
@@ -101,6 +103,7 @@ def _sources_of(node: Any) -> set[str]:
     return kinds
 
 
+@gradients_of_call
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -112,6 +115,7 @@ class _Sum(torch.autograd.Function):
         return _Spread.apply(grad, ctx.group), None
 
 
+@gradients_of_call
 class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -123,6 +127,7 @@ class _Spread(torch.autograd.Function):
         return _Sum.apply(grad, ctx.group), None
 
 
+@gradients_of_call
 class _GatherSame(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
@@ -136,6 +141,7 @@ class _GatherSame(torch.autograd.Function):
         return _Own.apply(grad, *ctx.how), None
 
 
+@gradients_of_call
 class _Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, begin: int, end: int, group: Group) -> Tensor:

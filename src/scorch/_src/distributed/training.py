@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scorch._src.devices import HOST
 from scorch._src.distributed.build import group_of
-from scorch._src.distributed.collectives import Group, gather_numbers, sum_over
+from scorch._src.distributed.communication.agreement import compare
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, size_of
+from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.distributed.sums import sum_processes
 
 Tensor = torch.Tensor
@@ -116,6 +118,8 @@ def _sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[T
 def sum_gradients(parameters: Iterable[Tensor], mesh: Any = None) -> None:
     """Sum the gradients of replicated weights over all ranks, after ``backward``, in one exchange.
 
+    A weight that has a gradient on some ranks only gets the sum of these on all of them.
+
     Args:
         parameters: the weights.
         mesh: the mesh or process group; all ranks by default.
@@ -129,10 +133,24 @@ def sum_gradients(parameters: Iterable[Tensor], mesh: Any = None) -> None:
         sd.sum_gradients(model.parameters())
         optimizer.step()
     """
-    group = group_of(mesh)
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    group, weights = group_of(mesh), list(parameters)
+    _add_missing_gradients(weights, group)
+    found = [weight.grad for weight in weights if weight.grad is not None]
     for dtype in dict.fromkeys(grad.dtype for grad in found):
         same = [grad for grad in found if grad.dtype == dtype]
         total = sum_over(torch.cat([grad.reshape(-1) for grad in same]), group)
         for grad, part in zip(same, total.split([grad.numel() for grad in same]), strict=True):
             grad.copy_(part.reshape(grad.shape))
+
+
+def _add_missing_gradients(weights: list[Tensor], group: Group) -> None:
+    """Set the gradients to zero that only other ranks have."""
+    if not weights or size_of(group) == 1:
+        return
+    device = weights[0].device
+    kinds = [(tuple(weight.shape), weight.dtype) for weight in weights]
+    compare(group, "sum_gradients", kinds, device, lambda found: f"weights of {found}")
+    facts = gather_numbers([weight.grad is not None for weight in weights], group, weights[0])
+    for weight, has_gradient in zip(weights, zip(*facts, strict=True), strict=True):
+        if weight.grad is None and any(has_gradient):
+            weight.grad = torch.zeros_like(weight)

@@ -19,7 +19,7 @@ from scorch._src.backends.base import host_threads
 from scorch._src.compile.api import Compiled, CompiledModule
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Step
-from scorch._src.distributed.collectives import Exchange
+from scorch._src.distributed.communication.collectives import Exchange
 from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.engine.executable import Prepared, has_no_gaps
 from scorch._src.engine.execute import operand_of

@@ -1,4 +1,4 @@
-"""``scorch.explain`` of statements over sharded tensors: what processes exchange, and what each computes."""
+"""``scorch.explain`` of statements over sharded tensors: what ranks exchange, and what each computes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.align import same_plans
-from scorch._src.distributed.collectives import Exchange
+from scorch._src.distributed.communication.collectives import Exchange
+from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.cost_model.plan import DEFAULT_NETWORK, Plan, describe_in_words
-from scorch._src.distributed.halo import HaloPlan
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.rules import FOLD_COLUMNS, FOLD_ROWS, LOCAL, SHARDED, SUM
 from scorch._src.distributed.statements import partition_of, plan_of
@@ -34,14 +34,14 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class ShardedExplanation:
-    """What a statement over sharded tensors exchanges and computes, in this process.
+    """What a statement over sharded tensors exchanges and computes, on this rank.
 
     ``exchanges``
         sentences: which operands bring rows of others, and what becomes of the result
     ``plan``
         bytes, memory, time, the algorithm and the runner-up of a product with these columns
     ``local``
-        the explanation of what this process computes of its own entries
+        the explanation of what this rank computes from its own entries
     """
 
     text: str
@@ -103,7 +103,7 @@ def _exchange_of(name: str, index: str, plan: HaloPlan, row_bytes: int) -> str:
 
 
 def explain_exchange(subject: Exchange | Plan, measured: float) -> KernelExplanation:
-    """Explain what moved between processes in a function, or by which algorithm a product was computed."""
+    """Explain what moved between ranks in a function, or by which algorithm a product was computed."""
     if isinstance(subject, Plan):
         return KernelExplanation(
             "product",

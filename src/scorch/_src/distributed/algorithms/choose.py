@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import (
-    agree,
+from scorch._src.distributed.communication.agreement import agree, validating
+from scorch._src.distributed.communication.collectives import (
     exchange_counts,
     exchange_rows,
     gather_numbers,
@@ -24,9 +24,9 @@ from scorch.errors import ArgumentError, UnsupportedError
 Tensor = torch.Tensor
 ALGORITHMS = {
     "halo": "rows that are needed are fetched from their owners at once",
-    "rounds": "they are fetched from one process after the other, and again for gradients, to save memory",
-    "features": "every process has all entries and computes some columns of the result",
-    "1.5d": "groups of processes share the entries of their rows by columns, and add up what they find",
+    "rounds": "they are fetched from one rank after the other, and again for gradients, to save memory",
+    "features": "every rank has all entries and computes some columns of the result",
+    "1.5d": "groups of ranks share the entries of their rows by columns, and sum their results",
     "auto": "the one of these that the cost model expects to be the fastest",
 }
 MOST_REPLICAS = 8  # that "auto" considers
@@ -70,28 +70,48 @@ def with_algorithm(
         >>> sd.with_algorithm(A, "rounds").algorithm
         'rounds'
     """
-    if algorithm not in ALGORITHMS:
-        raise ArgumentError(f"algorithm must be one of {', '.join(ALGORITHMS)}, but got {algorithm!r}")
-    if replicas is not None and algorithm != "1.5d":
-        raise ArgumentError(f"replicas requires algorithm='1.5d', but got {algorithm!r}")
-    if tensor.ndim != 2 and algorithm != "halo":
-        raise UnsupportedError(
-            f"algorithm={algorithm!r} requires a matrix; other tensors exchange their halo"
-        )
-    agree(tensor.group, "with_algorithm", (algorithm, replicas, features), _describe)
+    facts = algorithm, replicas, features, str(network), memory
+    with validating(tensor.group, "with_algorithm"):
+        check_algorithm(algorithm)
+        if tensor.ndim != 2 and algorithm != "halo":
+            raise UnsupportedError(
+                f"algorithm={algorithm!r} requires a matrix; other tensors exchange their halo"
+            )
+        _check_replicas(replicas, algorithm, size_of(tensor.group))
+    agree(tensor.group, "with_algorithm", facts, _describe)
     if algorithm == "auto":
         algorithm, replicas = _fastest(tensor, features, network, memory)
     if algorithm == "1.5d":
-        return _replicated(tensor, replicas)
+        return _replicated(tensor, replicas or 1)
     moved = _to_row_owners(tensor) if tensor.replicas > 1 else tensor.with_local(tensor.local)
     moved.algorithm, moved.replicas = algorithm, 1
     moved.replicated = tensor.replicated
     return moved
 
 
-def _describe(chosen: tuple[str, int | None, int]) -> str:
-    algorithm, replicas, features = chosen
-    return f"algorithm={algorithm!r}, replicas={replicas} and features={features}"
+def check_algorithm(algorithm: str) -> None:
+    """Refuse an unknown algorithm."""
+    if algorithm not in ALGORITHMS:
+        raise ArgumentError(f"algorithm must be one of {', '.join(ALGORITHMS)}, but got {algorithm!r}")
+
+
+def _check_replicas(replicas: int | None, algorithm: str, parts: int) -> None:
+    if algorithm != "1.5d":
+        if replicas is not None:
+            raise ArgumentError(f"replicas requires algorithm='1.5d', but got {algorithm!r}")
+    elif not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1 or parts % replicas:
+        raise ArgumentError(
+            f"replicas must be a divisor of the number of ranks, {parts}, such as "
+            f"{max([1, *_divisors(parts)])}, but got {replicas!r}"
+        )
+
+
+def _describe(chosen: tuple[str, int | None, int, str, int | None]) -> str:
+    algorithm, replicas, features, network, memory = chosen
+    return (
+        f"algorithm={algorithm!r}, replicas={replicas}, features={features}, network={network} and "
+        f"memory={memory}"
+    )
 
 
 def _fastest(tensor: RowSharded, features: int, network: Any, memory: int | None) -> tuple[str, int | None]:
@@ -102,19 +122,12 @@ def _fastest(tensor: RowSharded, features: int, network: Any, memory: int | None
     return best.algorithm, best.replicas if best.algorithm == "1.5d" else None
 
 
-def _divisors(processes: int) -> list[int]:
-    return [c for c in range(2, min(processes, MOST_REPLICAS) + 1) if processes % c == 0]
+def _divisors(ranks: int) -> list[int]:
+    return [c for c in range(2, min(ranks, MOST_REPLICAS) + 1) if ranks % c == 0]
 
 
-def _replicated(tensor: RowSharded, replicas: int | None) -> RowSharded:
+def _replicated(tensor: RowSharded, replicas: int) -> RowSharded:
     """Return a tensor whose entries are distributed over groups of ranks by rows, then by columns."""
-    parts = size_of(tensor.group)
-    if replicas is None or isinstance(replicas, bool) or replicas < 1 or parts % replicas:
-        raise ArgumentError(
-            f"replicas must be a divisor of the number of ranks, {parts}, such as "
-            f"{max([1, *_divisors(parts)])}, "
-            f"but got {replicas!r}"
-        )
     (rows, columns, *_), _ = tensor.entries()
     owners = block_owners(rows, columns, tensor.rows.cuts, tensor.columns.cuts, replicas)
     result = move_entries(tensor, owners)

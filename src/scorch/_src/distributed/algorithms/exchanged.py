@@ -17,7 +17,8 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.blocks import Block, blocks_of
 from scorch._src.distributed.algorithms.schedules import Schedule
-from scorch._src.distributed.route import narrower
+from scorch._src.distributed.communication.budget import gradients_of_call
+from scorch._src.distributed.communication.route import narrower
 from scorch._src.statements.einsum import einsum
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -40,20 +41,13 @@ class Exchanged:
         own, *others = blocks_of(self.pattern, [self.schedule.route.rows, *self.schedule.widths], self.dim)
         return [own, *(others[number] for number in self.schedule.order)]
 
-    def check(self, x: Tensor) -> torch.dtype | None:
-        """Refuse rows of another kind than those of other processes, and return the dtype to send in."""
-        wire = narrower(x, self.wire)
-        if self.schedule.route.total:
-            self.schedule.route.check_same(x, wire)
-        return wire
-
     def each_block(self, x: Tensor, use: Callable[[Block, Tensor], None]) -> None:
         """Call ``use`` with each block and the rows it multiplies: own ones first, while others arrive.
 
         Rows of others are freed before more of them are fetched.
         """
         own, *others = self.blocks
-        wire = self.check(x)
+        wire = narrower(x, self.wire)
         pending = self.schedule.start(x, 0, wire) if others else None
         use(own, x)
         for number, block in enumerate(others):
@@ -83,6 +77,7 @@ def sampled_product(how: Exchanged, g: Tensor, x: Tensor, kept: Tensor | None = 
     return _SampledProduct.apply(how, g, x, kept)  # type: ignore[no-any-return]
 
 
+@gradients_of_call
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Exchanged, values: Tensor, x: Tensor) -> Tensor:
@@ -113,13 +108,14 @@ class _Product(torch.autograd.Function):
         return None, to_values, to_x
 
 
+@gradients_of_call
 class _TransposedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Exchanged, values: Tensor, g: Tensor) -> Tensor:
         ctx.how = how
         ctx.save_for_backward(values, g)
         own, *others = how.blocks
-        wire = how.check(g)
+        wire = narrower(g, how.wire)
         result: Tensor | None = None
         for number, block in enumerate(others):
             part = block.matrix(values).T @ g
@@ -140,6 +136,7 @@ class _TransposedProduct(torch.autograd.Function):
         return None, to_values, to_g
 
 
+@gradients_of_call
 class _SampledProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Exchanged, g: Tensor, x: Tensor, kept: Tensor | None) -> Tensor:

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import (
+from scorch._src.distributed.communication.agreement import all_say
+from scorch._src.distributed.communication.budget import check_budget, gradients_of_call
+from scorch._src.distributed.communication.collectives import (
     Group,
-    all_say,
-    check_budget,
     exchange_rows,
     gather_numbers,
-    gather_rows,
     rank_in,
     row_bytes,
     size_of,
 )
-from scorch._src.distributed.halo import HaloPlan
-from scorch._src.distributed.route import narrower
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.replicate import gather_rows
+from scorch._src.distributed.communication.route import Names, Wire, finish, narrower, tracked_of
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.storage.storage import Pattern
@@ -31,7 +31,6 @@ from scorch._src.tensor.create.construct import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Tensor = torch.Tensor
-Wire = torch.dtype | None
 
 
 def multiply_by_features(a: RowSharded, x: Tensor) -> Tensor:
@@ -39,25 +38,29 @@ def multiply_by_features(a: RowSharded, x: Tensor) -> Tensor:
     flat = x if x.dim() == 2 else x[:, None]
     width, parts = flat.shape[1], size_of(a.group)
     padded = torch.nn.functional.pad(flat, (0, -width % parts))
-    features = _Turn.apply(padded, a.columns, narrower(x, a.wire), True)
+    tracked = tracked_of(A=a.local, x=x)
+    features = _Turn.apply(padded, a.columns, narrower(x, a.wire), True, tracked)
     product = whole_of(a) @ features
-    result: Tensor = _Turn.apply(product, a.rows, narrower(product, a.wire), False)[:, :width]
+    result: Tensor = _Turn.apply(product, a.rows, narrower(product, a.wire), False, ())[:, :width]
     return result.reshape(a.rows.own, *x.shape[1:])
 
 
+@gradients_of_call
 class _Turn(torch.autograd.Function):
     """Rows of all features to all rows of some features, or back: one is the gradient of the other."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: HaloPlan, wire: Wire, to_features: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, plan: HaloPlan, wire: Wire, to_features: bool, tracked: Names) -> Tensor:
         ctx.how = plan, wire, to_features
+        if size_of(plan.group) > 1:
+            finish(plan.route.compare("features", x, wire, tracked))
         turn = _to_features if to_features else _to_rows
         return turn(x.detach(), plan, wire)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         plan, wire, to_features = ctx.how
-        return _Turn.apply(grad, plan, wire, not to_features), None, None, None
+        return _Turn.apply(grad, plan, wire, not to_features, ()), None, None, None, None
 
 
 def _to_features(x: Tensor, plan: HaloPlan, wire: Wire) -> Tensor:
@@ -77,7 +80,7 @@ def _to_rows(y: Tensor, plan: HaloPlan, wire: Wire) -> Tensor:
 def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group, wire: Wire) -> Tensor:
     if size_of(group) == 1:
         return rows.clone()
-    runs = max(*sent, *received) * size_of(group)  # the same in all processes
+    runs = max(*sent, *received) * size_of(group)  # the same on all ranks
     check_budget("exchange of features", runs * row_bytes(rows, wire))
     given = (rows if wire is None else rows.to(wire)).contiguous()
     out = given.new_empty((sum(received), rows.shape[1]))
@@ -85,11 +88,11 @@ def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group, 
     return out.to(rows.dtype)
 
 
-# all entries in every process ------------------------------------------------------------------------
+# all entries on every rank --------------------------------------------------------------------------
 
 
 def whole_of(a: RowSharded) -> SparseTensor:
-    """Return all entries, connected to those of each process; they are gathered when they have changed."""
+    """Return all entries, connected to those of each rank; they are gathered when they have changed."""
     other, local = a.kept.get("transposed", (None, None))
     if other is not None and other.local is local and other.requires_grad == a.requires_grad:
         transposed: Any = whole_of(other).T
@@ -116,7 +119,7 @@ def _whole_pattern(a: RowSharded) -> tuple[Pattern, Tensor, list[int]]:
     key = "whole", id(a.rows), id(a.columns)
     found: tuple[Any, Pattern, Tensor, list[int]] | None = cache.get(key)
     is_known = [known for (known,) in gather_numbers([found is not None], a.group, a.rows.ghosts)]
-    if found is None or not all(is_known):  # what one process keeps, another may have dropped
+    if found is None or not all(is_known):  # what one rank keeps, another may have dropped
         crd, _ = a.entries()
         everything = gather_rows(torch.stack(crd, 1), a.group)
         counts = gather_rows(torch.tensor([len(crd[0])], device=everything.device), a.group).tolist()
@@ -128,6 +131,7 @@ def _whole_pattern(a: RowSharded) -> tuple[Pattern, Tensor, list[int]]:
     return found[1:]
 
 
+@gradients_of_call
 class _Gather(torch.autograd.Function):
     """The values of all ranks on each of them; its gradient adds up those of all ranks, in order."""
 
@@ -141,6 +145,7 @@ class _Gather(torch.autograd.Function):
         return _SumBack.apply(grad, *ctx.how), None, None
 
 
+@gradients_of_call
 class _SumBack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, counts: tuple[int, ...], group: Group) -> Tensor:
@@ -148,7 +153,7 @@ class _SumBack(torch.autograd.Function):
         size, own = size_of(group), counts[rank_in(group)]
         if size == 1:
             return grad.clone()
-        check_budget("exchange of gradients", size * max(counts) * grad.element_size())
+        check_budget("exchange of partial sums", size * max(counts) * grad.element_size())
         found = grad.new_empty(size * own)
         exchange_rows(found, grad.contiguous(), [own] * size, list(counts), group)
         parts = found.reshape(size, own)

@@ -6,17 +6,11 @@ from typing import Protocol
 
 import torch
 
-from scorch._src.distributed.collectives import (
-    check_budget,
-    rank_in,
-    row_bytes,
-    size_of,
-    start_exchange_with,
-)
-from scorch._src.distributed.route import Pending, Route
+from scorch._src.distributed.communication.budget import check_budget
+from scorch._src.distributed.communication.collectives import rank_in, row_bytes, size_of, start_exchange_with
+from scorch._src.distributed.communication.route import ROWS, SUMS, Names, Pending, Route, Wire, finish
 
 Tensor = torch.Tensor
-Wire = torch.dtype | None
 
 
 class Schedule(Protocol):
@@ -49,14 +43,16 @@ class AtOnce:
 
     keeps_rows = True
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, tracked: Names = ()) -> None:
         self.route, self.widths, self.order = route, [route.incoming], [0]
+        self._tracked = tracked
 
     def start(self, x: Tensor, number: int, wire: Wire) -> Pending:
-        return self.route.start(x, x.new_empty((self.route.incoming, *x.shape[1:])), wire)
+        out = x.new_empty((self.route.incoming, *x.shape[1:]))
+        return self.route.start(x, out, wire, self._tracked)
 
     def start_back(self, g: Tensor, number: int, wire: Wire) -> Pending:
-        return self.route.start_back(g, wire)
+        return self.route.start_back(g, wire, self._tracked)
 
     def add(self, out: Tensor, returned: Tensor, number: int) -> None:
         out += self.route.add_up(returned)
@@ -70,8 +66,8 @@ class PeerByPeer:
 
     keeps_rows = False
 
-    def __init__(self, route: Route) -> None:
-        self.route = route
+    def __init__(self, route: Route, tracked: Names = ()) -> None:
+        self.route, self._tracked = route, tracked
         rank, size = rank_in(route.group), size_of(route.group)
         self._peers = [((rank + k) % size, (rank - k) % size) for k in range(1, size)]
         self.widths = route.received
@@ -81,18 +77,23 @@ class PeerByPeer:
 
     def start(self, x: Tensor, number: int, wire: Wire) -> Pending:
         source, target = self._peers[number]
+        if not number:
+            self._check(ROWS, x, wire)
         rows = x.detach().index_select(0, self._picks[number].to(x.device))
         out = x.new_empty((self.widths[source], *x.shape[1:]))
-        if not number:
-            check_budget("exchange of rows", self.route.most * row_bytes(x, wire))
         return self._exchange(out, source, rows, target, wire)
 
     def start_back(self, g: Tensor, number: int, wire: Wire) -> Pending:
         source, target = self._peers[number]
-        out = g.new_empty((len(self._picks[number]), *g.shape[1:]))
         if not number:
-            check_budget("exchange of gradients", self.route.most * row_bytes(g, wire))
+            self._check(SUMS, g, wire)
+        out = g.new_empty((len(self._picks[number]), *g.shape[1:]))
         return self._exchange(out, target, g.detach().contiguous(), source, wire)
+
+    def _check(self, what: str, x: Tensor, wire: Wire) -> None:
+        """Compare the rows of all ranks and their bytes with the budget, before the first round."""
+        finish(self.route.compare(what, x, wire, self._tracked))
+        check_budget(f"exchange of {what}", self.route.most * row_bytes(x, wire))
 
     def _exchange(self, out: Tensor, source: int, rows: Tensor, target: int, wire: Wire) -> Pending:
         sent = rows if wire is None else rows.to(wire)

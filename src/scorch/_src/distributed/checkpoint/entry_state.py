@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scorch._src.distributed.checkpoint.runs import Run
-from scorch._src.distributed.collectives import Group, gather_numbers, rank_in
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in
 from scorch._src.io.archive import describe_format
 from scorch._src.storage.coordinates import keys_of, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
@@ -31,8 +31,7 @@ class EntryOrder:
         if tensor.has_split_rows:
             raise UnsupportedError(
                 "rows of this tensor are split over ranks (as in a transposed tensor), but checkpoints store "
-                "whole "
-                "rows: save scorch.distributed.repartition(A)"
+                "whole rows: save scorch.distributed.repartition(A)"
             )
         crd, places = numbered_entries(tensor.local.storage.pattern)
         wide = [column.to(torch.int64) for column in crd]
@@ -61,7 +60,7 @@ def begin_of(count: int, group: Group, like: Tensor) -> tuple[int, int]:
 
 
 def state_of(tensor: Any, options_of: Any = None) -> dict[str, Any]:
-    """Return the state of a sharded tensor, whose arrays are cut over processes; all of them call this.
+    """Return the state of a sharded tensor, whose arrays are sharded over ranks; all ranks call this.
 
     ``options_of`` is the tensor that it was before its entries moved to the owners of their rows.
     """

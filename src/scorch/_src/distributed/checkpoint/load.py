@@ -16,10 +16,11 @@ from scorch._src.distributed.build import device_of, group_of
 from scorch._src.distributed.checkpoint.entry_state import FACTS, EntryOrder, begin_of
 from scorch._src.distributed.checkpoint.runs import Run
 from scorch._src.distributed.checkpoint.save import CONTENTS, old_folder, read
-from scorch._src.distributed.collectives import Group, agree, rank_in, size_of
-from scorch._src.distributed.cuts import as_cuts, cut_evenly, cut_together
+from scorch._src.distributed.communication.agreement import agree
+from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
+from scorch._src.distributed.communication.halo import Order, order_of
+from scorch._src.distributed.cuts import as_cuts, check_features, cut_evenly, cut_together
 from scorch._src.distributed.entries import from_entries
-from scorch._src.distributed.halo import Order, order_of
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.archive import parse_dtype, parse_format
@@ -71,15 +72,27 @@ def load(
     group, folder = group_of(mesh), Path(path)
     if not folder.exists() and old_folder(folder).exists():
         folder = old_folder(folder)  # whoever replaced it has ended in between
-    agree(group, "load", (str(folder), folder.exists()), _describe_folder)
+    check_features(features)
+    facts = {"exists": folder.exists(), "cuts": _plain(cuts), "columns": _plain(columns)}
+    facts |= {"features": list(features), "format": str(format)}
+    agree(group, "load", (str(folder), facts), _describe)
     if not folder.exists():
         raise MissingFileError(f"no such checkpoint: {folder}")
     where = device_of(mesh, group, device) or HOST
     return _Loading(folder, mesh, group, features, format, where).load(cuts, columns)
 
 
-def _describe_folder(facts: tuple[str, bool]) -> str:
-    return f"the checkpoint {facts[0]}" if facts[1] else f"no checkpoint {facts[0]}"
+def _plain(cuts: Any) -> Any:
+    """Return cuts, or a dictionary of cuts, as lists that ranks can compare."""
+    if isinstance(cuts, Mapping):
+        return {name: _plain(found) for name, found in cuts.items()}
+    return None if cuts is None else torch.as_tensor(cuts, device=HOST).reshape(-1).tolist()
+
+
+def _describe(found: tuple[str, Mapping[str, Any]]) -> str:
+    folder, facts = found
+    options = ", ".join(f"{name}={value}" for name, value in facts.items() if name != "exists")
+    return f"the checkpoint {folder} with {options}" if facts["exists"] else f"no checkpoint {folder}"
 
 
 class _Loading:
@@ -265,14 +278,16 @@ def _complete(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_options_of(facts: Mapping[str, Any], tensor: RowSharded) -> RowSharded:
-    """Return a loaded tensor that exchanges rows as the saved one did, if there are processes for it."""
+    """Return a loaded tensor that exchanges rows as the saved one did, with at most as many replicas."""
     tensor.wire = None if facts["wire"] is None else parse_dtype(facts["wire"])
     if facts["split"] is not False:
         tensor = repartition(tensor, tensor.cuts, columns=tensor.columns.cuts, split=facts["split"])
     algorithm, replicas = facts["algorithm"], facts["replicas"]
-    if algorithm == "halo" or size_of(tensor.group) % replicas:
-        return tensor
-    return with_algorithm(tensor, algorithm, replicas=replicas if algorithm == "1.5d" else None)
+    if algorithm == "1.5d":
+        size = size_of(tensor.group)
+        most = max(count for count in range(1, replicas + 1) if size % count == 0)
+        return with_algorithm(tensor, algorithm, replicas=most)
+    return tensor if algorithm == "halo" else with_algorithm(tensor, algorithm)
 
 
 def _given(cuts: Any, name: str, rows: int, before: Sequence[int] = (), parts: int = 0) -> Any:

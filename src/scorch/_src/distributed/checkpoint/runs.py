@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import rank_in
+from scorch._src.distributed.communication.collectives import rank_in
 from scorch._src.torch_internals import look_up
 
 Tensor = torch.Tensor
-MOST_ELEMENTS = 1 << 24  # in one piece, which a process that reads some of it has to load
+MOST_ELEMENTS = 1 << 24  # in one piece, which a rank that reads some of it has to load
 
 
 class Run(Tensor):
@@ -26,7 +26,7 @@ class Run(Tensor):
 
     begin: int
     extent: int
-    writes_nothing: bool  # the array has no elements, so that one process says that there is none
+    writes_nothing: bool  # the array has no elements, so that one rank says that there is none
     like: Any  # the sharded tensor that it belongs to, and
     along: str  # what of it is cut alike: "rows", "columns" or "entries"
     source: Any  # the tensor it was made of

@@ -16,7 +16,8 @@ import torch
 from scorch._src.distributed.build import group_of
 from scorch._src.distributed.checkpoint.entry_state import EntryOrder, state_of
 from scorch._src.distributed.checkpoint.runs import Run
-from scorch._src.distributed.collectives import Group, agree, rank_in, reporting
+from scorch._src.distributed.communication.agreement import agree
+from scorch._src.distributed.communication.collectives import Group, rank_in, reporting
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -24,7 +25,7 @@ from scorch._src.torch_internals import look_up
 from scorch.errors import ArgumentError, FileError, OperandError
 
 Tensor = torch.Tensor
-CONTENTS = "scorch"  # the name of what tells how the arrays of a checkpoint belong together
+CONTENTS = "scorch"  # the name of the description of how the arrays of a checkpoint belong together
 
 
 def dense_rows(x: Tensor, A: RowSharded, along: str = "rows") -> Run:
@@ -172,7 +173,7 @@ def _checkpointing(what: str, group: Group) -> Iterator[None]:
         try:
             yield
         except failure as error:
-            reasons = "; ".join(f"process {rank}: {found!r}" for rank, (found, _) in error.failures.items())
+            reasons = "; ".join(f"rank {rank}: {found!r}" for rank, (found, _) in error.failures.items())
             raise FileError(f"{what} failed: {reasons}") from error
 
 

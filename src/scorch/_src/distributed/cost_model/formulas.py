@@ -1,7 +1,7 @@
 """What a product with a sharded matrix costs by each algorithm: bytes, memory and time.
 
-Per process, with ``P`` processes, ``d`` columns of ``w`` bytes, latency ``a`` and ``b`` seconds a byte; ``n``
-rows, ``h`` rows fetched or sent by the busiest process from or to ``q`` others, ``z`` entries:
+Per rank, with ``P`` ranks, ``d`` columns of ``w`` bytes, latency ``a`` and ``b`` seconds a byte; ``n``
+rows, ``h`` rows fetched or sent by the busiest rank from or to ``q`` others, ``z`` entries:
 
 - halo, rounds: ``a q + b w d h``, and packing the rows; memory of rounds is that of two blocks, not of ``h``
 - features: ``2 a (P-1) + 2 b w d n/P``; memory of all entries
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from scorch.errors import ArgumentError
 
-GATHER_SPEED = 20e9  # bytes a second at which a process reads rows in any order
+GATHER_SPEED = 20e9  # bytes a second at which a rank reads rows in any order
 INDEX_BYTES = 4
 RUNNABLE = ("halo", "rounds", "features", "1.5d")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import rank_in, size_of
+from scorch._src.distributed.communication.collectives import rank_in, size_of
+from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.cost_model.formulas import (
     Cost,
     Load,
@@ -20,7 +21,6 @@ from scorch._src.distributed.cost_model.formulas import (
     costs_of,
     halo_cost,
 )
-from scorch._src.distributed.halo import HaloPlan
 from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
 
@@ -140,9 +140,9 @@ class Plan:
     def __str__(self) -> str:
         load, share, chosen = self.load, self.share, self.chosen
         lines = [
-            f"process {share.process} of {load.processes}: {share.rows:,} of {load.rows:,} rows, "
+            f"rank {share.process} of {load.processes}: {share.rows:,} of {load.rows:,} rows, "
             f"{share.entries:,} of {load.entries:,} entries",
-            f"halo: {counted(share.halo, 'row')} from {counted(share.peers, 'process', 'processes')}, "
+            f"halo: {counted(share.halo, 'row')} from {counted(share.peers, 'rank')}, "
             f"{counted(share.sent, 'row')} sent" + (f", {share.split:,} split rows" if share.split else ""),
             f"a product with {counted(self.features, 'column')} over {self.network.name}:",
             f"  {describe_in_words(chosen)} (chosen)",
@@ -158,7 +158,7 @@ def _ignores_owners(cost: Cost) -> bool:
 def describe_in_words(cost: Cost) -> str:
     """Return a sentence with the bytes, messages, memory and time of a product."""
     return (
-        f"{cost.name}: {format_bytes(cost.bytes)} to the busiest process in "
+        f"{cost.name}: {format_bytes(cost.bytes)} to the busiest rank in "
         f"{counted(cost.messages, 'message')}, memory {format_bytes(cost.memory)} of which buffers "
         f"{format_bytes(cost.buffers)}, {format_seconds(cost.seconds)} = exchange "
         f"{format_seconds(cost.exchange)} + product {format_seconds(cost.compute)}"

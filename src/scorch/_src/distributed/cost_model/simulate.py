@@ -16,9 +16,9 @@ Tensor = torch.Tensor
 class Halos:
     """The halos: one number of rows for each rank, and the largest block between two."""
 
-    fetched: Tensor  # by each process
+    fetched: Tensor  # by each rank
     sent: Tensor
-    peers: Tensor  # that each process fetches from
+    peers: Tensor  # that each rank fetches from
     block: int
 
     @property

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.distributed.collectives import exchange_rows, size_of
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.communication.collectives import exchange_rows, size_of
+from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.partition.choose import admit, awake, favourite, scramble
 from scorch._src.distributed.partition.level import Level
 
@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 def find_clusters(level: Level, most: int, sweeps: int) -> Tensor:
     """Return for each vertex the cluster it belongs to, named by one of its vertices."""
     labels = level.ids
-    totals = level.sizes.clone()  # of the clusters that are named by vertices of this process
+    totals = level.sizes.clone()  # of the clusters that are named by vertices of this rank
     for sweep in range(sweeps):
         labels, totals = _sweep(level, labels, totals, most, sweep)
     return _join_lonely(level, labels, most)

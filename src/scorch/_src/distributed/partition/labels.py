@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.distributed.collectives import sum_over
-from scorch._src.distributed.halo import HaloPlan
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.distributed.partition.clusters import find_clusters
 from scorch._src.distributed.partition.level import Level, contract
 from scorch._src.distributed.partition.one_process import solve_in_one

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import Group, gather_numbers, rank_in
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in
+from scorch._src.distributed.communication.halo import HaloPlan
+from scorch._src.distributed.communication.moves import send_to
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.halo import HaloPlan
-from scorch._src.distributed.moves import send_to
 
 Tensor = torch.Tensor
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import rank_in
+from scorch._src.distributed.communication.collectives import rank_in
+from scorch._src.distributed.communication.moves import send_to
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.moves import send_to
 from scorch._src.distributed.partition.level import Level, level_of
 
 Tensor = torch.Tensor

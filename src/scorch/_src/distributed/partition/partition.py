@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import agree, size_of, sum_over
-from scorch._src.distributed.cuts import work_of
-from scorch._src.distributed.moves import RowMove, move_to_parts
+from scorch._src.distributed.communication.agreement import agree, validating
+from scorch._src.distributed.communication.collectives import size_of
+from scorch._src.distributed.communication.moves import RowMove, move_to_parts
+from scorch._src.distributed.communication.replicate import sum_over
+from scorch._src.distributed.cuts import check_features, work_of
 from scorch._src.distributed.partition.choose import scramble
 from scorch._src.distributed.partition.labels import cut_order, divide_by_labels
 from scorch._src.distributed.partition.level import Level, level_of
 from scorch._src.distributed.partition.metis import check_metis, divide_by_metis
 from scorch._src.distributed.partition.one_process import solve_in_one
 from scorch._src.distributed.partition.orders import cuthill_mckee
-from scorch._src.distributed.repartition import as_parts, is_square, move_tensor
+from scorch._src.distributed.repartition import as_parts, describe_options, is_square, move_tensor
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch.errors import ArgumentError, ShapeError
@@ -62,7 +65,27 @@ def partition(
         >>> sd.partition(A, "hash").shape
         (4, 4)
     """
-    count = _count_of(parts, size_of(A.group))
+    is_named = isinstance(method, str)
+    with validating(A.group, "partition"):
+        count = _count_of(parts, size_of(A.group))
+        _check_method(A, method)
+        check_features(features)
+        if not isinstance(imbalance, numbers.Real) or not imbalance >= 0:
+            raise ArgumentError(f"imbalance must be a non-negative number, but got {imbalance!r}")
+        given = None if is_named else as_parts("method", method, A, count)
+    options = {"parts": count, "features": list(features), "imbalance": imbalance}
+    facts = {"shape": A.shape, "method": method if is_named else "a tensor", **options}
+    agree(A.group, "partition", facts, describe_options)
+    if given is not None:
+        move = move_to_parts(given, count, A.group)
+    elif method == "rcm":
+        move = _move_to_order(_level(A, features), count)
+    else:
+        move = move_to_parts(_parts_by(method, A, count, features, imbalance), count, A.group)
+    return move_tensor(A, move, move.cuts, renumbers=True).tensor
+
+
+def _check_method(A: RowSharded, method: Any) -> None:
     if A.ndim != 2 or not is_square(A):
         raise ShapeError(
             f"partition requires a square matrix whose rows and columns have the same cuts, but got shape "
@@ -72,23 +95,15 @@ def partition(
         raise ArgumentError(
             f"method must be a tensor of parts or one of {', '.join(METHODS)}, but got {method!r}"
         )
-    agree(A.group, "partition", (A.shape, method if isinstance(method, str) else "a tensor", count))
-    if not isinstance(method, str):
-        move = move_to_parts(as_parts("method", method, A, count), count, A.group)
-    elif method == "rcm":
-        move = _move_to_order(_level(A, features), count)
-    else:
-        move = move_to_parts(_parts_by(method, A, count, features, imbalance), count, A.group)
-    return move_tensor(A, move, move.cuts, renumbers=True).tensor
+    if method == "metis":
+        check_metis()
 
 
-def _count_of(parts: int | None, processes: int) -> int:
+def _count_of(parts: int | None, ranks: int) -> int:
     if parts is None:
-        return processes
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or parts % processes:
-        raise ArgumentError(
-            f"parts must be a multiple of the number of ranks, {processes}, but got {parts!r}"
-        )
+        return ranks
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or parts % ranks:
+        raise ArgumentError(f"parts must be a multiple of the number of ranks, {ranks}, but got {parts!r}")
     return parts
 
 
@@ -98,7 +113,6 @@ def _parts_by(method: str, A: RowSharded, count: int, features: Sequence[int], i
         rows = torch.arange(A.rows.begin, A.rows.end, device=A.rows.ghosts.device)
         return scramble(rows if A.order is None else A.order, 0) % count
     if method == "metis":
-        check_metis()
         return solve_in_one(_level(A, features), lambda whole: divide_by_metis(whole, count))
     return divide_by_labels(_level(A, features), count, imbalance)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.distributed.collectives import sum_over
+from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.distributed.partition.choose import admit, awake, favourite
 from scorch._src.distributed.partition.level import Level
 

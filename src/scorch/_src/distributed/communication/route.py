@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scorch._src.bounded import BoundedCache
-from scorch._src.distributed.collectives import (
+from scorch._src.distributed.communication.agreement import (
+    Comparison,
+    agree,
+    compares_always,
+    is_debugging,
+    with_budget,
+)
+from scorch._src.distributed.communication.budget import check_budget, gradients_of_call
+from scorch._src.distributed.communication.collectives import (
     Group,
     Handle,
-    agree,
-    check_budget,
     exchange_counts,
     gather_numbers,
-    is_debugging,
     rank_in,
     row_bytes,
     size_of,
     start_exchange,
 )
 from scorch._src.tensor.create.construct import sparse_csr_tensor
+from scorch.settings import current
 
 MAX_AGREED = 256  # kinds of rows: their shape and dtype
+ROWS, SUMS = "rows", "partial sums"
 
 Tensor = torch.Tensor
+Wire = torch.dtype | None
+Names = tuple[str, ...]
 
 
 class Route:
@@ -47,11 +57,13 @@ class Route:
         self.picks, self.sent, self.rows, self.group = picks, list(sent), rows, group
         self.received = exchange_counts(self.sent, group, picks) if received is None else list(received)
         own = [sum(self.sent), sum(self.received), self.peers, max([*self.sent, *self.received])]
-        sent, received, peers, blocks = zip(*gather_numbers(own, group, picks), strict=True)
-        self.total: int = sum(sent)  # rows that all processes send together
-        self.most: int = max(sent + received)  # rows that one process sends or receives
-        self.most_peers: int = max(peers)  # processes that one process receives rows from
-        self.block: int = max(blocks)  # rows that one process sends to another
+        facts = gather_numbers([*own, _Numbers.last + 1], group, picks)
+        sent, received, peers, blocks, numbers = zip(*facts, strict=True)
+        self.total: int = sum(sent)  # rows that all ranks send together
+        self.most: int = max(sent + received)  # rows that one rank sends or receives
+        self.most_peers: int = max(peers)  # ranks that one rank receives rows from
+        self.block: int = max(blocks)  # rows that one rank sends to another
+        self.number = _Numbers.last = max(numbers)  # the same on all ranks, and that of no other route
         self._sums: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._agreed: BoundedCache[Any, bool] = BoundedCache(MAX_AGREED)  # kinds of rows that all have sent
 
@@ -66,40 +78,46 @@ class Route:
         rank = rank_in(self.group)
         return sum(1 for other, count in enumerate(self.received) if count and other != rank)
 
-    def check_same(self, x: Tensor, wire: torch.dtype | None) -> None:
-        """Raise an error in all processes if rows of another kind are exchanged here for the first time.
+    def compare(self, what: str, x: Tensor, wire: Wire, tracked: Names = ()) -> Comparison | None:
+        """Begin to compare the rows that ranks send; all of them raise an error if some are of another kind.
 
-        With ``TORCH_DISTRIBUTED_DEBUG`` set, all exchanges are compared.
+        ``tracked`` names the operands that require gradients, which travel back on all ranks or on none. On
+        an accelerator, kinds are compared at their first use, and always with ``TORCH_DISTRIBUTED_DEBUG``.
         """
-        kind = tuple(x.shape[1:]), x.dtype, wire
+        kind = Kind(what, self.number, tuple(x.shape[1:]), x.dtype, wire, tracked, current().exchange_budget)
+        if compares_always(self.group, x.device):
+            return Comparison(self.group, f"exchange of {what}", kind, Kind.describe)
         if self._agreed.get(kind) is None or is_debugging():
-            agree(self.group, "exchange of rows", kind, _describe_kind)
+            agree(self.group, f"exchange of {what}", kind, Kind.describe)
             self._agreed[kind] = True
+        return None
 
     # without gradients ---------------------------------------------------------------------------------
 
-    def start(self, x: Tensor, out: Tensor, wire: torch.dtype | None = None) -> Pending:
+    def start(self, x: Tensor, out: Tensor, wire: Wire = None, tracked: Names = ()) -> Pending:
         """Begin to send the picked rows of ``x``; those received are in ``out`` after ``wait``."""
         if not self.total:
             return Pending(out, out, None)
-        self.check_same(x, wire)
-        check_budget("exchange of rows", self.most * row_bytes(x, wire))
+        comparison = self.compare(ROWS, x, wire, tracked)
         rows = x.detach().index_select(0, self._picks(x))
+        rows = rows if wire is None else rows.to(wire)
+        finish(comparison)
+        check_budget("exchange of rows", self.most * row_bytes(x, wire))
         if size_of(self.group) == 1:
             return Pending(out, rows, None)
-        rows = rows if wire is None else rows.to(wire)
         received = out if rows.dtype == out.dtype else out.new_empty(out.shape, dtype=rows.dtype)
         handle = start_exchange(received, rows, self.received, self.sent, self.group)
         return Pending(out, received, handle, rows)
 
-    def start_back(self, g: Tensor, wire: torch.dtype | None = None) -> Pending:
+    def start_back(self, g: Tensor, wire: Wire = None, tracked: Names = ()) -> Pending:
         """Begin to return received rows; after ``wait`` those that came back, in the order of ``picks``."""
         returned = g.new_empty((len(self.picks), *g.shape[1:]))
         if not self.total:
             return Pending(returned, returned, None)
-        self.check_same(g, wire)
-        check_budget("exchange of gradients", self.most * row_bytes(g, wire))
+        comparison = self.compare(SUMS, g, wire, tracked)
         rows = (g.detach() if wire is None else g.detach().to(wire)).contiguous()
+        finish(comparison)
+        check_budget("exchange of partial sums", self.most * row_bytes(g, wire))
         if size_of(self.group) == 1:
             return Pending(returned, rows, None)
         received = returned if rows.dtype == g.dtype else returned.new_empty(returned.shape, dtype=rows.dtype)
@@ -136,27 +154,60 @@ class Route:
 
     # with gradients ------------------------------------------------------------------------------------
 
-    def send(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
+    def send(self, x: Tensor, wire: Wire = None) -> Tensor:
         """Send the picked rows of ``x``, with higher-order gradients; ``wire`` is their dtype on the wire."""
-        return _Send.apply(x, self, narrower(x, wire), False)  # type: ignore[no-any-return]
+        return _Send.apply(x, self, narrower(x, wire), False, tracked_of(x=x))  # type: ignore[no-any-return]
 
-    def send_back(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
+    def send_back(self, g: Tensor, wire: Wire = None) -> Tensor:
         """Return received rows to where they came from and add them up, with higher-order gradients."""
-        return _SendBack.apply(g, self, narrower(g, wire), False)  # type: ignore[no-any-return]
+        return _SendBack.apply(g, self, narrower(g, wire), False, tracked_of(x=g))  # type: ignore[no-any-return]
 
-    def extend(self, x: Tensor, wire: torch.dtype | None = None) -> Tensor:
+    def extend(self, x: Tensor, wire: Wire = None) -> Tensor:
         """Return ``x`` with the received rows below its own, with higher-order gradients."""
-        return _Send.apply(x, self, narrower(x, wire), True)  # type: ignore[no-any-return]
+        return _Send.apply(x, self, narrower(x, wire), True, tracked_of(x=x))  # type: ignore[no-any-return]
 
-    def fold(self, g: Tensor, wire: torch.dtype | None = None) -> Tensor:
+    def fold(self, g: Tensor, wire: Wire = None) -> Tensor:
         """Return own rows plus what others hold of them: the gradient of ``extend``."""
-        return _SendBack.apply(g, self, narrower(g, wire), True)  # type: ignore[no-any-return]
+        return _SendBack.apply(g, self, narrower(g, wire), True, tracked_of(x=g))  # type: ignore[no-any-return]
 
 
-def _describe_kind(kind: tuple[tuple[int, ...], torch.dtype, torch.dtype | None]) -> str:
-    shape, dtype, wire = kind
-    sent = "" if wire is None else f", sent as {wire}"
-    return f"rows of shape {shape} and dtype {dtype}{sent}"
+@dataclass(frozen=True)
+class Kind:
+    """Rows that ranks are about to exchange: all of them must have the same."""
+
+    what: str
+    route: int
+    shape: tuple[int, ...]  # of a row
+    dtype: torch.dtype
+    wire: Wire
+    tracked: Names
+    budget: int | None
+
+    def describe(self) -> str:
+        sent = "" if self.wire is None else f", sent as {self.wire}"
+        verb = "requires" if len(self.tracked) == 1 else "require"
+        gradients = f", where {' and '.join(self.tracked)} {verb} gradients" if self.tracked else ""
+        return (
+            f"{self.what} of shape {self.shape} and dtype {self.dtype}{sent} for plan {self.route}"
+            f"{gradients}{with_budget(self.budget)}"
+        )
+
+
+class _Numbers:
+    """The number of the last route of this process."""
+
+    last = 0
+
+
+def finish(comparison: Comparison | None) -> None:
+    """Wait for a comparison that was necessary."""
+    if comparison is not None:
+        comparison.wait()
+
+
+def tracked_of(**operands: Tensor) -> Names:
+    """Return the names of the operands that autograd tracks."""
+    return tuple(name for name, x in operands.items() if torch.is_grad_enabled() and x.requires_grad)
 
 
 class Pending:
@@ -176,34 +227,36 @@ class Pending:
         return self.out
 
 
-def narrower(x: Tensor, wire: torch.dtype | None) -> torch.dtype | None:
+def narrower(x: Tensor, wire: Wire) -> Wire:
     """Return the dtype to send numbers in, where that is another one."""
     is_narrower = wire is not None and x.dtype.is_floating_point and wire.itemsize < x.dtype.itemsize
     return wire if is_narrower else None
 
 
+@gradients_of_call
 class _Send(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, route: Route, wire: torch.dtype | None, keeps_own: bool) -> Tensor:
-        ctx.how = route, wire, keeps_own
+    def forward(ctx: Any, x: Tensor, route: Route, wire: Wire, keeps_own: bool, tracked: Names) -> Tensor:
+        ctx.how = route, wire, keeps_own, ()
         own = len(x) if keeps_own else 0
         out = x.new_empty((own + route.incoming, *x.shape[1:]))
-        pending = route.start(x, out[own:], wire)
+        pending = route.start(x, out[own:], wire, tracked)
         out[:own] = x.detach() if keeps_own else out[:0]
         pending.wait()
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _SendBack.apply(grad, *ctx.how), None, None, None
+        return _SendBack.apply(grad, *ctx.how), None, None, None, None
 
 
+@gradients_of_call
 class _SendBack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, g: Tensor, route: Route, wire: torch.dtype | None, keeps_own: bool) -> Tensor:
-        ctx.how = route, wire, keeps_own
+    def forward(ctx: Any, g: Tensor, route: Route, wire: Wire, keeps_own: bool, tracked: Names) -> Tensor:
+        ctx.how = route, wire, keeps_own, ()
         own = route.rows if keeps_own else 0
-        returned = route.start_back(g[own:], wire).wait()
+        returned = route.start_back(g[own:], wire, tracked).wait()
         if not keeps_own:
             return route.add_up(returned)
         if not route.total:
@@ -212,4 +265,4 @@ class _SendBack(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _Send.apply(grad, *ctx.how), None, None, None
+        return _Send.apply(grad, *ctx.how), None, None, None, None

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.devices import HOST
-from scorch._src.distributed.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
+from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.route import Route
 
 Tensor = torch.Tensor
 
@@ -51,7 +51,7 @@ def move_to_parts(parts: Tensor, count: int, group: Group) -> RowMove:
     Every rank owns equally many of the ``count`` parts, one after the other.
     """
     own = torch.bincount(parts, minlength=count)
-    counts = torch.tensor(gather_numbers(own.tolist(), group, parts), device=HOST)  # by process, and by part
+    counts = torch.tensor(gather_numbers(own.tolist(), group, parts), device=HOST)  # by rank, and by part
     ends = torch.cat([counts.new_zeros(1), counts.sum(0).cumsum(0)])
     first = (ends[:-1] + counts[: rank_in(group)].sum(0)).to(parts.device)
     order = torch.argsort(parts, stable=True)

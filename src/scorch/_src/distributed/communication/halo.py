@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.distributed.collectives import (
+from scorch._src.distributed.communication.agreement import sharing_errors
+from scorch._src.distributed.communication.collectives import (
     Group,
     exchange_counts,
     exchange_rows,
@@ -20,9 +21,10 @@ from scorch._src.distributed.collectives import (
     rank_in,
     size_of,
 )
+from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
-from scorch._src.distributed.route import Route
-from scorch.errors import ShapeError
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
 FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # of SplitMix64
@@ -49,13 +51,24 @@ def order_of(numbers: Tensor, begin: int, group: Group) -> Order | None:
     return Order(numbers, sum(checksums)) if any(moved) else None
 
 
+def check_dense(name: str, x: Any) -> None:
+    """Refuse an operand that is not a plain dense tensor."""
+    if isinstance(x, SparseTensor) or not isinstance(x, Tensor):
+        raise OperandError(
+            f"{name} must be a sharded tensor, or this rank's rows of a dense tensor, but got "
+            f"{type(x).__name__}"
+        )
+    if hasattr(x, "device_mesh"):
+        raise OperandError(f"{name} is a DTensor; pass this rank's rows: from_dtensor({name}, A)")
+
+
 class HaloPlan:
     """The rows of one dimension that this rank owns, and its halo."""
 
     def __init__(self, used: Tensor, cuts: Tensor, group: Group, order: Order | None = None) -> None:
         self.cuts, self.group = cuts, group
         self.order = order  # the rows as they were numbered before they were partitioned
-        self.kept: dict[str, Any] = {}  # what was made of the cuts, in all processes alike
+        self.kept: dict[str, Any] = {}  # what was computed from the cuts, on all ranks alike
         rank = rank_in(group)
         self.begin, self.end = int(cuts[rank]), int(cuts[rank + 1])
         self.ghosts = used[(used < self.begin) | (used >= self.end)]
@@ -105,16 +118,33 @@ class HaloPlan:
         own = torch.arange(self.begin, self.end, device=self.ghosts.device)
         return torch.cat([own, self.ghosts])[numbers.to(torch.int64)]
 
-    def check(self, name: str, x: Tensor) -> None:
-        """Refuse an array that does not have this rank's rows."""
+    def pick(self, tensor: Tensor) -> Tensor:
+        """Return this rank's rows of a tensor that has all rows in their original order."""
+        if tensor.dim() == 0 or len(tensor) != self.extent:
+            have = "no rows" if tensor.dim() == 0 else f"{len(tensor)} rows"
+            raise ShapeError(f"the tensor has {have}, but must have all {self.extent} rows")
+        if self.order is None:
+            return tensor[self.begin : self.end]
+        return tensor[self.order.numbers.to(tensor.device)]
+
+    def check_before_exchange(self, name: str, x: Any) -> None:
+        """Refuse an array as ``check`` does; ranks that are about to exchange rows hear of it."""
+        if self.is_local:
+            self.check(name, x)
+        else:
+            with sharing_errors(self.group, f"exchange of {name}", self.ghosts.device):
+                self.check(name, x)
+
+    def check(self, name: str, x: Any) -> None:
+        """Refuse what does not have this rank's rows."""
+        check_dense(name, x)
         if x.dim() == 0 or len(x) != self.own:
             have = "no rows" if x.dim() == 0 else f"{len(x)} rows"
             raise ShapeError(
                 f"{name} has {have}, but this rank owns {self.own} of {self.extent} (starting at "
                 f"{self.begin}). "
                 "Pass this rank's rows: A.rows_of(x) and A.columns_of(x) select them from a tensor that "
-                "every "
-                "rank has"
+                "every rank has"
             )
 
     def extend(self, tensors: Sequence[Tensor], wire: torch.dtype | None = None) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""Communication among ranks: collectives, agreement, budgets, and the routes of rows."""
