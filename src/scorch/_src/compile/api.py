@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from scorch._src.compile.group_plan import GroupPlan
+from scorch._src.compile.layer_plan import LayerPlan
 from scorch._src.compile.lazy_tensor import LAZY_TYPES, materialize
 from scorch._src.compile.recorder import Node, PauseRecording, Recorder
 from scorch._src.statements.modes import active
@@ -47,12 +48,14 @@ class FusionExplanation:
     """Report how the sparse calls of a compiled function were computed.
 
     ``groups`` in the order in which they ran; ``others``: calls on sparse tensors that were not recorded;
-    ``dense``: submodules without sparse tensors, which ``torch.compile`` compiles from their second call on.
+    ``dense``: submodules without sparse tensors, which ``torch.compile`` compiles from their second call on;
+    ``unfused``: calls that could have been fused, each with the reason why they were not.
     """
 
     groups: tuple[GroupExplanation, ...]
     others: tuple[str, ...]
     dense: tuple[str, ...] = ()
+    unfused: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -61,6 +64,7 @@ class FusionExplanation:
 
     def __str__(self) -> str:
         paragraphs = [str(group) for group in self.groups]
+        paragraphs += [f"not fused: {line}" for line in self.unfused]
         if self.others:
             paragraphs.append(f"not fused, since no rule records them: {', '.join(self.others)}")
         if self.dense:
@@ -147,13 +151,18 @@ class Compiled:
         _, record = self._record(args, kwargs)
         groups = tuple(_explain_group(group) for group in record.groups if group.pattern_number >= 0)
         others = tuple(name for name in record.unrecorded if name != "__get__")
-        return FusionExplanation(groups, others, () if self.submodules is None else self.submodules.explain())
+        dense = () if self.submodules is None else self.submodules.explain()
+        unfused = tuple(f"{name}: {reason}" for name, reason in record.unfused.items())
+        return FusionExplanation(groups, others, dense, unfused)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _explain_group(plan: GroupPlan) -> GroupExplanation:
+def _explain_group(plan: GroupPlan | LayerPlan) -> GroupExplanation:
+    if isinstance(plan, LayerPlan):
+        reason = "a result inside is needed later" if plan.is_split else plan.reason
+        return GroupExplanation(plan.calls, plan.statements, "", reason)
     if plan.kernel is None:
         return GroupExplanation(plan.calls, "", "", plan.reason)
     gradients = "" if plan.backward is None else plan.backward.explain()
