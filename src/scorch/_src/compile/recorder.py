@@ -58,7 +58,7 @@ def recording_rule(*functions: Any, applies: Callable[..., bool] | None = None) 
 
     A rule has the parameters that it handles. A call with others, such as ``out``, runs eagerly, unless they
     have their defaults. Instead of None, a rule may return a text that says why the call runs eagerly.
-    ``applies``, of the same arguments, tells calls apart that the rule is for; it must be fast.
+    ``applies`` decides, of the same arguments, which calls the rule is for; it must be fast.
     """
 
     def register(rule: Rule) -> Rule:
@@ -194,8 +194,9 @@ class Recorder(TorchFunctionMode):
             name = getattr(func, "__name__", str(func))
             if reason:
                 self.unfused[name] = reason
-            else:
-                self.unrecorded.append(name)
+                with PauseRecording():
+                    return func(*args, **kwargs)
+            self.unrecorded.append(name)
         return func(*args, **kwargs)
 
     def pending_values(self) -> list[Value]:
