@@ -112,9 +112,7 @@ class SparseLinear(torch.nn.Module):
         self.values = torch.nn.Parameter(values)
         self.bias = None if bias is None else torch.nn.Parameter(bias)
         self.register_buffer("scales", None)
-        self.register_buffer(
-            "seal", torch.zeros((), dtype=torch.int64, device=pattern.device), persistent=False
-        )
+        self.register_buffer("seal", None, persistent=False)
         self._set_pattern(pattern)
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
