@@ -5,7 +5,7 @@
 from scorch._src.backends.cpu import backend as cpu_backend
 from scorch._src.backends.cuda import backend as cuda_backend
 from scorch._src.backends.interpreter import executable as interpreter
-from scorch._src.compile import capture, pointwise_rules, product_rules
+from scorch._src.compile import capture, layer_rules, pointwise_rules, product_rules
 from scorch._src.io import datasets, pickling
 from scorch._src.nn import optimizer_hooks
 from scorch._src.ops import conv, embedding_bag, fallback, losses, torch_sparse

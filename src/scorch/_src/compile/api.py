@@ -13,6 +13,7 @@ import torch
 
 from scorch._src.compile.fusion_report import FusionExplanation, GroupExplanation
 from scorch._src.compile.group_plan import GroupPlan
+from scorch._src.compile.layer_plan import LayerPlan
 from scorch._src.compile.lazy_tensor import LAZY_TYPES, materialize
 from scorch._src.compile.recorder import Node, PauseRecording, Recorder
 from scorch._src.name_hints import unknown_keyword
@@ -117,13 +118,17 @@ class Compiled:
         groups = tuple(_explain_group(group) for group in record.groups if group.pattern_number >= 0)
         others = tuple(name for name in record.unrecorded if name != "__get__")
         compiled, failed = ((), ()) if self.submodules is None else self.submodules.explain()
-        return FusionExplanation(groups, others, compiled, failed)
+        unfused = tuple(f"{name}: {reason}" for name, reason in record.unfused.items())
+        return FusionExplanation(groups, others, compiled, failed, unfused)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _explain_group(plan: GroupPlan) -> GroupExplanation:
+def _explain_group(plan: GroupPlan | LayerPlan) -> GroupExplanation:
+    if isinstance(plan, LayerPlan):
+        reason = "a result inside is needed later" if plan.is_split else plan.reason
+        return GroupExplanation(plan.calls, plan.statements, "", reason)
     if plan.kernel is None:
         return GroupExplanation(plan.calls, "", "", plan.reason)
     gradients = "" if plan.backward is None else plan.backward.explain()

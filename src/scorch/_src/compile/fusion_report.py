@@ -51,12 +51,15 @@ class FusionExplanation:
         submodules without sparse tensors, which ``torch.compile`` compiles from their second call on
     ``failed``
         such submodules where ``torch.compile`` failed, with its error; they run uncompiled
+    ``unfused``
+        calls that could have been fused, each with the reason why they were not
     """
 
     groups: tuple[GroupExplanation, ...]
     others: tuple[str, ...]
     dense: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
+    unfused: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -73,7 +76,7 @@ class FusionExplanation:
 
     def __repr__(self) -> str:
         fused = sum(not group.reason for group in self.groups)
-        separate = sum(bool(group.reason) for group in self.groups) + len(self.others)
+        separate = sum(bool(group.reason) for group in self.groups) + len(self.others) + len(self.unfused)
         counts = f"{counted(fused, 'fused kernel')}, {counted(separate, 'other sparse call')}"
         return f"<{counts}; print it to read it>"
 
@@ -81,7 +84,7 @@ class FusionExplanation:
         """Convert everything to dictionaries, lists and strings, for JSON."""
         plain = asdict(self)
         groups = [{**group, "calls": list(group["calls"])} for group in plain["groups"]]
-        names = {name: list(getattr(self, name)) for name in ("others", "dense", "failed")}
+        names = {name: list(getattr(self, name)) for name in ("others", "dense", "failed", "unfused")}
         return {"groups": groups, **names}
 
     def to_html(self) -> str:
@@ -95,6 +98,7 @@ class FusionExplanation:
 
     def _other_calls(self) -> list[tuple[str, tuple[str, ...]]]:
         labels = {
+            "not fused": self.unfused,
             "not fusible, run as they are": self.others,
             "compiled by torch.compile": self.dense,
             "run uncompiled, because torch.compile failed": self.failed,

@@ -89,8 +89,8 @@ class GroupPlan:
 def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
     """Plan how to compute ``values``, which share one pattern, with all that they need."""
     items: Items = record.items
-    order = _collect_values(items, values)
-    calls = tuple(_name(value.call[0]) for value in order)
+    order = collect_values(items, values)
+    calls = tuple(name_of_call(value.call[0]) for value in order)
     numbers = [number for value in order for number in value.recipe.parents.values()]
     own_numbers = {value.number for value in order}
     sources = tuple(number for number in dict.fromkeys(numbers) if number not in own_numbers)
@@ -133,11 +133,11 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
     return replace(plan, kernel=kernel, inputs=reads, backward=backward, outputs=outputs)
 
 
-def _name(func: Any) -> str:
+def name_of_call(func: Any) -> str:
     return str(getattr(func, "__name__", func)).strip("_")
 
 
-def _collect_values(items: Items, values: Sequence[Value]) -> list[Value]:
+def collect_values(items: Items, values: Sequence[Value]) -> list[Value]:
     """Collect all values that must be computed, in the order in which they were recorded."""
     collected: dict[int, Value] = {}
     remaining = [value.number for value in values]

@@ -53,7 +53,8 @@ class Recipe:
     ``is_sparse``: the result has values at those entries. ``parents``: the numbers of the tensors that steps
     read, by their names in steps; ``views``: the dimensions that are read. ``kind`` selects the gradient:
     ``elementwise``, ``sum`` (a sum of products), ``softmax`` and ``log_softmax`` (from the result),
-    ``deferred``.
+    ``deferred``. Sparse layers have no steps (``layer_rules``); their kind is the last of what they compute:
+    ``linear``, ``activation`` or ``residual``.
     """
 
     access: Access
@@ -68,6 +69,10 @@ class Recipe:
     is_grad_enabled: bool
     requires_grad: bool
     kind: str
+
+    @property
+    def is_layer(self) -> bool:
+        return not self.steps
 
 
 class Value:
@@ -92,6 +97,8 @@ class Value:
     @property
     def device(self) -> torch.device:
         """The device of the operands; a number may be on the host while others are on a device."""
+        if self.recipe.is_layer:  # all of whose operands are on one
+            return self.recorder.items[next(iter(self.recipe.parents.values()))].device  # type: ignore[no-any-return]
         devices = [self.recorder.items[number].device for number in self.recipe.parents.values()]
         return next((device for device in devices if device != HOST), HOST)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.compile.layer_rules import find_layer, record_activation, record_residual
 from scorch._src.compile.lazy_tensor import LazySparseTensor, Recipe
 from scorch._src.compile.recorder import Recorder, recording_rule
 from scorch._src.compile.rules import BuildExpression, RecipeBuilder, build_operator, record_elementwise
@@ -29,7 +30,9 @@ def _record_operator(entry: Operator) -> None:
     functions = dict.fromkeys(function for function in candidates if function is not None)
 
     @recording_rule(*functions)
-    def rule(recorder: Recorder, input: Any) -> Recipe | None:
+    def rule(recorder: Recorder, input: Any) -> Any:
+        if find_layer(input) is not None:
+            return record_activation(recorder, input, entry.name)
         return record_elementwise(recorder, build_operator(entry.name), [input], entry.keeps_zero)
 
 
@@ -57,7 +60,9 @@ def _leak(recorder: Recorder, input: Any, below: BuildExpression) -> Recipe | No
     return record_elementwise(recorder, make, [input])
 
 
-def _sum(recorder: Recorder, input: Any, other: Any, name: str) -> Recipe | None:
+def _sum(recorder: Recorder, input: Any, other: Any, name: str) -> Any:
+    if name == "add" and (find_layer(input) or find_layer(other)) is not None:
+        return record_residual(recorder, input, other)
     if isinstance(input, SparseTensor) != isinstance(other, SparseTensor):  # no longer sparse
         return None
     return record_elementwise(recorder, build_operator(name), [input, other])

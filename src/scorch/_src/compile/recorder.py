@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from scorch._src.bounded import BoundedCache
 from scorch._src.compile.group_plan import GroupPlan, plan_group
+from scorch._src.compile.layer_plan import LayerPlan, plan_layers
 from scorch._src.compile.lazy_tensor import (
     LAZY_TYPES,
     Call,
@@ -52,11 +53,12 @@ MAX_SPARSE_DENSITY = 0.25  # from here on products run eagerly, in torch's BLAS
 _CONSTANTS = {int, float, bool, str, type(None), torch.dtype}
 
 
-def recording_rule(*functions: Any) -> Callable[[Rule], Rule]:
+def recording_rule(*functions: Any, applies: Callable[..., bool] | None = None) -> Callable[[Rule], Rule]:
     """Register the rule of torch functions: it returns recipes, or None to run a call eagerly.
 
     A rule has the parameters that it handles. A call with others, such as ``out``, runs eagerly, unless they
-    have their defaults.
+    have their defaults. Instead of None, a rule may return a text that says why the call runs eagerly.
+    ``applies`` decides, of the same arguments, which calls the rule is for; it must be fast.
     """
 
     def register(rule: Rule) -> Rule:
@@ -72,6 +74,7 @@ def recording_rule(*functions: Any) -> Callable[[Rule], Rule]:
                 return None
             return rule(recorder, *args[:count], **kwargs)
 
+        record.applies = applies  # type: ignore[attr-defined]
         for function in functions:
             entry(function).record = record
         return rule
@@ -90,9 +93,10 @@ class Node:
         self.children: dict[Any, Node] = {}
         self.calls: tuple[tuple[Recipe, Any], ...] = ()
         self.computed_first: tuple[int, ...] = ()
+        self.reason = ""  # why the call runs eagerly
         self.names: dict[tuple[int, tuple[int, ...] | None], str] = {}
         self.counter = 0
-        self.plans: BoundedCache[Any, GroupPlan] = BoundedCache(MAX_PLANS_PER_NODE)
+        self.plans: BoundedCache[Any, GroupPlan | LayerPlan] = BoundedCache(MAX_PLANS_PER_NODE)
         self.size = [0]  # nodes of the whole tree, shared by all of them
 
     @property
@@ -113,8 +117,11 @@ class Recorder(TorchFunctionMode):
         self.pending: list[weakref.ref[LazyTensor]] = []
         self.history: tuple[Any, ...] = ()  # what has been computed
         self.computed_early: list[int] = []
-        self.groups: list[GroupPlan] = []
+        self.groups: list[GroupPlan | LayerPlan] = []
+        self.absorbed: dict[int, LayerPlan] = {}  # values that are only part of a layer's output
         self.unrecorded: list[str] = []
+        self.unfused: dict[str, str] = {}  # calls that a rule left alone, with the reasons
+        self.reason = ""
         self.sparse_call_count = 0  # calls that read sparse tensors
 
     def __enter__(self) -> Any:
@@ -144,8 +151,12 @@ class Recorder(TorchFunctionMode):
             result = None if rule is None else self.record(rule, func, args, kwargs)
             return self.run(func, args, kwargs) if result is None else result
 
-    def record(self, rule: Rule, func: Any, args: Any, kwargs: dict[str, Any]) -> LazyTensor | None:
-        if is_autocast():
+    def try_record(self, func: Any, args: Any) -> LazyTensor | None:
+        """Record a call of a Scorch function, while recording is paused; None if it must run eagerly."""
+        return self.record(look_up(func).record, func, args, {})
+
+    def record(self, rule: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> LazyTensor | None:
+        if is_autocast() or (rule.applies is not None and not rule.applies(*args, **kwargs)):
             return None
         key = self._key(func, args, kwargs)
         node = None if key is None else self.node.children.get(key)
@@ -156,6 +167,7 @@ class Recorder(TorchFunctionMode):
                 self.source(self.items[number].tensor())
         self.node = node
         if not node.calls:
+            self.reason = node.reason
             return None
         base, args = len(self.items), tuple([a._value if type(a) in LAZY_TYPES else a for a in args])
         if kwargs:
@@ -176,9 +188,15 @@ class Recorder(TorchFunctionMode):
         if _may_mutate(func, args, kwargs):
             self.compute(self.pending_values())
         args, kwargs = materialize(args), materialize(kwargs) if kwargs else kwargs
+        reason, self.reason = self.reason, ""
         if _has_sparse(args) or (kwargs and _has_sparse(kwargs)):
             self.sparse_call_count += 1
-            self.unrecorded.append(getattr(func, "__name__", str(func)))
+            name = getattr(func, "__name__", str(func))
+            if reason:
+                self.unfused[name] = reason
+                with PauseRecording():
+                    return func(*args, **kwargs)
+            self.unrecorded.append(name)
         return func(*args, **kwargs)
 
     def pending_values(self) -> list[Value]:
@@ -241,7 +259,9 @@ class Recorder(TorchFunctionMode):
         recorded = rule(self, *args, **kwargs)
         node.names, node.counter, node.computed_first = self.names, self.counter, tuple(self.computed_early)
         node.size = parent.size
-        if recorded is not None:
+        if isinstance(recorded, str):
+            node.reason = recorded
+        elif recorded is not None:
             if isinstance(recorded, Recipe):
                 recorded = [(recorded, None)]
             recipes, arguments = [id(recipe) for recipe, _ in recorded], (*args, *kwargs.values())
@@ -312,12 +332,14 @@ class Recorder(TorchFunctionMode):
                 for value in remaining
                 if value.recipe.pattern_number == recipe.pattern_number
                 and value.recipe.is_grad_enabled == recipe.is_grad_enabled
+                and value.recipe.is_layer == recipe.is_layer
             ]
             requested = tuple([value.number for value in together])
             plan = self.node.plans.get((requested, self.history))
             with PauseRecording(), torch.set_grad_enabled(recipe.is_grad_enabled):
                 if plan is None:
-                    plan = self.node.plans[requested, self.history] = plan_group(self, together)
+                    make_plan = plan_layers if recipe.is_layer else plan_group
+                    plan = self.node.plans[requested, self.history] = make_plan(self, together)
                 plan.run(self)
             self.history = (*self.history, requested)
             self.groups.append(plan)

@@ -113,7 +113,7 @@ class RecipeBuilder:
 
     def _can_fuse(self, value: Value) -> bool:
         """Whether a value that is not computed yet can be computed together with this call."""
-        if value.result is not None or value.recorder is not self.recorder:
+        if value.result is not None or value.recorder is not self.recorder or value.recipe.is_layer:
             return False
         is_same_pattern = self.pattern is None or value.pattern is self.pattern
         return value.recipe.is_grad_enabled == self.is_grad_enabled and is_same_pattern

@@ -15,6 +15,7 @@ from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, tables_of
 from scorch._src.nn.saved_pattern import empty_pattern, pattern_from_words
 from scorch._src.nn.sparsify import replace_modules
+from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, OperandError
@@ -137,6 +138,8 @@ def _read_weight(
             pattern = read[f"{prefix}pattern"] = pattern_from_words(words, tuple(matrix.shape), HOST)
         if keeps_dtype and values.dtype == torch.bfloat16:
             dtype = values.dtype
+    if matrix.is_meta:  # whose values are assigned, not copied
+        return SparseTensor(Storage(pattern, torch.empty(pattern.size, dtype=dtype, device=matrix.device)))
     if isinstance(values, torch.Tensor) and values.shape == (pattern.size,) and values.is_floating_point():
         return sparse_of(pattern, values.detach().to(HOST, dtype))
     return sparse_of(pattern, torch.zeros(pattern.size, dtype=dtype, device=HOST))

@@ -27,6 +27,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError
 
 Shape = tuple[int, ...]  # of two dimensions
+MAX_NARROW = 1 << 16  # of a level, whose coordinates then fit in 16 bits without a sign
 
 
 def resolve_density(sparsity: float | None, density: float | None, default: float | None = None) -> float:
@@ -200,20 +201,42 @@ def compute_fingerprint(pattern: Pattern) -> int:
     """Return a number that differs, almost certainly, for another pattern or format."""
     known: int | None = pattern.structures.get("fingerprint")
     if known is None:
-        known = pattern.structures["fingerprint"] = _hash_pattern(pattern)
+        known = _hash_pattern(pattern)
+        set_fingerprint(pattern, known)
     return known
 
 
+def set_fingerprint(pattern: Pattern, fingerprint: int) -> None:
+    pattern.structures["fingerprint"] = fingerprint
+
+
 def _hash_pattern(pattern: Pattern) -> int:
-    letters = enumerate(str(pattern.format), 1)  # whose hash is the same in every process
+    checksums: list[int] = []
+    for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
+        is_narrow = pattern.format.level_size(level, pattern.shape) <= MAX_NARROW
+        checksums += [] if pos is None else [_checksum_integers(pos)]
+        if crd is not None:
+            checksums.append(checksum(crd.to(torch.int16)) if is_narrow else _checksum_integers(crd))
+    return combine_checksums(pattern.format, pattern.shape, checksums)
+
+
+def _checksum_integers(array: torch.Tensor) -> int:
+    """Return the checksum of integers, which is the same however they are stored."""
+    is_long = array.dtype == torch.int64 and array.numel() > 0 and int(array.max()) > LAST_INT32
+    return checksum(array.to(torch.int64 if is_long else torch.int32))
+
+
+def checksum(array: torch.Tensor) -> int:
+    """Return the checksum of the bytes of an array."""
+    return zlib.crc32(array.to(HOST).numpy())  # type: ignore[arg-type]
+
+
+def combine_checksums(form: Format, shape: Shape, checksums: Iterable[int]) -> int:
+    """Return the fingerprint of a pattern from the checksums of its arrays."""
+    letters = enumerate(str(form), 1)  # whose hash is the same in every process
     total = math.prod(ord(letter) + position for position, letter in letters) % (2**61 - 1)
-    for size in pattern.shape:
-        total = (total * 1_000_003 ^ size) & (2**62 - 1)
-    for array in pattern.arrays:
-        is_long = array.dtype == torch.int64 and array.numel() > 0 and int(array.max()) > LAST_INT32
-        integers = array.to(HOST, torch.int64 if is_long else torch.int32)  # the same however they are stored
-        checksum = zlib.crc32(integers.numpy())  # type: ignore[arg-type]
-        total = (total * 1_000_003 ^ checksum) & (2**62 - 1)
+    for number in (*shape, *checksums):
+        total = (total * 1_000_003 ^ number) & (2**62 - 1)
     return total
 
 

@@ -16,11 +16,10 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.io.archive import check_pattern
-from scorch._src.nn.pattern import weight_format
+from scorch._src.nn.pattern import MAX_NARROW, checksum, combine_checksums, set_fingerprint, weight_format
 from scorch._src.storage.storage import Pattern
 from scorch.errors import FileError
 
-MAX_NARROW = 1 << 16  # of a level, whose coordinates then fit in 16 bits without a sign
 MAX_FORMAT_WORDS = 256
 _ELEMENTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 _HEADER_WORDS = 3
@@ -60,15 +59,26 @@ def pattern_from_words(words: torch.Tensor, shape: Shape, device: torch.device) 
     form = _parse_format(start[1:at])
     pos: list[torch.Tensor | None] = []
     crd: list[torch.Tensor | None] = []
+    stored: list[torch.Tensor] = []
     for level, level_format in enumerate(form.levels):
         for arrays, is_stored in ((pos, form.starts_run(level)), (crd, not level_format.is_full)):
-            array, at = _array_from_words(words, at) if is_stored else (None, at)
-            arrays.append(None if array is None else array.to(device))
-    return check_pattern(form, shape, pos, crd, is_own=True)
+            if is_stored:
+                array, at = _array_from_words(words, at)
+                stored.append(array)
+            arrays.append(_as_index(array).to(device) if is_stored else None)
+    pattern = check_pattern(form, shape, pos, crd, is_own=True)
+    if not any(array.dtype == torch.int64 for array in stored):  # hashed as they are stored
+        set_fingerprint(pattern, combine_checksums(form, shape, map(checksum, stored)))
+    return pattern
+
+
+def _as_index(array: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a stored array, 16-bit coordinates without a sign as 32-bit integers."""
+    return array.view(torch.uint16).to(torch.int32) if array.dtype == torch.int16 else array.clone()
 
 
 def _array_from_words(words: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
-    """Return a copy of the array that begins at a word, and where the next one begins."""
+    """Return the array that begins at a word, and where the next one begins."""
     begin = at + _HEADER_WORDS
     header = words[at:begin].tolist()
     size, low, high = header if len(header) == _HEADER_WORDS else (0, 0, 0)
@@ -76,11 +86,7 @@ def _array_from_words(words: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
     length = -(-size * count // 4)
     if size not in _ELEMENTS or count < 0 or length > words.numel() - begin:
         raise FileError("the sparsity pattern is truncated")
-    elements = words[begin : begin + length]
-    if size == 2:
-        wide = elements.view(torch.int16)[:count].to(torch.int32)
-        return wide.bitwise_and_(MAX_NARROW - 1), begin + length  # without a sign
-    return elements.clone().view(_ELEMENTS[size]), begin + length
+    return words[begin : begin + length].view(_ELEMENTS[size])[:count], begin + length
 
 
 def pattern_from_arrays(arrays: Mapping[str, torch.Tensor], shape: Shape, device: torch.device) -> Pattern:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.compile.recorder import PauseRecording
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_tracked_by_autograd_alone
 from scorch._src.name_hints import suggests_keywords
@@ -36,7 +37,9 @@ from scorch._src.nn.pattern import (
 from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
 from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
 from scorch._src.ops.products.activations import check_activation, finish
+from scorch._src.ops.products.layer import apply_layer
 from scorch._src.ops.products.linear import linear_of_parameter
+from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
@@ -111,9 +114,7 @@ class SparseLinear(torch.nn.Module):
         self.values = torch.nn.Parameter(values)
         self.bias = None if bias is None else torch.nn.Parameter(bias)
         self.register_buffer("scales", None)
-        self.register_buffer(
-            "seal", torch.zeros((), dtype=torch.int64, device=pattern.device), persistent=False
-        )
+        self.register_buffer("seal", None, persistent=False)
         self._set_pattern(pattern)
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
@@ -275,6 +276,15 @@ class SparseLinear(torch.nn.Module):
         values, scales = self._parameters.get("values"), self._buffers.get("scales")
         if scales is not None:
             check_not_trained(self)
+        recorder = active.recorder
+        if recorder is not None and type(values) is torch.nn.Parameter:
+            with PauseRecording():
+                self._check_seal()
+                weight = self._detached_weight(values)
+                arguments = (input, weight, values, bias, scales, activation, residual)
+                recorded = recorder.try_record(apply_layer, arguments)
+            if recorded is not None:
+                return recorded  # type: ignore[no-any-return]
         if (
             type(values) is torch.nn.Parameter
             and type(input) is torch.Tensor

@@ -23,6 +23,7 @@ _NAMES: dict[Any, str] = {
     F.relu: "relu",
     torch.relu: "relu",
     F.gelu: "gelu",
+    _gelu_tanh: "gelu_tanh",
     F.silu: "silu",
     torch.nn.ReLU: "relu",
     torch.nn.SiLU: "silu",

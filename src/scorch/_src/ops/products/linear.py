@@ -143,6 +143,20 @@ def multiply_batch(
     return routines.multiply_batch(matrix, own, read, scales, activation, rest, block)
 
 
+def can_multiply_batch(input: Any, weight: SparseTensor, bias: Any, scales: Any, residual: Any) -> bool:
+    """Whether ``multiply_batch`` takes tensors of these types, dtypes and sizes."""
+    pattern, values = weight.storage.pattern, weight.storage.values
+    if type(input) not in _PLAIN or input.layout is not torch.strided or not input.numel():
+        return False
+    routines, block = routines_for(input), _find_block(pattern.format)
+    if block is None or block not in routines.batch_blocks or input.dtype not in routines.batch_dtypes:
+        return False
+    is_stored = values.dtype is input.dtype or values.dtype in routines.stored_batch_dtypes.get(
+        input.dtype, ()
+    )
+    return is_stored and _is_divided(pattern, block) and _agrees(input, pattern, bias, scales, residual)
+
+
 def _as_read(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of real numbers as a routine reads it: without gaps, its sign not left to a flag."""
     return tensor.detach().resolve_neg().contiguous()

@@ -43,10 +43,11 @@ static void turn_##T(const T *from, i64 from_apart, T *to, i64 to_apart, i64 hei
         for (i64 row = column < wide ? high : 0; row < height; row++) \
             to[column * to_apart + row] = from[row * from_apart + column]; \
 } \
-static void add_##T(const T *from, T *to, i64 apart, i64 height, i64 width) { \
+/* Rows without gaps, plus rows of a residual, go to rows as far apart as those. */ \
+static void add_##T(const T *rows, const T *residual, T *to, i64 apart, i64 height, i64 width) { \
     for (i64 row = 0; row < height; row++) \
         _Pragma("omp simd") \
-        for (i64 k = 0; k < width; k++) to[row * apart + k] += from[row * apart + k]; \
+        for (i64 k = 0; k < width; k++) to[row * apart + k] = rows[row * width + k] + residual[row * apart + k]; \
 } \
 static void dots_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
     const I *pos = (const I *)args[POS]; \
@@ -69,7 +70,7 @@ static void dots_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
         } \
     } \
     activate_##T(args[ACTIVATION], out + first, count); \
-    if (args[RESIDUAL]) add_##T((const T *)args[RESIDUAL] + first, out + first, 0, 1, count); \
+    if (args[RESIDUAL]) add_##T(out + first, (const T *)args[RESIDUAL] + first, out + first, 0, 1, count); \
 } \
 /* The values of a row of N blocks, in SPACE where they are stored in less. */ \
 static const T *weights_##T(const i64 *args, i64 row, i64 from, i64 n, T *space) { \
@@ -88,9 +89,10 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
     const T *bias = (const T *)args[BIAS], *residual = (const T *)args[RESIDUAL]; \
     const i64 width = args[WIDTH], rows = args[ROWS] * BLOCK_ROWS, at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at), vectors = (count + LANES - 1) / LANES; \
-    T sums[LINES * MOST * LANES], *space = in + args[FEATURES] * width; \
+    T sums[LINES * MOST * LANES], turned[LINES * MOST * LANES], *space = in + args[FEATURES] * width; \
     for (i64 row = begin; row < end; row += GROUP) { \
         const i64 lines = CLAMP((i64)GROUP, end - row) * BLOCK_ROWS, to = at * rows + row * BLOCK_ROWS; \
+        for (i64 b = 0; residual && b < count; b++) __builtin_prefetch(residual + to + b * rows); \
         for (i64 line = 0; line < lines; line += BLOCK_ROWS) { \
             const i64 r = row + line / BLOCK_ROWS, from = pos[r], n = pos[r + 1] - from; \
             const T *values = weights_##T(args, r, from, n, space), *start = bias ? bias + r * BLOCK_ROWS : 0; \
@@ -100,8 +102,9 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
         } \
         for (i64 line = 0; line < lines; line++) \
             activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
-        turn_##T(sums, width, (T *)args[OUT] + to, rows, lines, count); \
-        if (residual) add_##T(residual + to, (T *)args[OUT] + to, rows, count, lines); \
+        T *out = (T *)args[OUT] + to; \
+        turn_##T(sums, width, residual ? turned : out, residual ? lines : rows, lines, count); \
+        if (residual) add_##T(turned, residual + to, out, rows, count, lines); \
     } \
 } \
 static void pack_##T(const i64 *args, i64 tile, T *to) { \
