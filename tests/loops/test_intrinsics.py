@@ -14,14 +14,16 @@ from scorch._src.loops.nodes import (
     For,
     Function,
     Kernel,
+    Load,
     Perform,
     Put,
     Return,
     Store,
     Var,
     block,
+    wide,
 )
-from scorch._src.loops.types import INT32, INT64
+from scorch._src.loops.types import BOOL, INT32, INT64
 
 LENGTHS = [0, 1, 2, 33, 41, 700, 5000]
 
@@ -103,7 +105,7 @@ def test_balance_divides_rows_and_entries(t, n, agree) -> None:
 def test_routines_work_in_both_languages(native) -> None:
     """All at once: no routine clashes with another."""
     arrays = {t: Array(f"X_{t}", t) for t in (INT32, INT64)}
-    second = Array("Y", INT64)
+    second, used = Array("Y", INT64), Array("used", BOOL)
     total = Var("total")
     body = []
     for name, routine in INTRINSICS.items():
@@ -116,10 +118,15 @@ def test_routines_work_in_both_languages(native) -> None:
             rest = (Const(0),)
         if name == "sort_places":
             rest = (Const(0), second, arrays[INT64], Const(0))
+        if name == "mark_place":
+            rest = (Const(70),)
+        if name.startswith("list_"):
+            given = (first, second if name == "list_marked" else used)
+            rest = (Const(0), Const(-1))
         body.append(Assign(total, total + Call(name, (*given, *rest))))
-    params = (total, *arrays.values(), second)
+    params = (total, *arrays.values(), second, used)
     kernel = Kernel("", params, (Function("f", params, block(*body, Put("total", total)), True),))
-    slots = [0, np.zeros(2, np.int32), np.zeros(2, np.int64), np.zeros(2, np.int64)]
+    slots = [0, np.zeros(2, np.int32), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, bool)]
     by_c, by_python = native.both(kernel, "f", slots)
     assert by_c[0] == by_python[0] == 0
 
@@ -137,3 +144,24 @@ def test_places_are_sorted_by_a_bitmap(native, count: int, extent: int) -> None:
     for found in native.both(kernel, "f", slots):
         assert (found[0] == np.sort(drawn)).all()
         assert not found[1].any() and not found[2].any()
+
+
+@pytest.mark.parametrize("count", [0, 1, 40, 700])
+def test_marked_places_are_listed_in_order(native, count: int) -> None:
+    params = (Array("X", INT32), Array("Y", INT32), Array("used", BOOL), Array("bits", INT64), Var("n"))
+    by_bytes, by_bits, used, bits, n = params
+    turn, limits = Var("turn"), (Var("low"), Var("high"))
+    marks = For(turn, Const(0), n, Perform(Call("mark_place", (bits, wide(Load(by_bytes, turn))))))
+    lists = [
+        Perform(Call("list_used", (by_bytes, used, *limits))),
+        Perform(Call("list_marked", (by_bits, bits, *limits))),
+    ]
+    kernel = Kernel("", (*params, *limits), (Function("f", (*params, *limits), block(marks, *lists), True),))
+    drawn = 70 + np.random.default_rng(count).permutation(900)[:count].astype(np.int32)
+    room, marked = np.zeros(count + 1, np.int32), np.zeros(1000, bool)
+    marked[drawn] = True
+    low, high = drawn.min(initial=1000), drawn.max(initial=-1)
+    slots = [np.append(drawn, np.int32(0)), room, marked, np.zeros(16, np.int64), count, low, high]
+    for found in native.both(kernel, "f", slots):
+        assert (found[0][:count] == np.sort(drawn)).all() and (found[1][:count] == np.sort(drawn)).all()
+        assert not found[3].any()

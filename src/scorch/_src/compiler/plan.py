@@ -45,6 +45,11 @@ class Operand:
         return self.counts[-1] if self.counts else 1
 
     @property
+    def row_length(self) -> float:
+        """About how many entries the last level has below a position."""
+        return self.nnz / max((1, *self.counts[-2:-1]))
+
+    @property
     def is_sparse(self) -> bool:
         return not self.format.is_dense
 
@@ -202,7 +207,8 @@ class Plan:
     ``prefix_levels``: the levels they cover.
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
     because a list sorts them all; else ``dense`` or ``list``. ``bitmap``: whether the positions of a
-    dense one are sorted by marking them in a bitmap.
+    dense one are sorted by marking them in a bitmap; ``sweeps``: or, where those of a row lie close
+    together, by looking at all places between the first and the last (``lower.sweep``).
     ``slots``: the tensors, each with a level (or ``VALUES``), whose entries bound those of the result, which
     then go straight to their place; () if there is no such bound.
     ``noted``: the factor of a product whose positions in a row are noted, for the other's to be looked up.
@@ -235,6 +241,7 @@ class Plan:
     prefix_levels: int = 0
     workspace: str | None = None
     bitmap: bool = False
+    sweeps: bool = False
     slots: tuple[tuple[str, int], ...] = ()
     noted: Access | None = None
     words: tuple[tuple[int, ...], ...] = ()

@@ -112,8 +112,12 @@ class Scratch:
     def insert(self, coordinates: list[Expr], value: Expr) -> Stmt:
         raise NotImplementedError
 
+    def settle(self) -> Stmt:
+        """Sort what was inserted."""
+        raise NotImplementedError
+
     def drain(self, place: Place) -> Stmt:
-        """Hand every entry, sorted, to ``place`` and leave the workspace empty."""
+        """Hand every entry, which are sorted, to ``place`` and leave the workspace empty."""
         raise NotImplementedError
 
 
@@ -131,7 +135,7 @@ class DenseScratch(Scratch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.used = Array(f"{self.name}_used", BOOL)
+        self.used, self.is_used = Array(f"{self.name}_used", BOOL), Var(f"{self.name}_is_used", BOOL)
         self.touched = Array(f"{self.name}_touched", INT32 if self.bitmap else INT64)
         self.bits, self.tops = Array(f"{self.name}_bits", INT64), Array(f"{self.name}_tops", INT64)
         self.extent, self.words = Var(f"{self.name}_extent"), Var(f"{self.name}_words")
@@ -161,16 +165,16 @@ class DenseScratch(Scratch):
         return block(Free(self.values), Free(self.used), Free(self.touched), *bitmaps)
 
     def insert(self, coordinates: list[Expr], value: Expr) -> Stmt:
-        key, is_used = Var(f"{self.name}_key"), Var(f"{self.name}_is_used", BOOL)
+        key = Var(f"{self.name}_key")
         joined = Binary(self.join, Load(self.values, key), value, self.element)
         if self.bitmap:  # without a branch: whether a place is new cannot be foretold
             return block(
                 Declare(key, join_key(coordinates, self.sizes)),
-                Declare(is_used, Load(self.used, key)),
+                Declare(self.is_used, Load(self.used, key)),
                 Store(self.values, key, joined),
                 Store(self.used, key, TRUE),
                 Store(self.touched, self.count, key),
-                Assign(self.count, self.count + Cast(Unary("!", is_used, BOOL), INT64)),
+                Assign(self.count, self.count + Cast(Unary("!", self.is_used, BOOL), INT64)),
             )
         return block(
             Declare(key, join_key(coordinates, self.sizes)),
@@ -186,30 +190,22 @@ class DenseScratch(Scratch):
             ),
         )
 
+    def settle(self) -> Stmt:
+        if self.bitmap:
+            return Perform(Call("sort_places", (self.touched, self.count, self.bits, self.tops, self.words)))
+        return If(Call("sort_list", (self.touched, self.count, self.extent)) < 0, Fail())
+
     def drain(self, place: Place) -> Stmt:
         turn, key = Var(f"{self.name}_turn"), Var(f"{self.name}_key")
         decode, coordinates = split_key(key, self.names, self.sizes)
-        if self.bitmap:
-            sort: Stmt = Perform(
-                Call("sort_places", (self.touched, self.count, self.bits, self.tops, self.words))
-            )
-        else:
-            sort = If(Call("sort_list", (self.touched, self.count, self.extent)) < 0, Fail())
-        return block(
-            sort,
-            For(
-                turn,
-                Const(0),
-                self.count,
-                block(
-                    Declare(key, wide(Load(self.touched, turn))),
-                    Store(self.used, key, FALSE),
-                    decode,
-                    place(coordinates, Load(self.values, key)),
-                    Store(self.values, key, self.identity) if self.bitmap else None,
-                ),
-            ),
+        body = block(
+            Declare(key, wide(Load(self.touched, turn))),
+            Store(self.used, key, FALSE),
+            decode,
+            place(coordinates, Load(self.values, key)),
+            Store(self.values, key, self.identity) if self.bitmap else None,
         )
+        return For(turn, Const(0), self.count, body)
 
 
 @dataclass(eq=False)
@@ -273,10 +269,8 @@ class ListScratch(Scratch):
     def drain(self, place: Place) -> Stmt:
         turn = Var(f"{self.name}_turn")
         decode, coordinates = self.entry(turn)
-        return block(
-            self.settle(),
-            For(turn, Const(0), self.count, block(decode, place(coordinates, Load(self.values, turn)))),
-        )
+        body = block(decode, place(coordinates, Load(self.values, turn)))
+        return For(turn, Const(0), self.count, body)
 
     def entry(self, turn: Expr) -> tuple[Stmt, list[Expr]]:
         """The coordinates of the entry number ``turn``."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Protocol
 
-from scorch._src.loops.types import INT32, INT64, Type
+from scorch._src.loops.types import BOOL, INT32, INT64, Type
 
 
 class Indexed(Protocol):
@@ -217,6 +217,37 @@ static i64 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restr
   return 0;
 }"""
 
+# Which places are marked, in order, without a branch that depends on them.
+_LIST_USED = """\
+static i64 list_used(i32 *restrict list, const u8 *restrict used, i64 low, i64 high) {
+  i64 n = 0;
+  for (i64 place = low; place <= high; place++) {
+    list[n] = (i32)place;
+    n += used[place];
+  }
+  return n;
+}"""
+
+_MARK_PLACE = """\
+static inline i64 mark_place(i64 *restrict bits, i64 place) {
+  bits[place >> 6] |= (i64)(1ull << (place & 63));
+  return 0;
+}"""
+
+# Most words have one bit or none: the first is listed without asking, as the bit 63 if there is none.
+_LIST_MARKED = """\
+static i64 list_marked(i32 *restrict list, i64 *restrict bits, i64 low, i64 high) {
+  i64 n = 0;
+  for (i64 w = low >> 6, last = high >> 6; w <= last; w++) {
+    u64 word = (u64)bits[w];
+    bits[w] = 0;
+    list[n] = (i32)(w * 64 + __builtin_ctzll(word | 1ull << 63));
+    n += word != 0;
+    for (word &= word - 1; word; word &= word - 1) list[n++] = (i32)(w * 64 + __builtin_ctzll(word));
+  }
+  return n;
+}"""
+
 
 def lower_bound(crd: Indexed, lo: int, hi: int, c: int) -> int:
     """The first position in ``lo..hi`` whose coordinate is at least ``c``."""
@@ -265,6 +296,34 @@ def sort_places(places: Indexed, n: int, bits: Indexed, tops: Indexed, words: in
     return 0
 
 
+def list_used(places: Indexed, used: Indexed, low: int, high: int) -> int:
+    """List the places in ``low..high`` that are used, ascending, and return how many they are."""
+    found = [place for place in range(low, high + 1) if used[place]]
+    for n, place in enumerate(found):
+        places[n] = place
+    return len(found)
+
+
+def mark_place(bits: Indexed, place: int) -> int:
+    """Set the bit of ``place``."""
+    word = bits[place // 64] % 2**64 | 1 << place % 64
+    bits[place // 64] = (word + 2**63) % 2**64 - 2**63
+    return 0
+
+
+def list_marked(places: Indexed, bits: Indexed, low: int, high: int) -> int:
+    """List the places in ``low..high`` whose bits are set, ascending, and clear them; return how many."""
+    n = 0
+    for word in range(low // 64, high // 64 + 1):
+        marked = [64 * word + bit for bit in range(64) if bits[word] >> bit & 1]
+        for place in marked:
+            assert low <= place <= high, f"list_marked: {place} is outside {low}..{high}"
+            places[n] = place
+            n += 1
+        bits[word] = 0
+    return n
+
+
 def _memory_of_keys(key: float, perm: float, n: float, bound: float) -> float:
     """Keys and positions once more, and the histogram of a digit."""
     return 8 * (2 * n + _MAX_BUCKETS)
@@ -281,6 +340,9 @@ _MEMORY = ("malloc", "free", "memset", "memcpy")
 INTRINSICS: dict[str, Intrinsic] = {
     "sort_keys": Intrinsic(_SORT_KEYS, sort_keys, {0: INT64, 1: INT64}, (0, 1), _MEMORY, _memory_of_keys),
     "sort_places": Intrinsic(_SORT_PLACES, sort_places, {0: INT32, 2: INT64, 3: INT64}, (0, 2, 3)),
+    "list_used": Intrinsic(_LIST_USED, list_used, {0: INT32, 1: BOOL}, (0,)),
+    "mark_place": Intrinsic(_MARK_PLACE, mark_place, {0: INT64}, (0,)),
+    "list_marked": Intrinsic(_LIST_MARKED, list_marked, {0: INT32, 1: INT64}, (0, 1)),
     "sort_list": Intrinsic(_SORT_LIST, sort_list, {0: INT64}, (0,), (*_MEMORY, "calloc"), _memory_of_list),
 }
 for _type, _t in ((INT32, "i32"), (INT64, "i64")):

@@ -20,6 +20,7 @@ from scorch._src.compiler.lower.collect import Collector, Entries, Rows, Values
 from scorch._src.compiler.lower.collect_in_place import Buckets, Slots
 from scorch._src.compiler.lower.express import combine, converted, value_of
 from scorch._src.compiler.lower.places import allocate_places, noted_places
+from scorch._src.compiler.lower.sweep import swept
 from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.formats.scratch import DenseScratch, ListScratch, Scratch, join_key
 from scorch._src.loops import nodes as ir
@@ -135,7 +136,9 @@ class Assembly:
             inner = self._stretches(self.tile, inner)
         if self.scratch is not None and depth == self.plan.prefix:
             room = self.collector.make_room(self.scratch.count) if self.scratch.counts_exactly else None
-            inner = ir.block(self.scratch.open(), inner, room, self.scratch.drain(self._drained))
+            inserted = swept(self.scratch, inner) if self.plan.sweeps else None
+            inserted = inserted or ir.block(inner, self.scratch.settle())
+            inner = ir.block(self.scratch.open(), inserted, room, self.scratch.drain(self._drained))
         return self.collector.around(depth, inner)
 
     def leaf(self, value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:

@@ -14,6 +14,7 @@ from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access
 
 LAST = ir.Const(2**63 - 1)  # a coordinate after all others
+ALIKE = 4  # coordinates that are compared at a time
 
 Inside = Callable[[States], ir.Stmt]  # what is done at a coordinate
 
@@ -23,6 +24,7 @@ def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, in
     if len(drivers) == 2 and all(c.is_unique for c in drivers):
         if len(where) == 1:
             opening = [levels.open(c, loop.states) for c in (*drivers, *loop.followers)]
+            opening.append(_alike(levels, loop, drivers, inside, 2 * ALIKE))
             steps: ir.Stmt = _both_of_two(levels, loop, drivers, inside)
             if levels.plan.noted is not None:
                 assert loop.depth == len(levels.plan.order) - 1 and not loop.followers
@@ -148,12 +150,37 @@ def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: In
         tails.append(ir.For(rest.position, cursor.position, cursor.end, body))
     return ir.block(
         *(levels.open(c, loop.states) for c in drivers),
+        _alike(levels, loop, drivers, inside, ALIKE),
         ir.While(
             ir.both(first.has_more, second.has_more),
             ir.block(*(ir.Declare(c.front_var, c.front) for c in drivers), merge),
         ),
         *tails,
     )
+
+
+def _alike(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside, least: int) -> ir.Stmt:
+    """While two rows go on with the same coordinates: several at a time, without asking which one is behind.
+
+    Rows of one pattern are passed in vectors, and so is what rows of a mesh have in common at their
+    beginning; ``least``: how long rows are on average for which that pays.
+    """
+    plan = levels.plan
+    is_innermost = loop.depth == len(plan.order) - 1 and not loop.followers
+    are_lists = all(c.kind.has_coordinates for c in drivers)
+    are_long = all(plan.operand(c.access.tensor).row_length >= least for c in drivers)
+    if not (is_innermost and are_lists and are_long) or plan.is_grid or plan.step.reduced:
+        return ir.block()
+    equal: ir.Expr = ir.Const(0)
+    for at in range(ALIKE):
+        a, b = (c.kind.coordinate(c.use.arrays, c.position + at, c.parent) for c in drivers)
+        equal = equal + ir.Cast(a.equals(b), INT64)
+    first, second = (c.position + ALIKE <= c.end for c in drivers)
+    together = {**loop.states, **{c.access: _here(loop, c) for c in drivers}}
+    steps = (ir.Assign(c.position, c.position + 1) for c in drivers)
+    turn = ir.block(ir.Declare(loop.x, drivers[0].front), inside(together), *steps)
+    turns = ir.For(ir.Var(f"{loop.x.name}_alike"), ir.Const(0), ir.Const(ALIKE), turn)
+    return ir.While(ir.both(ir.both(first, second), equal.equals(ALIKE)), turns)
 
 
 def _here(loop: Loop, cursor: Cursor) -> State:

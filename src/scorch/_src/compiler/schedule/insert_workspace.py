@@ -23,6 +23,7 @@ from scorch.settings import enabled
 LARGEST_KEY = 2**63 - 1
 SMALL_WORKSPACE_PLACES = 2**16  # a workspace up to this many places is dense
 MAX_DENSE_PLACES = 2**25  # and never beyond this many
+LONG_ROW = 32  # values inserted into a row from which on it pays to find out where they lie
 
 
 def shared_pattern(
@@ -53,6 +54,7 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
         workspace = "dense" if is_small else "list" if prefix > 0 else None
         if workspace is None:
             prefix = covered = 0
+    bitmap = workspace == "dense" and enabled("bitmap")
     by_rows = plan.result.dense_levels == levels - 1
     by_rows = by_rows and covered >= levels - 1 and (workspace is not None or covered == levels)
     return replace(
@@ -61,10 +63,17 @@ def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:
         prefix=prefix,
         prefix_levels=covered,
         workspace=workspace,
-        bitmap=workspace == "dense" and enabled("bitmap"),
+        bitmap=bitmap,
+        sweeps=bitmap and not plan.is_grid and _inserted(plan) >= LONG_ROW,
         words=words,
         workspace_words=key_words(range(covered, levels), extents) if workspace == "list" else (),
     )
+
+
+def _inserted(plan: Plan) -> float:
+    """About how many values are inserted into a row: as many as rows of the operands have products."""
+    operands = [plan.operand(access.tensor) for access in plan.step.accesses]
+    return math.prod(operand.row_length for operand in operands if operand.is_sparse)
 
 
 def key_words(levels: Sequence[int], extents: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -59,7 +59,7 @@ def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     if not enabled("sums"):
         return 1
     x = plan.order[-1]
-    rows = [_row_length(operand) for access, operand in operands.items() if _walks(plan, access, operand, x)]
+    rows = [operand.row_length for access, operand in operands.items() if _walks(plan, access, operand, x)]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
     if rows and gathers and min(rows) < LONG_ROW:
         return 2
@@ -84,12 +84,6 @@ def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:
         not operand.is_sparse and x in access.indices and access.indices[operand.format.order[-1]] != x
         for access, operand in operands.items()
     )
-
-
-def _row_length(operand: Operand) -> float:
-    """About how many entries the last level has below a position."""
-    above = operand.counts[-2] if len(operand.counts) > 1 else 1
-    return operand.nnz / max(above, 1)
 
 
 def _prefetched(
@@ -217,7 +211,7 @@ def _entries(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     loop, x = plan.order[-2:]
     walking = [access for access, operand in operands.items() if _walks(plan, access, operand, loop)]
     stored = [access for access, operand in operands.items() if operand.is_sparse]
-    if len(walking) != 1 or stored != walking or _row_length(operands[walking[0]]) < SHORT_ROW:
+    if len(walking) != 1 or stored != walking or operands[walking[0]].row_length < SHORT_ROW:
         return 1
     far = _bytes_along(operands, {loop, x})
     if far > target().shared_cache_bytes:
