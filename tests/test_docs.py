@@ -198,7 +198,7 @@ def test_guide_lists_every_extra() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     extras = set(re.findall(r"^(\w+) = ", section, re.MULTILINE))
-    assert listed == extras - {"dev", "zig"}, "dev is all of them, and zig the former name of compiler"
+    assert listed == extras - {"zig"}, "zig is the former name of compiler"
 
 
 def test_guide_quotes_the_error_of_a_file_that_is_loaded_without_scorch() -> None:
