@@ -33,7 +33,17 @@ class _Layout(torch.autograd.Function):
 
 
 def to_torch(self: SparseTensor) -> torch.Tensor:
-    """Convert to one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO."""
+    """Convert to one of torch's own layouts: COO, CSR, CSC, BSR or BSC where the format is one, else COO.
+
+    Returns:
+        A PyTorch sparse tensor.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.eye(3, format="csr").to_torch().layout
+        torch.sparse_csr
+    """
     is_connected = is_grad_enabled() and any_requires_grad(self) and not is_transformed()
     tensor: torch.Tensor = apply(_Layout, self) if is_connected else torch_layouts.to_torch(self)
     return tensor

@@ -255,6 +255,22 @@ class SparseTensor(torch.Tensor):
 
         Changing one of both in place (``T.mul_(2)``) leaves the other alone. ``values()`` may be the same
         memory, as in torch: between ``csr`` and ``coo``, and in the same format.
+
+        Args:
+            format: the storage format, such as ``"csc"``; see ``Format``.
+
+        Returns:
+            A ``SparseTensor``, or a plain tensor if the format is dense.
+
+        Raises:
+            FormatError: ``format`` does not exist or does not match the shape.
+            DensityError: a dense result would exceed the dense budget.
+
+        Example:
+
+            >>> import torch, scorch
+            >>> scorch.eye(3, format="csr").to_format("csc").format
+            Format('csc')
         """
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
@@ -270,6 +286,24 @@ class SparseTensor(torch.Tensor):
         """Convert to a plain dense tensor; the gradient has the entries that are stored.
 
         That is torch's ``masked_grad=True``; False, a gradient for every place, is refused if there is one.
+
+        Args:
+            dtype: the dtype of the result; that of the tensor without it.
+            masked_grad: as in PyTorch; only True is supported where there is a gradient.
+
+        Returns:
+            A plain tensor.
+
+        Raises:
+            DensityError: a dense result would exceed the dense budget.
+            UnsupportedError: ``masked_grad=False`` with a tensor that requires gradients.
+
+        Example:
+
+            >>> import torch, scorch
+            >>> scorch.eye(2, format="csr").to_dense()
+            tensor([[1., 0.],
+                    [0., 1.]])
         """
         if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(

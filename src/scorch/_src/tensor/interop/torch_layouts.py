@@ -156,6 +156,18 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
     Values are shared unless zeros are among them; index arrays are copied. SciPy's ``eliminate_zeros`` moves
     both in place.
     Tensors of more than two dimensions are COO arrays, which SciPy has since 1.15.
+
+    Returns:
+        A SciPy sparse array.
+
+    Raises:
+        ImportError: SciPy is not installed.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.eye(3, format="csr").to_scipy().format
+        'csr'
     """
     sparse = optional_module("scipy.sparse", "SciPy")
     storage, shape = S.storage, S.storage.pattern.shape
