@@ -61,11 +61,22 @@ def test_versions_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 'href="/stable/search.html"' in (tmp_path / "404.html").read_text()
 
 
-def test_extras_of_users_bring_no_tools_of_developers() -> None:
+def read_extras() -> dict[str, str]:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    extras = dict(
-        re.findall(r"^(\w+) = \[(.+?)\]", text[text.index("[project.optional-dep") :], re.MULTILINE)
-    )
+    table = text[text.index("[project.optional-dep") :].split("\n\n")[0]
+    return dict(re.findall(r"^(\w+) = \[(.+?)\]", table, re.MULTILINE))
+
+
+def test_guide_lists_every_extra() -> None:
+    page = (ROOT / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
+    listed = {
+        name for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE) for name in re.findall(r"\w+", row)
+    }
+    assert listed == set(read_extras()) - {"zig"}  # the former name of "compiler"
+
+
+def test_extras_of_users_bring_no_tools_of_developers() -> None:
+    extras = read_extras()
     assert not {"test", "lint", "docs", "bench", "dev"} & set(re.findall(r"\w+", extras["all"]))
     assert {"test", "lint", "docs"} <= set(re.findall(r"\w+", extras["dev"]))
 

@@ -34,7 +34,17 @@ class _Layout(torch.autograd.Function):
 
 
 def to_torch(self: SparseTensor) -> torch.Tensor:
-    """Convert to a PyTorch sparse tensor, in CSR, CSC, BSR or BSC if that is the format, otherwise in COO."""
+    """Convert to a PyTorch sparse tensor, in CSR, CSC, BSR or BSC if that is the format, otherwise in COO.
+
+    Returns:
+        A PyTorch sparse tensor.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.eye(3, format="csr").to_torch().layout
+        torch.sparse_csr
+    """
     is_connected = is_grad_enabled() and any_requires_grad(self) and not is_transformed()
     tensor: torch.Tensor = apply(_Layout, self) if is_connected else torch_layouts.to_torch(self)
     return tensor

@@ -258,13 +258,20 @@ class SparseTensor(torch.Tensor):
         format.
 
         Args:
-            format: the format, such as ``"csr"``.
+            format: the storage format, such as ``"csc"``; see ``Format``.
 
         Returns:
-            A ``SparseTensor``, or a plain tensor if ``format`` is dense.
+            A ``SparseTensor``, or a plain tensor if the format is dense.
 
         Raises:
-            FormatError: the format is unknown, or has another number of dimensions.
+            FormatError: ``format`` does not exist or does not match the shape.
+            DensityError: a dense result would exceed the dense budget.
+
+        Example:
+
+            >>> import torch, scorch
+            >>> scorch.eye(3, format="csr").to_format("csc").format
+            Format('csc')
         """
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
@@ -280,9 +287,23 @@ class SparseTensor(torch.Tensor):
         """Convert to a plain dense tensor.
 
         Args:
-            dtype: the dtype of the result.
+            dtype: the dtype of the result; that of the tensor without it.
             masked_grad: whether the gradient has the sparsity pattern of the tensor. It always does, so False
                 is an error for tensors that require a gradient.
+
+        Returns:
+            A plain tensor.
+
+        Raises:
+            DensityError: a dense result would exceed the dense budget.
+            UnsupportedError: ``masked_grad=False`` with a tensor that requires gradients.
+
+        Example:
+
+            >>> import torch, scorch
+            >>> scorch.eye(2, format="csr").to_dense()
+            tensor([[1., 0.],
+                    [0., 1.]])
         """
         if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(

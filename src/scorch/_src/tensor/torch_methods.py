@@ -89,7 +89,15 @@ def nnz(self: SparseTensor) -> int:
 
 @implements_method("values")
 def values(self: SparseTensor) -> torch.Tensor:
-    """Return the stored values, one for each entry; blocks and dense dimensions below keep their shape."""
+    """Return the stored values, one for each entry; blocks and dense dimensions below keep their shape.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> S.values()
+        tensor([2., 3.])
+    """
     pattern = self.storage.pattern
     stored = values_of(self) if is_differentiable(self) else self.storage.values.detach()
     arrays = compressed_arrays(pattern)
@@ -118,7 +126,19 @@ def _as_coo(self: SparseTensor) -> SparseTensor:
 
 @implements_method("indices")
 def indices(self: SparseTensor) -> torch.Tensor:
-    """Return the coordinates of a COO tensor as int64, one row for each sparse dimension."""
+    """Return the coordinates of a COO tensor, one row for each sparse dimension (int64, as in torch).
+
+    Raises:
+        FormatError: the format is not ``coo``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> S.to_format("coo").indices()
+        tensor([[0, 1],
+                [1, 0]])
+    """
     pattern = self.storage.pattern
     if not pattern.format.is_coo:
         raise FormatError(
@@ -169,7 +189,24 @@ def to_sparse(
     blocksize: Sequence[int] | None = None,
     dense_dim: int | None = None,
 ) -> SparseTensor:
-    """Convert to ``coo`` with ``sparse_dim`` sparse dimensions, or to the format of ``layout``."""
+    """Convert to COO, or to one of PyTorch's other sparse layouts.
+
+    Args:
+        sparse_dim: the number of sparse dimensions; all without it.
+        layout: one of PyTorch's sparse layouts.
+        blocksize: the size of blocks, for ``torch.sparse_bsr`` and ``torch.sparse_bsc``.
+        dense_dim: the number of dense dimensions of each value.
+
+    Returns:
+        A ``SparseTensor``.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> S.to_sparse().format, S.to_sparse(layout=torch.sparse_csc).format
+        (Format('coo'), Format('csc'))
+    """
     dims = len(self.storage.pattern.shape)
     if layout is not None and layout != torch.sparse_coo:
         if sparse_dim is not None:
@@ -234,7 +271,24 @@ for _kind in COMPRESSED.values():
 
 @implements_method("sparse_mask")
 def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
-    """Sample ``self`` at the entries of ``mask``, in its format."""
+    """Return the elements at the stored positions of a mask.
+
+    Args:
+        mask: a sparse tensor of the same shape, whose values do not matter.
+
+    Returns:
+        A ``SparseTensor`` with the sparsity pattern and the format of ``mask``.
+
+    Raises:
+        ShapeError: the shapes differ.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> S.sparse_mask(scorch.eye(2, format="coo")).values()
+        tensor([0., 0.])
+    """
     if not isinstance(mask, torch.Tensor):
         raise OperandError(
             f"sparse_mask expected mask to be a sparse tensor, but got a {type(mask).__name__}"
@@ -265,7 +319,18 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
 
 
 def eliminate_zeros(S: SparseTensor) -> SparseTensor:
-    """Return the same tensor without the zeros among its stored values."""
+    """Return the same tensor without its explicit zeros.
+
+    Returns:
+        A ``SparseTensor`` in the same format.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.sparse_coo_tensor([[0, 1], [1, 0]], [0.0, 2.0], (2, 2))
+        >>> S.nnz, S.eliminate_zeros().nnz
+        (2, 1)
+    """
     if is_differentiable(S):
         pattern = eliminate_zeros(SparseTensor(S.storage)).storage.pattern
         return sparse_of(pattern, values_at(S, pattern))
@@ -279,11 +344,24 @@ def eliminate_zeros(S: SparseTensor) -> SparseTensor:
 
 
 def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
-    """Return a copy of the matrix with other values on a diagonal.
+    """Return this matrix with other values on a diagonal.
 
     Args:
-        values: a number, or the values from the beginning of the diagonal on.
-        k: the diagonal: 0 is the main one, positive ones are above it.
+        values: a number, or a list; a short one sets the beginning, and of a long one the end is ignored.
+        k: the number of the diagonal: 0 is the main one, positive numbers are above it.
+
+    Returns:
+        A ``SparseTensor`` in the same format.
+
+    Raises:
+        ShapeError: this is not a matrix.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.zeros(2, 2, format="csr").setdiag([7.0, 8.0]).to_dense()
+        tensor([[7., 0.],
+                [0., 8.]])
     """
     shape = S.storage.pattern.shape
     if len(shape) != 2:

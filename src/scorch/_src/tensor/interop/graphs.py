@@ -57,7 +57,19 @@ def sparse_size(S: SparseTensor, dim: int) -> int:
 
 
 def to_edge_index(S: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the edges of a graph, a column (source, target) for each, and their weights."""
+    """Return the edges of a graph, a column (source, target) for each, and their weights.
+
+    Returns:
+        ``edge_index``, of shape (2, edges), and the weights.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> edge_index, weight = S.to_edge_index()
+        >>> edge_index.tolist(), weight.tolist()
+        ([[0, 1], [1, 0]], [2.0, 3.0])
+    """
     row, column, value = coo(S)
     return torch.stack([row, column]), value
 

@@ -157,6 +157,18 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
 
     Index arrays are copied. Values share memory unless there are explicit zeros, since SciPy's
     ``eliminate_zeros`` would move them in place. Arrays with more than two dimensions need SciPy 1.15.
+
+    Returns:
+        A SciPy sparse array.
+
+    Raises:
+        ImportError: SciPy is not installed.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> scorch.eye(3, format="csr").to_scipy().format
+        'csr'
     """
     sparse = optional_module("scipy.sparse", "SciPy")
     storage, shape = S.storage, S.storage.pattern.shape
