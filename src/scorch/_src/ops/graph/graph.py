@@ -297,7 +297,7 @@ def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch
     rows, columns = shape
     check_device("edge_index", edges.device)
     sources, targets = edges.detach().to(torch.int64)
-    for name, nodes, count in (("sources, row 0,", sources, columns), ("targets, row 1,", targets, rows)):
+    for name, nodes, count in (("sources (row 0)", sources, columns), ("targets (row 1)", targets, rows)):
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
             raise IndexRangeError(
                 f"edge_index names nodes {int(nodes.min())} to {int(nodes.max())} as {name}, but x has "
