@@ -9,6 +9,9 @@ import scorch
 from fork_server import run_python
 from nn.test_graph_pyg import pyg, random_graph
 from scorch.compat import pyg as compat
+from scorch.compat import torch_sparse
+
+torch_geometric = pytest.importorskip("torch_geometric", exc_type=ImportError)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what PyG warns of
 
@@ -71,9 +74,34 @@ for layer in (GCNConv(5, 3), SAGEConv(5, 3, aggr="max")):
 data = torch_geometric.data.Data(x=x, edge_index=edges)
 batch = next(iter(NeighborLoader(data, [-1, -1], batch_size=2)))
 print(batch.n_id[:2].tolist(), torch.equal(batch.x, x[batch.n_id]))
+torch_sparse.uninstall()
+try:
+    next(iter(NeighborLoader(data, [-1, -1], batch_size=2)))
+except ImportError as error:
+    print("requires" in str(error))
 """
     lines = run_python(["-c", program]).stdout.splitlines()
-    assert lines == ["[True, True]", "[True, True]", "[0, 1] True"]
+    assert lines == ["[True, True]", "[True, True]", "[0, 1] True", "True"]
+
+
+def test_torch_sparse_may_be_installed_after_pyg() -> None:
+    typing, placeholder = torch_geometric.typing, torch_geometric.typing.SparseTensor
+    edges, x = graph_without_loops(), torch.randn(40, 5)
+    data, layer = torch_geometric.data.Data(x=x, edge_index=edges), pyg.GCNConv(5, 3)
+    torch_sparse.install()
+    try:
+        assert typing.SparseTensor is torch_sparse.SparseTensor and typing.torch_sparse is torch_sparse
+        assert pyg.GCNConv.forward.__annotations__["edge_index"] == torch.Tensor | typing.SparseTensor
+        assert pyg.GCNConv.__annotations__["_cached_adj_t"] == typing.SparseTensor | None
+        adj_t = torch_geometric.transforms.ToSparseTensor()(data.clone()).adj_t
+        assert isinstance(adj_t, torch_sparse.SparseTensor)
+        torch.testing.assert_close(layer(x, adj_t), layer(x, edges))
+        batch = next(iter(torch_geometric.loader.NeighborLoader(data, [-1], batch_size=2)))
+        assert batch.n_id[:2].tolist() == [0, 1]
+    finally:
+        torch_sparse.uninstall()
+    assert typing.SparseTensor is placeholder and not typing.WITH_TORCH_SPARSE
+    assert pyg.GCNConv.forward.__annotations__["edge_index"] == torch.Tensor | placeholder
 
 
 def test_calls_of_layers_can_be_traced_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

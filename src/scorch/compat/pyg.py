@@ -1,9 +1,9 @@
 """``install()`` lets PyG's own layers accept a ``scorch.SparseTensor`` as adjacency matrix.
 
 PyG supports two kinds of sparse matrices, PyTorch's and torch_sparse's. A layer that is called with one of
-Scorch's gets the second kind if ``scorch.compat.torch_sparse.install()`` was called before PyG was imported,
-and then sums over neighbors with Scorch's kernels; otherwise it gets the first kind, and uses PyTorch's
-kernels. Both provide gradients of the values.
+Scorch's gets the second kind if ``scorch.compat.torch_sparse.install()`` was called, and then sums over
+neighbors with Scorch's kernels; otherwise it gets the first kind, and uses PyTorch's kernels. Both provide
+gradients of the values.
 """
 
 from __future__ import annotations

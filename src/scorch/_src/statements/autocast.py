@@ -6,6 +6,7 @@ here. float64 stays, as in torch, and gradients come back in the dtype of the op
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,11 @@ from scorch.errors import CallError
 def is_autocast() -> bool:
     """Check whether products of Scorch are cast; torch's flag for all devices is the fastest to ask first."""
     return is_any_autocast_enabled() and any(map(torch.is_autocast_enabled, served_devices()))
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which products are computed in the dtype of their operands."""
+    return torch.autocast(device.type, enabled=False) if is_autocast() else nullcontext()
 
 
 def cast(*tensors: Any) -> tuple[Any, ...]:

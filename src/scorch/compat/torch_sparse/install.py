@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from scorch.compat.torch_sparse import operators, script
+from scorch.compat.torch_sparse import imported_pyg, operators, script
 from scorch.errors import CallError
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -54,9 +54,9 @@ def _modules() -> dict[str, ModuleType]:
 def install() -> None:
     """Make ``import torch_sparse``, its submodules and ``torch.ops.torch_sparse`` refer to this package.
 
-    Call it before anything imports torch_sparse; PyG looks for it when it is imported. A second call has no
-    effect. Names mean what they mean in torch_sparse: ``torch_sparse.transpose`` is the function, although a
-    module has that name, too.
+    Call it before anything imports torch_sparse, before or after importing PyG: PyG finds it, or gets it
+    instead of the placeholders that it imported. A second call has no effect. Names mean what they mean in
+    torch_sparse: ``torch_sparse.transpose`` is the function, although a module has that name, too.
 
     Raises:
         CallError: torch_sparse itself has already been imported.
@@ -78,10 +78,15 @@ def install() -> None:
         _libraries.append(operators.register())
         script.register(sys.modules[_PACKAGE])
     sys.modules.update(_modules())
+    imported_pyg.connect(sys.modules[_PACKAGE])
 
 
 def uninstall() -> None:
-    """Undo ``install``; modules that have imported torch_sparse in the meantime keep what they imported."""
+    """Undo ``install``; modules that have imported torch_sparse in the meantime keep what they imported.
+
+    PyG works as without torch_sparse again, but still accepts matrices if it was imported after ``install``.
+    """
+    imported_pyg.disconnect(sys.modules[_PACKAGE])
     for name, module in _modules().items():
         if sys.modules.get(name) is module:
             del sys.modules[name]

@@ -46,7 +46,7 @@ from scorch.errors import ArgumentError, ShapeError
 
 def _project_heads(linear: Linear, x: Tensor, heads: int) -> Tensor:
     """Return features for each head, in a dtype that kernels compute in."""
-    return to_kernel_dtype(project(linear, x)).view(len(x), heads, -1)
+    return to_kernel_dtype(project(linear, x)).view(len(x), heads, linear.out_features // heads)
 
 
 class _EdgeAttention(Module):
@@ -269,6 +269,8 @@ class TransformerConv(_EdgeAttention):
             raise ArgumentError(
                 "TransformerConv needs features of the targets; pass x as a pair (sources, targets)"
             )
+        if self.edge_dim is not None and edge_attr is None and not isinstance(edge_index, SparseTensor):
+            raise ArgumentError(f"TransformerConv with edge_dim={self.edge_dim} needs edge_attr")
         graph, features = self._edges(edge_index, shape, edge_attr, False)
         queries = _project_heads(self.lin_query, targets, self.heads) / math.sqrt(self.out_channels)
         keys, values = (

@@ -69,6 +69,22 @@ def reset_linear(linear: Linear) -> None:
         glorot(linear.weight)
 
 
+def exchange_aggr_buffers(module: Module) -> None:
+    """Let a layer with an ``aggr`` exchange its ``state_dict`` with PyG, whose aggregations have buffers."""
+    module.register_load_state_dict_pre_hook(drop_aggr_buffers)
+    module.register_state_dict_post_hook(add_aggr_buffers)
+
+
+def add_aggr_buffers(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Add the buffers of PyG's aggregations to a ``state_dict``: for each median, its quantile."""
+    aggr: Any = module.aggr
+    single = isinstance(aggr, str)
+    for number, name in enumerate([aggr] if single else aggr):
+        if name == "median":
+            part = "" if single else f"aggrs.{number}."
+            state[f"{prefix}aggr_module.{part}q"] = torch.tensor([[0.5]])
+
+
 def drop_aggr_buffers(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Drop the buffers of PyG's aggregations from a ``state_dict``: constants, such as 0.5 for the median."""
     for name in [name for name in state if name.startswith(f"{prefix}aggr_module.")]:
@@ -104,10 +120,8 @@ def split_nodes(
         count = targets.shape[0]
     elif isinstance(adj, SparseTensor):
         count = adj.shape[0]
-    elif size is None:
-        raise ArgumentError("x has no features of the targets; pass size=(sources, targets)")
     else:
-        count = size[1]
+        count = sources.shape[0] if size is None else size[1]
     if size is not None and tuple(size) != (sources.shape[0], count):
         raise ShapeError(
             f"size={tuple(size)} does not match (sources, targets) = {(sources.shape[0], count)} of x"

@@ -24,7 +24,7 @@ from scorch._src.nn.graph.graph_inputs import (
     Nodes,
     as_pair,
     check_channels,
-    drop_aggr_buffers,
+    exchange_aggr_buffers,
     glorot_linear,
     make_linear,
     reset_linear,
@@ -179,7 +179,7 @@ class SAGEConv(Module):
         super().__init__()
         check_channels(out_channels=out_channels)
         self.aggr = check_aggr(aggr)
-        self.register_load_state_dict_pre_hook(drop_aggr_buffers)
+        exchange_aggr_buffers(self)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
         sources, targets = self._channels = as_pair(in_channels)
@@ -274,7 +274,7 @@ class GINConv(Module):
     def __init__(self, nn: Module, eps: float = 0.0, train_eps: bool = False, aggr: str = "add") -> None:
         super().__init__()
         self.nn, self.initial_eps, self.aggr = nn, eps, check_aggr(aggr)
-        self.register_load_state_dict_pre_hook(drop_aggr_buffers)
+        exchange_aggr_buffers(self)
         start = torch.full((1,), float(eps))
         if train_eps:
             self.eps = Parameter(start)

@@ -19,7 +19,7 @@ from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
-from scorch._src.statements.autocast import check_same_dtype
+from scorch._src.statements.autocast import check_same_dtype, without_autocast
 from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
@@ -70,12 +70,12 @@ class WeightedGraph:
 
 
 def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``out[i,:] = w[i,j] * x[j,:] + bias``."""
+    """Compute ``out[i,:] = w[i,j] * x[j,:] + bias`` in the dtype of ``x``, under autocast too."""
     if is_transformed():
         values = weighted.tracked_values
         matrix = weighted.matrix if values is None else sparse_of(weighted.graph.pattern, values)
-        product: Any = matmul.mm(matrix, x)
-        return product if bias is None else product + bias  # type: ignore[no-any-return]
+        product = _multiply(matrix, x)
+        return product if bias is None else product + bias
     result: Tensor = apply(_WeightedSum, x, weighted.tracked_values, bias, weighted)
     return result
 
@@ -90,8 +90,8 @@ class _WeightedSum(torch.autograd.Function):
             ctx.save_for_backward(x, values)
         if SKIP_RESULT.get():
             return x.new_zeros(()).expand(weighted.graph.shape[0], x.shape[1])
-        product: Any = matmul.mm(weighted.matrix, x.detach())
-        return product if bias is None else product.add_(bias)  # type: ignore[no-any-return]
+        product = _multiply(weighted.matrix, x.detach())
+        return product if bias is None else product.add_(bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -101,12 +101,18 @@ class _WeightedSum(torch.autograd.Function):
         x_grad = values_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
             is_fixed = values is None or not torch.is_grad_enabled()
-            x_grad = matmul.mm(weighted.transposed if is_fixed else weighted.transpose_with(values), grad)
+            x_grad = _multiply(weighted.transposed if is_fixed else weighted.transpose_with(values), grad)
         if ctx.needs_input_grad[1]:
             values_grad = _sample_products(weighted.graph, grad, x)
         if ctx.needs_input_grad[2]:
             bias_grad = grad.sum(0)
         return x_grad, values_grad, bias_grad, None
+
+
+def _multiply(matrix: SparseTensor, x: Tensor) -> Tensor:
+    with without_autocast(x.device):
+        product: Any = matmul.mm(matrix, x)
+    return product  # type: ignore[no-any-return]
 
 
 def _sample_products(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def weights_as_given(adj: Any, graph: Graph, weights: Tensor, loops: bool) -> An
         others, nodes = sources != targets, torch.arange(min(graph.shape), device=sources.device)
         sources, targets = torch.cat([sources[others], nodes]), torch.cat([targets[others], nodes])
     columns = graph.shape[1]
-    keys, edges = targets * columns + sources, torch.stack([sources, targets])
+    keys, edges = targets * columns + sources, torch.stack([sources, targets]) if loops else edge_index
     if graph.counts is None and graph.size == keys.numel():  # an entry for each edge, in the order of keys
         return edges, take_rows(weights, keys.argsort(stable=True).argsort())
     counts = graph.counts_as(weights.dtype)

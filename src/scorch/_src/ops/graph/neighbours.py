@@ -127,8 +127,10 @@ def sum_edge_weights(graph: Graph, edge_weight: Tensor) -> Tensor:
         raise ArgumentError(
             "edge_weight is only supported with an edge_index; the values of a sparse matrix are its weights"
         )
-    if edge_weight.shape != graph.entry_of_edge.shape:
-        edges = graph.entry_of_edge.numel()
+    edges = graph.entry_of_edge.numel()
+    if edge_weight.shape == (edges, 1):  # a single feature of each edge
+        edge_weight = edge_weight.squeeze(1)
+    if edge_weight.shape != (edges,):
         raise ShapeError(
             f"edge_weight has shape {tuple(edge_weight.shape)}, but edge_index has {edges} edges: pass one "
             "weight for each"
