@@ -197,13 +197,13 @@ def test_errors_are_those_of_the_call() -> None:
     A = sparse(20, 30, "csr")
     with pytest.raises(ShapeError, match="index 'j' is 30 in operand 0"):
         explain("ij,jk->ik", A, A)
-    with pytest.raises(NotationError, match="passed by name"):
+    with pytest.raises(NotationError, match=r"pass the tensors of .* by name"):
         explain("y[i] = A[i,j]", A)
     with pytest.raises(NotationError, match="by position, not by name"):
         explain("ij->i", A=A)
     with pytest.raises(NotationError, match="missing tensor for 'B'"):
         explain("y[i] = A[i,j] * B[i,j]", A=A)
-    with pytest.raises(NotationError, match="as a string"):
+    with pytest.raises(NotationError, match="expected an equation"):
         explain(A)
     with pytest.raises(OperandError, match="operand 0 must be a tensor, but got a str"):
         explain("ij->i", "csr")

@@ -131,7 +131,7 @@ def explain(
         return explainer(*operands, **tensors) if operands or tensors else explainer
     if not isinstance(text, str):
         raise NotationError(
-            f"explain expected an equation such as 'ij,jk->ik' or a function, but got {text!r}"
+            f"explain expected an equation such as 'ij,jk->ik' or a function, but got a {type(text).__name__}"
         )
     if "=" in text or "[" in text:
         if operands:

@@ -182,9 +182,7 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
     is_timed = is_sparse or kind_of_layer(module) is not None
     if is_sparse:
         tables = list(tables_of(module).values())
-        shapes: tuple[tuple[int, ...], ...] = tuple(
-            (table.out_features, table.in_features) for table in tables
-        )
+        shapes: tuple[tuple[int, ...], ...] = tuple((t.out_features, t.in_features) for t in tables)
         element, nonzero = tables[0].values.element_size(), sum(table.nnz for table in tables)
         count, form = sum(map(math.prod, shapes)), str(tables[0].format)
         size = nonzero * element + sum(table.pattern.bytes() for table in tables)

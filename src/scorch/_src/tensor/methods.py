@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from scorch._src.grad_state import is_grad_enabled, is_transformed
+from scorch._src.grad_state import is_called_from, is_grad_enabled, is_transformed
 from scorch._src.name_hints import TENSOR_HINTS, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.construct import from_torch
@@ -70,9 +70,13 @@ class ForeignName:
 
 
 def list_names(self: SparseTensor) -> list[str]:
-    """List the public attributes: neither our own fields and arrays, nor names that only raise an error."""
+    """List the attributes, without our own fields and the names that only raise an error.
+
+    Only torch gets the names of arrays, since ``torch.export`` captures the attributes that it finds here.
+    """
     fields = SparseTensor.__annotations__.keys() - vars(torch.Tensor).keys()
-    names = set(object.__dir__(self)).difference(fields, ALL_NAMES)
+    arrays = () if is_called_from("torch", 1) else ALL_NAMES
+    names = set(object.__dir__(self)).difference(fields, arrays)
     return [name for name in names if name not in TENSOR_HINTS or hasattr(self, name)]
 
 
