@@ -208,7 +208,7 @@ class Plan:
     ``workspace``: None if all of the result's loops are in the prefix, or if entries may come in any order
     because a list sorts them all; else ``dense`` or ``list``. ``bitmap``: whether the positions of a
     dense one are sorted by marking them in a bitmap; ``sweeps``: or, where those of a row lie close
-    together, by looking at all places between the first and the last (``lower.sweep``).
+    together, by looking at all between the first and the last (``lower.sweep``).
     ``slots``: the tensors, each with a level (or ``VALUES``), whose entries bound those of the result, which
     then go straight to their place; () if there is no such bound.
     ``noted``: the factor of a product whose positions in a row are noted, for the other's to be looked up.

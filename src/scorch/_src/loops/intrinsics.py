@@ -217,7 +217,7 @@ static i64 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restr
   return 0;
 }"""
 
-# Which places are marked, in order, without a branch that depends on them.
+# The coordinates that are marked, in order, without a branch that depends on them.
 _LIST_USED = """\
 static i64 list_used(i32 *restrict list, const u8 *restrict used, i64 low, i64 high) {
   i64 n = 0;
@@ -297,7 +297,7 @@ def sort_places(places: Indexed, n: int, bits: Indexed, tops: Indexed, words: in
 
 
 def list_used(places: Indexed, used: Indexed, low: int, high: int) -> int:
-    """List the places in ``low..high`` that are used, ascending, and return how many they are."""
+    """List the coordinates in ``low..high`` that are used, ascending, and return how many they are."""
     found = [place for place in range(low, high + 1) if used[place]]
     for n, place in enumerate(found):
         places[n] = place
@@ -312,7 +312,7 @@ def mark_place(bits: Indexed, place: int) -> int:
 
 
 def list_marked(places: Indexed, bits: Indexed, low: int, high: int) -> int:
-    """List the places in ``low..high`` whose bits are set, ascending, and clear them; return how many."""
+    """List the coordinates in ``low..high`` that are marked, ascending, clear them and return how many."""
     n = 0
     for word in range(low // 64, high // 64 + 1):
         marked = [64 * word + bit for bit in range(64) if bits[word] >> bit & 1]

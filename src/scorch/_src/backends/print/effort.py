@@ -26,6 +26,8 @@ _EFFORTS = {
     "allocate_zero": ONCE_A_ROW,
     "resize": ONCE_A_ROW,
     "sort_places": ONCE_A_ROW,
+    "list_used": ONCE_A_ROW,
+    "list_marked": ONCE_A_ROW,
     "take_turn": ONCE_A_CHUNK,
     "has_turns": ONCE_A_CHUNK,
     "balance_i32": ONCE_A_CHUNK,

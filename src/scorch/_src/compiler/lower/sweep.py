@@ -1,12 +1,12 @@
 """Rows of a workspace whose entries lie close together: swept in order instead of listed and sorted.
 
-    for j                                for j: between which places row j lies, and how many entries it has
+    for j                                for j: the first and the last of row j, and how many there are
       for k in row j: insert k           close together:  for j, k: mark the byte of k; list the marked ones
     sort what was inserted         ->    not far apart:   for j, k: mark the bit of k; list the marked ones
                                          else:            as before
 
 What is inserted comes from rows whose entries are sorted, so their first and last ones say, before anything
-is multiplied, between which places all of them lie.
+is multiplied, between which coordinates all of them lie.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from scorch._src.loops.types import INT64
 
 Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
-CLOSE = 4  # places for each value inserted, up to which all places are looked at one by one
+CLOSE = 4  # coordinates for each value inserted, up to which they are looked at one by one
 APART = 64  # up to which they are looked at 64 at a time
-LOW, HIGH, MOST = (ir.Var(f"row_{name}") for name in ("low", "high", "most"))
+LOW, HIGH, MOST = (ir.Var(f"w_{name}") for name in ("low", "high", "most"))
 
 
 def swept(scratch: Scratch, inner: ir.Stmt) -> ir.Stmt | None:
@@ -52,7 +52,7 @@ def swept(scratch: Scratch, inner: ir.Stmt) -> ir.Stmt | None:
 
 
 def _measured(scratch: DenseScratch, stmt: ir.Stmt) -> ir.Stmt | None:
-    """Return the loops around the innermost one, which finds between which places that would insert."""
+    """Return the loops around the innermost one, which finds what that would insert at most, and where."""
     match stmt:
         case ir.Block(body):
             parts = [_measured(scratch, part) for part in body]
@@ -94,7 +94,7 @@ def _limits(scratch: DenseScratch, loop: ir.For) -> ir.Stmt | None:
 
 
 def _marking(scratch: DenseScratch, node: Node, by_bits: bool) -> Node:
-    """Return ``node`` with places marked that were listed."""
+    """Return ``node`` with coordinates marked that were listed."""
     nothing = ir.Block(())
     match node:
         case ir.Declare(var) if var == scratch.is_used:
