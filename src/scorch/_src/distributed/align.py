@@ -87,8 +87,8 @@ def check_same_cuts(name: str, one: HaloPlan, other: HaloPlan) -> None:
         )
     if not one.has_owners_of(other):
         raise ShapeError(
-            f"the {name} of two sharded tensors are in different orders, as one was partitioned otherwise "
-            "than the other: move the rows of both alike (scorch.distributed.repartition takes owners)"
+            f"the {name} of two sharded tensors are in different orders, since they were partitioned "
+            "differently; move the rows of both in the same way (scorch.distributed.repartition takes owners)"
         )
 
 

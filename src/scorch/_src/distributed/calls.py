@@ -127,10 +127,10 @@ HINTS = {
     "A[...]": (f"rows may be on other ranks. {_ROWS}; scorch.distributed.repartition moves rows; {_GATHER}"),
     "A[...] = x": "sharded tensors cannot be modified in place; build another with A.with_local(...)",
     "iteration": f"{_ROWS}; {_GATHER}",
-    "softmax": "A.softmax(dim) is that of the entries of each row (1) or column (0): others take no part",
+    "softmax": "A.softmax(dim) is over the stored elements of each row (1) or column (0)",
     "cumsum": f"cumulative sums over rows cross ranks; {_GATHER}",
-    "reshape": "rows stay rows: write the statement with scorch.distributed.evaluate",
-    "permute": "A.T is the transposed matrix: write others with scorch.distributed.evaluate",
+    "reshape": "sharded rows cannot be merged or split; write the call with scorch.distributed.evaluate",
+    "permute": "A.T is the transposed matrix; write other permutations with scorch.distributed.evaluate",
 }
 
 

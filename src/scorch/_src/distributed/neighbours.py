@@ -129,7 +129,7 @@ def add_loops(adj: RowSharded, weight: float) -> RowSharded:
     """
     rows, columns = adj.rows, adj.columns
     if not rows.has_owners_of(columns):
-        raise ShapeError("loops are for square matrices whose rows and columns are cut in the same way")
+        raise ShapeError("self-loops require a square matrix whose rows and columns have the same cuts")
     (row, column), places = numbered_entries(adj.local.storage.pattern)
     row, column = row.to(torch.int64), column.to(torch.int64)
     has_loop = torch.zeros(rows.own, dtype=torch.bool, device=row.device)
@@ -177,8 +177,7 @@ def _check_whole_rows(adj: RowSharded, what: str) -> None:
     if adj.has_split_rows:
         raise UnsupportedError(
             f"{what} is not supported if rows are split over ranks or the matrix is transposed; shard it "
-            "with "
-            "split=False, or repartition it"
+            "with split=False, or repartition it"
         )
 
 

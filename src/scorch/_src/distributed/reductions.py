@@ -71,8 +71,8 @@ def norm(a: RowSharded, p: Any = "fro") -> Tensor:
 def matrix_norm(a: RowSharded, ord: Any = None) -> Tensor:
     if ord not in ("fro", None):
         raise UnsupportedError(
-            f"torch.linalg.norm(A, {ord!r}) is a norm of matrices, which has no rule for sharded tensors; "
-            "torch.linalg.vector_norm(A, p) and A.norm(p) are norms over all entries"
+            f"torch.linalg.norm(A, {ord!r}) is a matrix norm, which is not supported for sharded tensors; "
+            "A.norm(p) and torch.linalg.vector_norm(A, p) are norms over all entries"
         )
     result: Tensor = vector_norm(a)
     return result
@@ -85,7 +85,9 @@ def vector_norm(a: RowSharded, ord: Any = 2) -> Tensor:
     if ord == float("inf"):
         return _largest_magnitude(values, a.group)
     if not isinstance(ord, numbers.Real) or ord <= 0:
-        raise UnsupportedError(f"the norm {ord!r} has no rule for sharded tensors; inf and all above 0 have")
+        raise UnsupportedError(
+            f"norm {ord!r} is not supported for sharded tensors; use p > 0 or inf"
+        )
     power = float(ord)
     if power < 1:
         values = values[values != 0]  # where the slope has no end

@@ -218,7 +218,7 @@ class RowSharded(TensorNames, ShardedGraph):
     def T(self) -> RowSharded:
         """The transposed matrix; entries stay on their ranks, rows and columns swap roles."""
         if self.ndim != 2:
-            raise ShapeError(f"T is for matrices; this tensor has {self.ndim} dimensions")
+            raise ShapeError(f"T requires a matrix, but this tensor has {self.ndim} dimensions")
         result = RowSharded(self.local.T, self.columns, self.rows, self.mesh)
         result.use_options_of(self)
         result.split = False

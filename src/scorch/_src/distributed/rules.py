@@ -176,6 +176,6 @@ def _names(sharded: frozenset[str]) -> str:
 
 def _refusal(assign: Assign, why: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{show(assign)} has no rule for sharded tensors: {why}. Nothing is gathered without being asked: "
-        "write it in several statements, or gather the operands first (A.gather())"
+        f"{show(assign)} has no rule for sharded tensors: {why}. Write it in several statements, or gather "
+        "the operands first (A.gather())"
     )

@@ -137,7 +137,9 @@ def evaluate(expression: str, /, *, format: Any = None, **tensors: Any) -> Any:
     """
     statement = parse(expression)
     if statement.accumulate:
-        raise UnsupportedError(f"{expression!r}: += is not for sharded tensors; add the terms to the result")
+        raise UnsupportedError(
+            f"{expression!r}: += is not supported for sharded tensors; add the terms to the result"
+        )
     sharded = frozenset(name for name, tensor in tensors.items() if isinstance(tensor, RowSharded))
     if sharded:
         check_spelling(expression, statement.assign, sharded)
