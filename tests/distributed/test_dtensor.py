@@ -33,6 +33,10 @@ def check_border(rank: int) -> None:
         sd.from_dtensor(D.redistribute(placements=[Replicate()]), A)
     with pytest.raises(scorch.errors.OperandError, match="expected a DTensor"):
         sd.from_dtensor(x, A)
+    whole = sd.shard(S, rows=[0] + [23] * dist.get_world_size())  # of which one rank has all rows
+    for call in (whole.rows_of, whole.__matmul__, lambda D: sd.to_dtensor(D, whole)):
+        with pytest.raises(scorch.errors.OperandError, match="is a DTensor"):
+            call(D)
 
 
 def check_inside(rank: int) -> None:

@@ -59,8 +59,8 @@ def load_and_compare(rank: int, folder: str) -> None:
         sd.load_rows(f"{folder}/none*.safetensors")
     with pytest.raises(FileError, match=r"scorch\.save"):
         sd.load_rows(f"{folder}/graph.npz")
-    with pytest.raises(CommunicationError, match="rank 1 raised MissingFileError: no such file"):
-        sd.load_rows(f"{folder}/part{0 if rank == 0 else 9}.safetensors")
+    with pytest.raises(MissingFileError if rank == 1 else CommunicationError, match="no such file"):
+        sd.load_rows(f"{folder}/part{9 if rank == 1 else 0}.safetensors")
     with pytest.raises(ShapeError, match="cannot be concatenated"):
         sd.load_rows([f"{folder}/part0.safetensors", f"{folder}/double/part0.safetensors"])
 

@@ -90,7 +90,8 @@ def shard(
 
     Raises:
         OperandError: ``tensor`` is not a ``SparseTensor``.
-        CommunicationError: ranks pass different tensors or arguments.
+        CommunicationError: ranks pass different sparsity patterns, dtypes or options. Values are not
+            compared: each rank takes those of its own rows.
 
     Example:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -107,7 +108,7 @@ def row_lengths(tensor: SparseTensor) -> Tensor:
     return torch.bincount(rows.to(torch.int64), minlength=tensor.shape[0])
 
 
-def check_features(features: object) -> None:
+def check_features(features: Any) -> None:
     """Refuse widths of layers that are not positive integers."""
     is_list = isinstance(features, Sequence) and not isinstance(features, str)
     if not is_list or not all(isinstance(width, int) and width > 0 for width in features):

@@ -22,7 +22,8 @@ Tensor = torch.Tensor
 def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
     """Return this rank's rows as a DTensor with placement ``Shard(0)``, chunked like ``torch.chunk``.
 
-    Rows move to the ranks that own them in the DTensor; gradients move back.
+    Rows move to the ranks that own them in the DTensor; gradients move back. The DTensor has the rows in the
+    order of ``a``, which after ``partition`` is not the original one.
 
     Args:
         rows: this rank's rows of a dense tensor.

@@ -188,8 +188,7 @@ def _check_whole_rows(adj: RowSharded, what: str) -> None:
     if adj.has_split_rows:
         raise UnsupportedError(
             f"{what} is not supported if rows are split over ranks or the matrix is transposed; shard it "
-            "with "
-            "split=False, or repartition it"
+            "with split=False, or repartition it"
         )
 
 

@@ -89,7 +89,7 @@ class _Product(torch.autograd.Function):
                 result = block.matrix(values) @ rows
                 return
             if len(block.places):
-                result += block.matrix(values) @ rows
+                result = torch.addmm(result, block.matrix(values), rows)
             if how.schedule.keeps_rows and ctx.needs_input_grad[1]:
                 kept = rows
 

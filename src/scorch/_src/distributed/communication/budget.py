@@ -79,7 +79,8 @@ def gradients_of_call(function: type[Function]) -> type[Function]:
         with _counting(ctx.call):
             return backward(ctx, *grads)
 
-    function.forward, function.backward = staticmethod(run_forward), staticmethod(run_backward)
+    function.forward = staticmethod(run_forward)  # type: ignore[method-assign]
+    function.backward = staticmethod(run_backward)  # type: ignore[method-assign]
     return function
 
 

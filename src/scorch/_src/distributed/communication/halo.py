@@ -53,13 +53,18 @@ def order_of(numbers: Tensor, begin: int, group: Group) -> Order | None:
 
 def check_dense(name: str, x: Any) -> None:
     """Refuse an operand that is not a plain dense tensor."""
-    if isinstance(x, SparseTensor) or not isinstance(x, Tensor):
-        raise OperandError(
-            f"{name} must be a sharded tensor, or this rank's rows of a dense tensor, but got "
-            f"{type(x).__name__}"
-        )
+    if isinstance(x, SparseTensor):
+        raise OperandError(f"{name} is an unsharded SparseTensor; shard it, or convert it to dense")
+    if not isinstance(x, Tensor):
+        raise OperandError(f"{name} must be this rank's rows of a dense tensor, but got {type(x).__name__}")
+    _refuse_dtensor(name, x)
+
+
+def _refuse_dtensor(name: str, x: Any) -> None:
     if hasattr(x, "device_mesh"):
-        raise OperandError(f"{name} is a DTensor; pass this rank's rows: from_dtensor({name}, A)")
+        raise OperandError(
+            f"{name} is a DTensor; scorch.distributed.from_dtensor returns this rank's rows of it"
+        )
 
 
 class HaloPlan:
@@ -120,6 +125,7 @@ class HaloPlan:
 
     def pick(self, tensor: Tensor) -> Tensor:
         """Return this rank's rows of a tensor that has all rows in their original order."""
+        _refuse_dtensor("the tensor", tensor)
         if tensor.dim() == 0 or len(tensor) != self.extent:
             have = "no rows" if tensor.dim() == 0 else f"{len(tensor)} rows"
             raise ShapeError(f"the tensor has {have}, but must have all {self.extent} rows")
