@@ -88,6 +88,19 @@ def test_nm() -> None:
     assert found[0].density == 0.5 if isinstance(found[0], SparseLinear) else True
 
 
+def test_nm_as_a_text() -> None:
+    found, wanted = (
+        scorch.sparsify(mlp(), **options, prefer="size") for options in ({"pattern": "1:4"}, {"nm": (1, 4)})
+    )
+    assert torch.equal(found[0].weight.detach().to_dense(), wanted[0].weight.detach().to_dense())
+    with pytest.raises(
+        errors.ArgumentError, match="pattern must be of the form 'N:M', such as '2:4', but got '2/4'"
+    ):
+        scorch.sparsify(mlp(), pattern="2/4")
+    with pytest.raises(errors.ArgumentError, match="pattern or nm, not both"):
+        scorch.sparsify(mlp(), pattern="2:4", nm=(2, 4))
+
+
 def test_global_and_random_and_erk() -> None:
     model = mlp()
     model[0].weight.data *= 100

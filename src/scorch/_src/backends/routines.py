@@ -124,6 +124,7 @@ class Routines:
 
     batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
     batch_blocks: tuple[tuple[int, int], ...] = ((1, 1),)
+    group_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_groups``
     stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
     # order in time -----------------------------------------------------------------------------------
@@ -386,6 +387,24 @@ class Routines:
         blocks of a size in ``batch_blocks``, whose sizes divide its own.
         """
         del weight, bias, x, scales, activation, residual, block
+        return None
+
+    def multiply_groups(
+        self,
+        weight: Matrix,
+        table: Tensor,
+        bias: Tensor | None,
+        x: Tensor,
+        scales: Tensor | None = None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor | None:
+        """Compute ``multiply_batch`` of one row by a weight that stores four of every eight columns.
+
+        In place of columns it has a code for each eight, which counts rows of ``table``; these have 16 bytes:
+        for each byte of four values of 32 bits, its number among the bytes of the eight that they meet.
+        """
+        del weight, table, bias, x, scales, activation, residual
         return None
 
     # convolutions ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ def sparsify(
     format: str | Format = "auto",
     *,
     nm: tuple[int, int] | None = None,
+    pattern: str | None = None,
     method: str = "magnitude",
     distribution: str = "uniform",
     prefer: str = "speed",
@@ -71,6 +73,7 @@ def sparsify(
         format: the format of the sparse weights; ``"auto"`` tries several.
         nm: N:M sparsity, such as ``(2, 4)`` to keep 2 of every 4 consecutive weights, instead of
             ``sparsity``.
+        pattern: the same as a text, such as ``"2:4"``.
         method: ``"magnitude"``, or ``"random"`` for training a sparse network from scratch.
         distribution: ``"uniform"`` prunes the same fraction of every layer, ``"global"`` the smallest weights
             of all layers, ``"erk"`` more of large layers, which is common with ``method="random"``.
@@ -102,6 +105,7 @@ def sparsify(
         SparseLinear(in_features=64, out_features=32, bias=True, format=csr, nnz=205, density=10.01%)
     """
     blocks = (blocks, blocks) if isinstance(blocks, int) else blocks
+    nm = nm if pattern is None else _parse_pattern(pattern, nm)
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify expected a torch.nn.Module, but got {type(model).__name__}")
@@ -260,6 +264,16 @@ class _Pruning:
         if self.distribution == "erk":
             shares = prune.erdos_renyi_densities([tuple(weight.shape) for weight in weights], density)
         return [make_mask(weight, share, self.blocks) for weight, share in zip(weights, shares, strict=True)]
+
+
+def _parse_pattern(pattern: str, nm: tuple[int, int] | None) -> tuple[int, int]:
+    """Return N and M of a text such as ``"2:4"``."""
+    if nm is not None:
+        raise ArgumentError("pass pattern or nm, not both")
+    found = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
+    if found is None:
+        raise ArgumentError(f"pattern must be of the form 'N:M', such as '2:4', but got {pattern!r}")
+    return int(found[1]), int(found[2])
 
 
 def _candidate_formats(format: str | Format, blocks: tuple[int, int] | None) -> list[Format]:

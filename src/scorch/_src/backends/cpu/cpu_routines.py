@@ -17,6 +17,7 @@ from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolutio
 from scorch._src.backends.cpu.routines.few_values import ABS, NEG, RELU, add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
+from scorch._src.backends.cpu.routines.groups import multiply_groups
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
 from scorch._src.backends.cpu.routines.linear import multiply_batch
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
@@ -48,6 +49,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 class CpuRoutines(Routines):
     batch_dtypes = (torch.float32, torch.float64)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
+    group_dtypes = (torch.float32,)
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
@@ -72,6 +74,7 @@ class CpuRoutines(Routines):
         features_backward, Routines.graph_attention_features_backward
     )
     multiply_batch = staticmethod(multiply_batch)
+    multiply_groups = staticmethod(multiply_groups)
     plan_convolution = staticmethod(plan_convolution)
     convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)

@@ -20,6 +20,7 @@ from scorch._src.ops.fallback import (
     store_like,
     write_out,
 )
+from scorch._src.ops.products.groups import find_groups
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import repeat_differentiable
@@ -132,14 +133,20 @@ def multiply_batch(
         return None
     if dtype not in routines.batch_dtypes or not input.numel() or not values.is_contiguous():
         return None
-    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
     own, read = None if bias is None else _as_read(bias), _as_read(input)
-    if values.dtype is dtype and activation is None and residual is None:
-        return routines.multiply_batch(matrix, own, read, block=block)
-    is_stored = values.dtype is dtype or values.dtype in routines.stored_batch_dtypes.get(dtype, ())
-    if not is_stored or not _agrees(input, pattern, bias, scales, residual):
-        return None
+    if values.dtype is not dtype or activation is not None or residual is not None:
+        is_stored = values.dtype is dtype or values.dtype in routines.stored_batch_dtypes.get(dtype, ())
+        if not is_stored or not _agrees(input, pattern, bias, scales, residual):
+            return None
     rest = None if residual is None else _as_read(residual)
+    if dtype in routines.group_dtypes and input.numel() == pattern.shape[1] and block == (1, 1):
+        groups = find_groups(pattern)
+        if groups is not None:
+            grouped: Any = (pattern.pos[1], groups.codes, values)
+            found = routines.multiply_groups(grouped, groups.table, own, read, scales, activation, rest)
+            if found is not None:
+                return found
+    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
     return routines.multiply_batch(matrix, own, read, scales, activation, rest, block)
 
 

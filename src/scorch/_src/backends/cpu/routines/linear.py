@@ -31,8 +31,8 @@ SOURCE = "".join(
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
 MIN_POOLED = 1 << 18  # elements of threads' tiles from which on they are worth memory of a pool
-_STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of the batch's type
-_ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
+STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of the batch's type
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
 _WHAT = "the product with a sparse weight"
 
 
@@ -51,7 +51,7 @@ def multiply_batch(
     functions, dtype, shape = builtins(), x.dtype, x.shape
     if functions is None:
         return None
-    source = _source(crd.dtype == torch.int16, _STORED.get(values.dtype), block)
+    source = _source(crd.dtype == torch.int16, STORED.get(values.dtype), block)
     at = by_rows.address(source, _WHAT, "linear", dtype, pos.dtype)
     if not at:
         return None
@@ -62,7 +62,7 @@ def multiply_batch(
     tiles = work[1] * (width + block[0]) * features
     space = x if batch == 1 or tiles < MIN_POOLED else empty((tiles + LINE * work[1],), dtype)
     rows = pos.numel() - 1
-    follows = (bias is not None, residual is not None, _ACTIVATIONS[activation])
+    follows = (bias is not None, residual is not None, ACTIVATIONS[activation])
     header = pack([*work, rows, batch, features, width, *follows])
     result = _describe(dtype, (*shape[:-1], rows * block[0]))
     others = (values if other is None else other for other in (scales, bias, residual))
