@@ -24,6 +24,8 @@ LAYERS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "SAGE max": lambda i, o: nn.SAGEConv(i, o, aggr="max", project=True),
     "GIN": lambda i, o: nn.GINConv(torch.nn.Linear(i, o), train_eps=True),
     "GAT": lambda i, o: nn.GATConv(i, o, heads=2, concat=False, residual=True),
+    "GATv2": lambda i, o: nn.GATv2Conv(i, o, heads=2, concat=False),
+    "Transformer": lambda i, o: nn.TransformerConv(i, o, heads=2, concat=False),
     "GAT, weights of edges": lambda i, o: nn.GATConv(i, o, heads=2, concat=False, edge_dim=1),
 }
 

@@ -17,7 +17,7 @@ from scorch._src.compile.capture.trace import FUNCTION_OF_OPERATOR, record
 from scorch._src.formats import Format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
-from scorch._src.ops.graph import neighbours
+from scorch._src.ops.graph import joint_attention, neighbours
 from scorch._src.ops.reduction import masked
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
@@ -153,6 +153,16 @@ operator(
     "bool loops, Tensor? edge_attr, Tensor? edge_weight, str fill, Tensor? filled) -> Tensor",
     lambda adj, x, sources, targets, *_: x.new_empty(targets.shape[0], *x.shape[1:]),
 )(inspect.unwrap(neighbours.attend_neighbours))
+operator(
+    "attend_additively(Tensor adj, Tensor sources, Tensor targets, Tensor attention, float slope, "
+    "float dropout, bool loops, Tensor? edge_attr, Tensor? edge_weight, str fill, Tensor? filled) -> Tensor",
+    lambda adj, sources, targets, *_: sources.new_empty(targets.shape[0], *sources.shape[1:]),
+)(inspect.unwrap(joint_attention.attend_additively))
+operator(
+    "attend_by_products(Tensor adj, Tensor queries, Tensor keys, Tensor values, float dropout, "
+    "Tensor? edge_attr, Tensor? edge_weight) -> Tensor",
+    lambda adj, queries, keys, values, *_: values.new_empty(queries.shape[0], *values.shape[1:]),
+)(inspect.unwrap(joint_attention.attend_by_products))
 
 entry(_einsum).backward_ignores_result = entry(_sum_neighbours).backward_ignores_result = True
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, Parameter
 
-from scorch._src.backends.routines import Scores
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_attention_layer import check_attention, join_heads
 from scorch._src.nn.graph.graph_inputs import (
@@ -27,26 +26,22 @@ from scorch._src.nn.graph.graph_inputs import (
     reset_linear,
     split_nodes,
 )
-from scorch._src.ops.graph.aggregate import sum_heads, to_kernel_dtype
-from scorch._src.ops.graph.edge_attention import (
-    additive_scores,
-    additive_scores_with,
-    attend_with_weights,
-    attention_weights,
-    inner_products,
-    sum_edge_features,
-    weights_as_given,
+from scorch._src.ops.graph.aggregate import to_kernel_dtype
+from scorch._src.ops.graph.edge_attention import attend_with_weights, weights_as_given
+from scorch._src.ops.graph.joint_attention import (
+    attend_additively,
+    attend_by_products,
+    attend_with_products,
+    score_additively,
 )
-from scorch._src.ops.graph.edge_features import graph_with_features
-from scorch._src.ops.graph.graph import Graph
-from scorch._src.ops.graph.neighbours import attended_edges, refuse_shards
+from scorch._src.ops.graph.neighbours import refuse_shards
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, ShapeError
+from scorch.errors import ArgumentError
 
 
 def _project_heads(linear: Linear, x: Tensor, heads: int) -> Tensor:
     """Return features for each head, in a dtype that kernels compute in."""
-    return to_kernel_dtype(project(linear, x)).view(len(x), heads, linear.out_features // heads)
+    return to_kernel_dtype(project(linear, x)).view(x.shape[0], heads, linear.out_features // heads)
 
 
 class _EdgeAttention(Module):
@@ -54,27 +49,20 @@ class _EdgeAttention(Module):
 
     edge_dim: int | None
 
-    def _edges(
-        self, adj: Any, shape: tuple[int, int], edge_attr: Tensor | None, loops: bool, fill: Any = "mean"
-    ) -> tuple[Graph, Tensor | None]:
-        """Return the graph, and the features of its edges if they have some."""
+    lin_edge: Linear | None
+
+    def _features(self, adj: Any, edge_attr: Tensor | None, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Return the features of edges and their weight, or nothing if edges have none."""
         refuse_shards(adj, type(self).__name__)
         is_matrix = isinstance(adj, SparseTensor)
-        if self.edge_dim is None:
-            if edge_attr is not None or (is_matrix and adj.dim() == 3):
-                name = type(self).__name__
-                raise ArgumentError(
-                    f"the edges have features (edge_attr); pass their number to {name} as edge_dim"
-                )
-            return attended_edges(adj, shape, loops)[0], None
-        if edge_attr is None and not is_matrix:
-            return attended_edges(adj, shape, loops)[0], None
-        filled = None if isinstance(fill, str) else torch.as_tensor(fill, device=adj.device)
-        how = fill if isinstance(fill, str) else "mean"
-        graph, features = graph_with_features(adj, shape, edge_attr, how if loops else None, filled)
-        if features.shape[1] != self.edge_dim:
-            raise ShapeError(f"edge_attr has {features.shape[1]} features, but edge_dim is {self.edge_dim}")
-        return graph, features
+        if self.lin_edge is not None:
+            return (edge_attr, self.lin_edge.weight.to(dtype)) if edge_attr is not None or is_matrix else ()
+        if edge_attr is not None or (is_matrix and adj.dim() == 3):
+            name = type(self).__name__
+            raise ArgumentError(
+                f"the edges have features (edge_attr); pass their number to {name} as edge_dim"
+            )
+        return ()
 
 
 class GATv2Conv(_EdgeAttention):
@@ -161,33 +149,34 @@ class GATv2Conv(_EdgeAttention):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """Return the new features of the targets; see ``GATConv.forward`` for the arguments."""
-        sources, targets, shape = split_nodes(x, self._channels, edge_index, None)
+        sources, targets, _ = split_nodes(x, self._channels, edge_index, None)
         if targets is None:
             raise ArgumentError(
                 "GATv2Conv needs features of the targets; pass x as a pair (sources, targets)"
             )
-        loops = self.add_self_loops
-        graph, features = self._edges(edge_index, shape, edge_attr, loops, self.fill_value)
         left = _project_heads(self.lin_l, sources, self.heads)
         is_same = self.share_weights and targets is sources
         right = left if is_same else _project_heads(self.lin_r, targets, self.heads)
-        scores = self._scores(graph, left, right, features)
-        dropout = self.dropout if self.training else 0.0
-        heads, weights = attend_with_weights(
-            graph, left, scores, 1.0, dropout, bool(return_attention_weights)
-        )
+        nodes = edge_index, left, right, self.att.squeeze(0).to(left.dtype), self.negative_slope
+        features = self._features(edge_index, edge_attr, left.dtype)
+        features = (*features, *self._filling(left)) if features else ()
+        loops, weights, dropout = self.add_self_loops, None, self.dropout if self.training else 0.0
+        if return_attention_weights:
+            graph, scores = score_additively(*nodes, loops, *features)
+            heads, weights = attend_with_weights(graph, left, scores, 1.0, dropout, True)
+        else:
+            heads = attend_additively(*nodes, dropout, loops, *features)
         out = join_heads(heads, self.concat).to(self.att.dtype)
         if self.res is not None:
             out = out + project(self.res, targets)
         out = out if self.bias is None else out + self.bias
         return out if weights is None else (out, weights_as_given(edge_index, graph, weights, loops))
 
-    def _scores(self, graph: Graph, left: Tensor, right: Tensor, features: Tensor | None) -> Scores:
-        attention = self.att.squeeze(0).to(left.dtype)
-        if features is None or self.lin_edge is None:
-            return additive_scores(graph, left, right, attention, self.negative_slope)
-        edges = (features.to(left.dtype) @ self.lin_edge.weight.t().to(left.dtype)).view(-1, *left.shape[1:])
-        return additive_scores_with(graph, left, right, attention, self.negative_slope, edges)
+    def _filling(self, like: Tensor) -> tuple[str, Tensor | None]:
+        """Return how to compute the features of added self-loops, and these if they are given."""
+        if isinstance(self.fill_value, str):
+            return self.fill_value, None
+        return "mean", torch.as_tensor(self.fill_value, dtype=like.dtype, device=like.device)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
@@ -264,51 +253,27 @@ class TransformerConv(_EdgeAttention):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """Return the new features of the targets; see ``GATConv.forward`` for the arguments."""
-        sources, targets, shape = split_nodes(x, self._channels, edge_index, None)
+        sources, targets, _ = split_nodes(x, self._channels, edge_index, None)
         if targets is None:
             raise ArgumentError(
                 "TransformerConv needs features of the targets; pass x as a pair (sources, targets)"
             )
         if self.edge_dim is not None and edge_attr is None and not isinstance(edge_index, SparseTensor):
             raise ArgumentError(f"TransformerConv with edge_dim={self.edge_dim} needs edge_attr")
-        graph, features = self._edges(edge_index, shape, edge_attr, False)
         queries = _project_heads(self.lin_query, targets, self.heads) / math.sqrt(self.out_channels)
         keys, values = (
             _project_heads(linear, sources, self.heads) for linear in (self.lin_key, self.lin_value)
         )
-        heads, weights = self._attend(graph, queries, keys, values, features, bool(return_attention_weights))
+        features = self._features(edge_index, edge_attr, keys.dtype)
+        weights, dropout = None, self.dropout if self.training else 0.0
+        if return_attention_weights:
+            graph, heads, weights = attend_with_products(
+                edge_index, queries, keys, values, dropout, *features
+            )
+        else:
+            heads = attend_by_products(edge_index, queries, keys, values, dropout, *features)
         out = self._add_root(join_heads(heads, self.concat).to(self.lin_key.weight.dtype), targets)
         return out if weights is None else (out, weights_as_given(edge_index, graph, weights, False))
-
-    def _attend(
-        self,
-        graph: Graph,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        features: Tensor | None,
-        wants_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of each head, and if requested the attention weights before dropout."""
-        nothing = keys.new_zeros(keys.shape[:2]), queries.new_zeros(queries.shape[:2])
-        products = inner_products(graph, queries, keys)
-        dropout = self.dropout if self.training else 0.0
-        if features is None and not wants_weights:
-            return attend_with_weights(graph, values, Scores(*nothing, products), 1.0, dropout, False)
-        dtype, weight = values.dtype, None
-        if features is not None and self.lin_edge is not None:
-            features = features.to(dtype)
-            weight = self.lin_edge.weight.to(dtype).view(self.heads, self.out_channels, -1)
-            # q W e is (q W) e, so that nothing as wide as the heads is made for each edge
-            towards = torch.einsum("ihc,hcd->ihd", queries, weight)[graph.targets]
-            products = products + torch.einsum("ehd,ed->eh", towards, features)
-        weights = attention_weights(graph, Scores(*nothing, products), 1.0)
-        kept = torch.nn.functional.dropout(weights, dropout)
-        heads = sum_heads(graph, kept, values)
-        if weight is not None and features is not None:
-            summed = sum_edge_features(graph, kept, features)
-            heads = heads + torch.einsum("ihd,hcd->ihc", summed, weight)
-        return heads, weights if wants_weights else None
 
     def _add_root(self, out: Tensor, targets: Tensor) -> Tensor:
         if not self.root_weight:

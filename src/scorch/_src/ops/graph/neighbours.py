@@ -44,7 +44,7 @@ def refuse_shards(adj: Any, what: str) -> None:
         )
 
 
-def _as_operator(run: Run) -> Run:
+def as_operator(run: Run) -> Run:
     """Return ``run``, which inside a traced program is the operator of its name."""
     name = run.__name__
     defaults = [(each.name, each.default) for each in inspect.signature(run).parameters.values()]
@@ -61,7 +61,7 @@ def _as_operator(run: Run) -> Run:
     return call  # type: ignore[return-value]
 
 
-@_as_operator
+@as_operator
 def sum_neighbours(
     adj: Tensor,
     x: Tensor,
@@ -157,13 +157,13 @@ def normalise_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype, l
     return factor[graph.targets] * weights * factor[graph.sources]
 
 
-@_as_operator
+@as_operator
 def max_neighbours(adj: Tensor, x: Tensor, targets: int) -> Tensor:
     """Compute the maximum over the neighbors' rows of ``x``; zeros where there are none."""
     return maximum(graph_of(adj, (targets, x.shape[0]))[0], x)
 
 
-@_as_operator
+@as_operator
 def attend_neighbours(
     adj: Tensor,
     x: Tensor,
