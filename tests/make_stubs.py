@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 import scorch
+from scorch._src.ops.reduction.maskable import FUNCTIONS
 
 ROOT = Path(scorch.__file__).parent
 HEADER = '"""Made by tests/make_stubs.py for torch {}; do not edit."""\n\n'
@@ -116,6 +117,8 @@ def _of_package() -> str:
     lines += [
         re.sub(r"\b(int|bool|float)\b(?!\.)", r"builtins.\1", line) for n in sorted(own) for line in _own(n)
     ]
+    lines += [_maskable(name) for name in sorted(FUNCTIONS)]
+    own |= FUNCTIONS.keys()
     names = [name for name in _public(torch) if name not in own and name not in ("Tensor", "torch", "Any")]
     return _header() + "\n".join(lines) + "\n\n" + _borrowed(torch, names)
 
@@ -144,6 +147,13 @@ def _own(name: str) -> Iterator[str]:
         yield re.sub(r"(: |-> )'([^']*)'", r"\1\2", f"def {name}{signature}: ...")
     else:
         yield f"from {value.__module__} import {name} as {name}"
+
+
+def _maskable(name: str) -> str:
+    """A reduction that takes ``masked=`` too: PyTorch's overloads cannot be extended."""
+    result = "Any" if name in ("max", "min", "median") else "Tensor"
+    arguments = "input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any"
+    return f"def {name}({arguments}) -> {result}: ..."
 
 
 def _overloads(name: str, head: str, plain: list[str], *sparse: list[str]) -> Iterator[str]:

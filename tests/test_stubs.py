@@ -35,6 +35,8 @@ reveal_type(A.to_dense())
 reveal_type(A.nnz)
 reveal_type(torch.float32)
 reveal_type(scorch.rand_like(A, density=0.5))
+reveal_type(scorch.amax(A, 1, masked=True))
+reveal_type(A.amax(1, masked=True))
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -71,6 +73,8 @@ REVEALED = [
     "int",
     "dtype",
     "SparseTensor",
+    "Tensor",
+    "Tensor",
 ]
 WRONG = """
 import scorch

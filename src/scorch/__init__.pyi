@@ -170,6 +170,24 @@ def zeros(*size: Any, format: str | Format, dtype: torch.dtype | None = None, la
 def zeros_like(input: Tensor, *, format: None = None, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> Tensor: ...
 @overload
 def zeros_like(input: Tensor, *, format: str | Format, dtype: torch.dtype | None = None, layout: torch.layout | None = None, device: Any = None, requires_grad: builtins.bool = False, pin_memory: builtins.bool = False, out: Tensor | None = None, generator: torch.Generator | None = None, memory_format: torch.memory_format | None = None) -> SparseTensor: ...
+def amax(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def amin(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def argmax(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def argmin(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def cumprod(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def cumsum(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def log_softmax(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def logsumexp(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def max(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Any: ...
+def mean(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def median(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Any: ...
+def min(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Any: ...
+def norm(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def prod(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def softmax(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def std(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def sum(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+def var(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
 
 from typing import Any
 
@@ -314,8 +332,6 @@ from torch import (
     allclose as allclose,
     alpha_dropout as alpha_dropout,
     alpha_dropout_ as alpha_dropout_,
-    amax as amax,
-    amin as amin,
     aminmax as aminmax,
     amp as amp,
     angle as angle,
@@ -335,8 +351,6 @@ from torch import (
     arctanh as arctanh,
     arctanh_ as arctanh_,
     are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
-    argmax as argmax,
-    argmin as argmin,
     argsort as argsort,
     argwhere as argwhere,
     as_strided as as_strided,
@@ -479,8 +493,6 @@ from torch import (
     cudnn_is_acceptable as cudnn_is_acceptable,
     cummax as cummax,
     cummin as cummin,
-    cumprod as cumprod,
-    cumsum as cumsum,
     cumulative_trapezoid as cumulative_trapezoid,
     default_generator as default_generator,
     deg2rad as deg2rad,
@@ -723,7 +735,6 @@ from torch import (
     log2 as log2,
     log2_ as log2_,
     log_ as log_,
-    log_softmax as log_softmax,
     logaddexp as logaddexp,
     logaddexp2 as logaddexp2,
     logcumsumexp as logcumsumexp,
@@ -734,7 +745,6 @@ from torch import (
     logical_xor as logical_xor,
     logit as logit,
     logit_ as logit_,
-    logsumexp as logsumexp,
     long as long,
     lstm as lstm,
     lstm_cell as lstm_cell,
@@ -753,18 +763,14 @@ from torch import (
     matrix_exp as matrix_exp,
     matrix_power as matrix_power,
     matrix_rank as matrix_rank,
-    max as max,
     max_pool1d as max_pool1d,
     max_pool1d_with_indices as max_pool1d_with_indices,
     max_pool2d as max_pool2d,
     max_pool3d as max_pool3d,
     maximum as maximum,
-    mean as mean,
-    median as median,
     memory_format as memory_format,
     merge_type_from_type_comment as merge_type_from_type_comment,
     meshgrid as meshgrid,
-    min as min,
     minimum as minimum,
     miopen_batch_norm as miopen_batch_norm,
     miopen_convolution as miopen_convolution,
@@ -821,7 +827,6 @@ from torch import (
     no_grad as no_grad,
     nonzero as nonzero,
     nonzero_static as nonzero_static,
-    norm as norm,
     norm_except_dim as norm_except_dim,
     not_equal as not_equal,
     nuclear_norm as nuclear_norm,
@@ -859,7 +864,6 @@ from torch import (
     prelu as prelu,
     prepare_multiprocessing_environment as prepare_multiprocessing_environment,
     preserve_format as preserve_format,
-    prod as prod,
     profiler as profiler,
     profiler_allow_cudagraph_cupti_lazy_reinit_cuda12 as profiler_allow_cudagraph_cupti_lazy_reinit_cuda12,
     promote_types as promote_types,
@@ -979,7 +983,6 @@ from torch import (
     slice_scatter as slice_scatter,
     slogdet as slogdet,
     smm as smm,
-    softmax as softmax,
     solve as solve,
     sort as sort,
     sparse as sparse,
@@ -1002,14 +1005,12 @@ from torch import (
     squeeze_copy as squeeze_copy,
     sspaddmm as sspaddmm,
     stack as stack,
-    std as std,
     std_mean as std_mean,
     stft as stft,
     storage as storage,
     strided as strided,
     sub as sub,
     subtract as subtract,
-    sum as sum,
     svd as svd,
     svd_lowrank as svd_lowrank,
     swapaxes as swapaxes,
@@ -1080,7 +1081,6 @@ from torch import (
     utils as utils,
     values_copy as values_copy,
     vander as vander,
-    var as var,
     var_mean as var_mean,
     vdot as vdot,
     version as version,

@@ -285,3 +285,8 @@ def check_all(rank: int, folder: str) -> None:
 
 def test_calls_keep_their_conventions(tmp_path):
     in_processes(functools.partial(check_all, folder=str(tmp_path)), tmp_path, 2)
+
+
+def test_shard_rows_of_a_dense_tensor_are_refused() -> None:
+    with pytest.raises(OperandError, match="shard_rows expected a sparse tensor, but got a Tensor"):
+        sd.shard_rows(torch.eye(3))

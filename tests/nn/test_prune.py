@@ -55,6 +55,11 @@ def test_erdos_renyi_keeps_as_many_as_asked_for(density: float) -> None:
     assert found == sorted(found)
 
 
+def test_erdos_renyi_refuses_what_is_no_density() -> None:
+    with pytest.raises(errors.ArgumentError, match="density must be between 0 and 1, but got 3"):
+        prune.erdos_renyi_densities([(2, 2)], 3)
+
+
 def test_wrong_groups() -> None:
     with pytest.raises(errors.ArgumentError, match="1 <= N <= M"):
         prune.nm_mask(torch.ones(4, 4), 5, 4)

@@ -163,6 +163,8 @@ def test_what_is_no_graph(networkx):
         scorch.from_networkx(networkx.path_graph(3), nodes=[0, 0])
     with pytest.raises(ShapeError, match=r"square matrix, but got shape \(2, 3\)"):
         scorch.from_torch(DENSE).to_networkx()
+    with pytest.raises(OperandError, match="to_networkx expected a sparse tensor, but got a Tensor"):
+        scorch.to_networkx(torch.eye(3))
 
 
 def test_without_networkx(monkeypatch):

@@ -57,6 +57,8 @@ from scorch._src.torch_internals import (
 from scorch.errors import OperandError, ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import scipy.sparse
 
 
@@ -103,6 +105,26 @@ class SparseTensor(torch.Tensor):
     is_inside_dtensor: bool = False  # a DTensor's local tensor, which calls of torch do not show
     samples_gradient: bool = False  # whether gradients that arrive dense are sampled at its entries
     has_unknown_gradient: bool = False  # a view of what was written to, of a kind that torch does not follow
+
+    if TYPE_CHECKING:  # PyTorch's reductions with ``masked=``, as ``ops.reduction.maskable`` defines them
+        sum: Callable[..., torch.Tensor]
+        mean: Callable[..., torch.Tensor]
+        prod: Callable[..., torch.Tensor]
+        amax: Callable[..., torch.Tensor]
+        amin: Callable[..., torch.Tensor]
+        argmax: Callable[..., torch.Tensor]
+        argmin: Callable[..., torch.Tensor]
+        var: Callable[..., torch.Tensor]
+        std: Callable[..., torch.Tensor]
+        norm: Callable[..., torch.Tensor]
+        logsumexp: Callable[..., torch.Tensor]
+        softmax: Callable[..., torch.Tensor]
+        log_softmax: Callable[..., torch.Tensor]
+        cumsum: Callable[..., torch.Tensor]
+        cumprod: Callable[..., torch.Tensor]
+        max: Callable[..., Any]
+        min: Callable[..., Any]
+        median: Callable[..., Any]
 
     @staticmethod
     def __new__(

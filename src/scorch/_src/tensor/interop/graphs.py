@@ -113,7 +113,7 @@ def from_networkx(
 
     Raises:
         OperandError: ``graph`` is not a NetworkX graph, or ``nodes`` names a node that it does not have.
-        ImportError: NetworkX is not installed.
+        UnsupportedError: NetworkX is not installed.
 
     Example:
 
@@ -168,7 +168,7 @@ def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight
     Raises:
         OperandError: ``S`` is not a sparse tensor.
         ShapeError: the matrix is not square.
-        ImportError: NetworkX is not installed.
+        UnsupportedError: NetworkX is not installed.
 
     Example:
 

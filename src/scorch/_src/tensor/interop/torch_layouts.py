@@ -162,7 +162,7 @@ def to_scipy(S: SparseTensor) -> scipy.sparse.sparray:
         A SciPy sparse array.
 
     Raises:
-        ImportError: SciPy is not installed.
+        UnsupportedError: SciPy is not installed.
 
     Example:
 

@@ -133,7 +133,7 @@ def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) ->
 
     Raises:
         OperandError: ``S`` is not a sparse tensor.
-        ImportError: matplotlib is not installed.
+        UnsupportedError: matplotlib is not installed.
 
     Example:
 
