@@ -66,5 +66,5 @@ def test_files_with_gaps_are_refused(tmp_path):
     (name,) = (name for name in damaged if name.endswith("crd1"))
     damaged[name] = np.array([0, 1, 3], dtype=np.int32)
     np.savez(path, **damaged)
-    with pytest.raises(FileError, match="lacks entries that format banded stores"):
+    with pytest.raises(FileError, match="entries that format banded stores are missing"):
         scorch.load(path)

@@ -420,7 +420,7 @@ def test_the_way_back_drops_what_was_dropped() -> None:
 
 def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
     x = torch.randn(NODES, 4)
-    with pytest.raises(scorch.errors.IndexRangeError, match=r"nodes 0 to 9 as sources"):
+    with pytest.raises(scorch.errors.IndexRangeError, match=r"sources .row 0. from 0 to 9"):
         layer(x, edges((0, 1), (9, 1)))
     with pytest.raises(scorch.errors.IndexRangeError, match=r"targets \(row 1\) from 1 to 8"):
         layer(x, edges((0, 1), (2, 8)))
