@@ -85,9 +85,7 @@ def vector_norm(a: RowSharded, ord: Any = 2) -> Tensor:
     if ord == float("inf"):
         return _largest_magnitude(values, a.group)
     if not isinstance(ord, numbers.Real) or ord <= 0:
-        raise UnsupportedError(
-            f"norm {ord!r} is not supported for sharded tensors; use p > 0 or inf"
-        )
+        raise UnsupportedError(f"norm {ord!r} is not supported for sharded tensors; use p > 0 or inf")
     power = float(ord)
     if power < 1:
         values = values[values != 0]  # where the slope has no end
