@@ -261,6 +261,11 @@ def check_copies(rank: int) -> None:
     for other, shares in ((copy.copy(A), True), (copy.deepcopy(A), False)):
         assert (other.algorithm, other.wire) == ("rounds", torch.float32)
         assert (other.local.values().data_ptr() == A.local.values().data_ptr()) == shares
+    with pytest.raises(UnsupportedError, match=r"A\.with_local\(torch\.nn\.Parameter"):
+        torch.nn.Parameter(A)
+    trained = A.with_local(torch.nn.Parameter(A.local))
+    trained.sum().backward()
+    assert trained.local.grad.nnz == A.local.nnz
 
 
 CHECKS = [

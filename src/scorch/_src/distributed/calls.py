@@ -123,6 +123,9 @@ HINTS = {
     **dict.fromkeys(("to(device)", "pin_memory"), _MOVE),
     **dict.fromkeys(("nnz", "density", "nbytes", "_nnz"), _COUNT),
     **dict.fromkeys(("register_hook", "retain_grad", "data"), _LEAF),
+    "nn.Parameter(A)": (
+        "A.local is the leaf of autograd: A = A.with_local(torch.nn.Parameter(A.local)), and register A.local"
+    ),
     "backward": "call backward on a scalar, such as scorch.distributed.mean(loss_of_rows)",
     "A[...]": (f"rows may be on other ranks. {_ROWS}; scorch.distributed.repartition moves rows; {_GATHER}"),
     "A[...] = x": "sharded tensors cannot be modified in place; build another with A.with_local(...)",

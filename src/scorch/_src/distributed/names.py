@@ -80,6 +80,15 @@ class TensorNames:
                 raise missing_attribute(name)
             return _bound(member, self)
 
+    @property
+    def _is_param(self) -> bool:
+        """Whether this is a parameter; ``torch.nn.Parameter`` sets it, but modules would not register one."""
+        return False
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        raise refusal("nn.Parameter(A)")
+
     __hash__ = object.__hash__
     __array_ufunc__ = None  # numbers of NumPy leave operators to the tensor
 
