@@ -15,6 +15,7 @@ from torch.nn import LazyLinear, Linear, Module
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from scorch._src.devices import HOST
 from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError
@@ -82,7 +83,7 @@ def add_aggr_buffers(module: Module, state: dict[str, Any], prefix: str, *_: Any
     for number, name in enumerate([aggr] if single else aggr):
         if name == "median":
             part = "" if single else f"aggrs.{number}."
-            state[f"{prefix}aggr_module.{part}q"] = torch.tensor([[0.5]])
+            state[f"{prefix}aggr_module.{part}q"] = torch.tensor([[0.5]], device=HOST)
 
 
 def drop_aggr_buffers(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
