@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from tools.upstream.suites import KNOWN, lost, outcomes, unexpected
+from tools.upstream.suites import KNOWN, PYG_EXCEPTIONS, RESULT, files_of, lost, outcomes, unexpected
 
 from scorch.compat import torch_sparse as ts
 from scorch.compat.torch_sparse import SparseTensor
@@ -204,3 +206,20 @@ def test_outcomes_of_suites_are_compared() -> None:
     assert list(found.values()) == ["failed", "failed", "skipped", "passed"]
     assert unexpected(found) == ["test.test_cat::test_cat"]
     assert lost({"a": "passed", "b": "passed", "c": "failed"}, {"a": "passed", "b": "skipped"}) == ["b"]
+    assert lost(dict.fromkeys(PYG_EXCEPTIONS, "passed"), dict.fromkeys(PYG_EXCEPTIONS, "failed")) == []
+
+
+def test_files_of_tests_are_found(tmp_path: Path) -> None:
+    (tmp_path / "test").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "test" / f"test_{name}.py").touch()
+    names = ["test.test_a::test_one[1]", "test.test_a::test_two", "test.test_b.TestClass::test_three"]
+    assert files_of(tmp_path, names) == ["test/test_a.py", "test/test_b.py"]
+
+
+def test_recorded_suites_lost_nothing() -> None:
+    recorded = json.loads(RESULT.read_text(encoding="utf-8"))
+    sparse, graphs = recorded["pytorch_sparse"], recorded["pyg"]
+    assert sparse["lost"] == graphs["lost"] == [] and sparse["on Scorch"]["passed"] > 130
+    assert {name.partition("[")[0] for name in sparse["known"]} <= set(KNOWN)
+    assert all(graphs["fails only with it"].values())
