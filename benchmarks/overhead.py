@@ -293,8 +293,8 @@ def cold_kernels(rounds: int = 5) -> list[dict[str, object]]:
 
 
 def machine() -> str:
-    found = toolchain.describe()
-    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {found['version']}"
+    compiler = toolchain.describe()["compiler version"]
+    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {compiler}"
 
 
 def main() -> None:
