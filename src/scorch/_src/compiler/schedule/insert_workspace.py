@@ -23,7 +23,7 @@ from scorch.settings import enabled
 LARGEST_KEY = 2**63 - 1
 SMALL_WORKSPACE_PLACES = 2**16  # a workspace up to this many places is dense
 MAX_DENSE_PLACES = 2**25  # and never beyond this many
-LONG_ROW = 32  # values inserted into a row from which on it pays to find out where they lie
+LONG_ROW = 64  # values inserted into a row from which on it pays to find out where they lie
 
 
 def shared_pattern(
