@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 import scorch
-from scorch._src.nn.pattern import count_rows
+from scorch._src.nn.pattern import compute_fingerprint, count_rows, is_same_pattern
+from scorch._src.nn.saved_pattern import pattern_from_words, pattern_to_words
 from scorch.errors import ArgumentError, CallError, FormatError, OperandError, ShapeError
 from scorch.nn import SparseLinear
 
@@ -500,3 +501,16 @@ def test_modes_of_torch_see_the_call_of_a_layer() -> None:
     with Mode():
         layer(x)
     assert F.linear in seen
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("columns", "format"), [(40, "csr"), (40, "bsr(4,4)"), (40, "coo"), (70_000, "csr"), (40_000, "csr")]
+)
+def test_a_pattern_from_a_file_has_the_fingerprint_of_the_one_that_was_saved(
+    columns: int, format: str
+) -> None:
+    pattern = scorch.nn.SparseLinear(columns, 8, sparsity=0.9, format=format).pattern
+    loaded = pattern_from_words(pattern_to_words(pattern), pattern.shape, pattern.device)
+    assert is_same_pattern(pattern, loaded)
+    assert compute_fingerprint(loaded) == compute_fingerprint(pattern)
