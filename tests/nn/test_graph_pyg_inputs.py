@@ -73,5 +73,5 @@ def test_a_transformer_with_edge_dim_needs_features() -> None:
 
 
 def test_nodes_out_of_range_are_named() -> None:
-    with pytest.raises(IndexRangeError, match=r"as sources \(row 0\), but x has 3 rows"):
+    with pytest.raises(IndexRangeError, match=r"sources \(row 0\) from 0 to 29, but x has 3 rows"):
         nn.GCNConv(20, 6)(torch.zeros(3, 20), random_graph(60))

@@ -223,10 +223,6 @@ def shard_rows(
         >>> sd.shard_rows(scorch.from_torch(torch.eye(3), format="csr")).shape  # one process
         (3, 3)
     """
-    if not isinstance(local, SparseTensor):
-        raise OperandError(
-            f"shard_rows expected a sparse tensor, but got a {type(local).__name__}; use scorch.from_torch"
-        )
     group = group_of(mesh)
     with validating(group, "shard_rows"):
         check_sparse("shard_rows", local)
