@@ -301,6 +301,7 @@ def test_all_contestants_are_right_on_a_matrix() -> None:
         assert case.against_torch() is not None, case.label
 
 
+@pytest.mark.long
 def test_all_contestants_are_right_on_tensors() -> None:
     results = nothing_yet()
     random = data.generator_for("order 4")

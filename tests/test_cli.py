@@ -193,6 +193,7 @@ def test_every_suite_has_its_module(name: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_suite_prints_json_alone() -> None:
     done = run_forked("bench", "threads", "--quick", "--json", has="torch")
     assert done.returncode == 0, done.stderr

@@ -81,6 +81,7 @@ say(done=True)
 """
 
 
+@pytest.mark.long
 def test_a_process_that_dies_or_hangs_costs_one_case() -> None:
     def words(start: int, found: Counts) -> list[str]:
         return [sys.executable, "-c", TRIES, str(sum(found.counts.values()))]
@@ -104,6 +105,7 @@ def test_a_process_that_never_begins_is_tried_twice() -> None:
     assert found.examples[0]["message"] == "no such module"
 
 
+@pytest.mark.long
 def test_what_is_out_of_time_is_cut_short() -> None:
     def words(start: int, found: Counts) -> list[str]:
         return [sys.executable, "-c", TRIES, "3"]
@@ -200,6 +202,7 @@ def is_running(process: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux lists processes there")
 def test_a_command_that_is_cut_takes_along_what_it_started() -> None:
     child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"

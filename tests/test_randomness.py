@@ -44,6 +44,7 @@ def drawn(folder: Path, *options: str) -> list[str]:
     return sorted(line[line.index("DRAWN") :] for line in found.stdout.splitlines() if "DRAWN" in line)
 
 
+@pytest.mark.long
 def test_runs_draw_the_same_unless_they_are_long(tmp_path):
     plain = drawn(tmp_path)
     assert len(plain) == 2 and plain == drawn(tmp_path)

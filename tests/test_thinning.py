@@ -70,6 +70,7 @@ def test_the_order_is_kept_and_the_choice_does_not_depend_on_it() -> None:
     assert {case.nodeid for case in thin(items[::-1])[0]} == set(kept)
 
 
+@pytest.mark.long
 def test_a_run_tells_what_it_left_out(tmp_path: Path) -> None:
     for name in ("conftest.py", "on_device.py", "thinning.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())

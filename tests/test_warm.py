@@ -51,6 +51,7 @@ CALLS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("form", ["csr", "csc", "coo"])
@@ -61,6 +62,7 @@ def test_usual_calls_find_their_kernels(form: str, call: str, sources: set[str],
     assert asked <= sources
 
 
+@pytest.mark.long
 def test_dense_and_unsorted_tensors_find_their_kernels(sources: set[str], asked: set[str]) -> None:
     dense = torch.rand(700, 700) * (torch.rand(700, 700) < 0.01)
     for form in ("csr", "csc", "coo"):

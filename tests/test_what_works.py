@@ -185,6 +185,7 @@ def test_wrong_arguments_are_named(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_few_operators(tmp_path: Path) -> None:
     pytest.importorskip("expecttest")
     pattern = r"^(add|nn\.functional\.relu|sum|gather|bitwise_and)$"

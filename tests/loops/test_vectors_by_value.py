@@ -103,6 +103,7 @@ def test_check_sees_what_it_is_for() -> None:
     assert not unaligned_by_value(kind + "static void f(float *x) { *(v *)x = *(const v *)x; }")
 
 
+@pytest.mark.long
 @pytest.mark.sampled(6)
 def test_kernels_pass_only_plain_vectors(machine: Target) -> None:
     texts = [print_kernel(kernel) for kernel in kernels(machine.vector_bytes)]

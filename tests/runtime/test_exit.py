@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from torch_has import needs_builtins
 
 SCRIPT = """
@@ -19,6 +21,7 @@ junk = [(ctypes.c_uint64 * 4)(*[2**64 - 1] * 4) for _ in range(20_000)]  # where
 """
 
 
+@pytest.mark.long
 @needs_builtins
 def test_builtins_may_be_freed_last():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)

@@ -25,8 +25,8 @@ _HEAD = """\
 
 
 def print_scalar(kernel: Kernel) -> str:
-    """The C source of ``kernel`` in scalar form."""
-    return _HEAD + print_kernel(without_vectors(kernel))
+    """The C source of ``kernel`` in scalar form, intrinsics included."""
+    return _HEAD + print_kernel(without_vectors(kernel)).replace("#pragma omp simd\n", "")
 
 
 def without_vectors(node: SameNode) -> SameNode:
