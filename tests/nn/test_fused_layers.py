@@ -54,6 +54,16 @@ def test_gradients_of_a_fused_layer_are_those_of_its_parts() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("rows", [4, 400])
+def test_gelu_and_a_residual_follow_batches_of_any_size(rows: int) -> None:
+    layer, x = scorch.nn.SparseLinear(20, 100, sparsity=0.5), torch.randn(rows, 20)
+    residual = torch.randn(rows, 100)
+    kept = residual.clone()
+    with torch.no_grad():
+        torch.testing.assert_close(layer.fused(x, "gelu", residual), F.gelu(layer(x)) + kept)
+    assert torch.equal(residual, kept)
+
+
 def test_hooks_of_fused_modules_run() -> None:
     model, seen = perceptron(torch.nn.ReLU()), []
     model[0].register_forward_hook(lambda module, args, output: seen.append(output))
