@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 import scorch.distributed as sd
-from scorch._src.distributed.dropout import original_rows
 
 
 def graph(dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -56,7 +55,7 @@ def whole(training: Training) -> list[torch.Tensor]:
     """All numbers, in the order of before it was partitioned."""
     A = training.A
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, (original_rows(A), training.X.detach()))
+    dist.all_gather_object(found, (A.order, training.X.detach()))
     order, X = (torch.cat(parts) for parts in zip(*found, strict=True))
     dense = torch.zeros(30, 30, dtype=torch.float64)
     dense[order[:, None], order[None]] = A.gather().to_dense().detach()

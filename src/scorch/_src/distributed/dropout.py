@@ -40,7 +40,7 @@ def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = T
     if not training or not p:
         return x
     like.rows.check("x", x)
-    rows = original_rows(like).to(x.device)
+    rows = like.order.to(x.device)
     width = x[:1].numel() if len(x) else 1
     places = rows[:, None] * width + torch.arange(width, device=x.device)
     kept = (_uniform(places, seed) >= p).reshape(x.shape)
@@ -58,13 +58,6 @@ def _uniform(places: Tensor, seed: int) -> Tensor:
 def _shift_right(z: Tensor, bits: int) -> Tensor:
     """Shift as if integers had no sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def original_rows(like: RowSharded) -> Tensor:
-    """Return the numbers of this rank's rows before they were partitioned."""
-    if like.order is not None:
-        return like.order
-    return torch.arange(like.rows.begin, like.rows.end, device=like.rows.ghosts.device)
 
 
 def draw_edges(adj: RowSharded, targets: Tensor, sources: Tensor, heads: int, p: float) -> Tensor:
@@ -85,7 +78,7 @@ def _original_numbers(adj: RowSharded) -> tuple[Tensor, Tensor]:
     """Return the numbers of local rows and columns, including halos, before the graph was partitioned."""
     found: tuple[Tensor, Tensor] | None = adj.kept.get("numbers")
     if found is None:
-        rows = original_rows(adj)
+        rows = adj.order
         if adj.columns.order is not None:
             (columns,) = adj.columns.extend([adj.columns.order.numbers])
         else:

@@ -82,9 +82,11 @@ class RowSharded(TensorNames, ShardedGraph):
         return self.rows.cuts
 
     @property
-    def order(self) -> Tensor | None:
-        """The original numbers of this rank's rows after ``partition`` or ``repartition``, or None."""
-        return None if self.rows.order is None else self.rows.order.numbers
+    def order(self) -> Tensor:
+        """The numbers that this rank's rows had before ``partition`` or ``repartition`` moved them."""
+        if self.rows.order is not None:
+            return self.rows.order.numbers
+        return torch.arange(self.rows.begin, self.rows.end, device=self.rows.ghosts.device)
 
     @property
     def dtype(self) -> torch.dtype:

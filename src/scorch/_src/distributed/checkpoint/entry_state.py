@@ -92,7 +92,7 @@ def describe(tensor: Any, options_of: Any) -> str:
         "shape": list(tensor.shape),
         "dtype": _name_of(tensor.dtype),
         "format": describe_format(tensor.local.format),
-        "has_order": tensor.order is not None,
+        "has_order": tensor.rows.order is not None,
         "order_of_columns": _order_of_columns(tensor),
         "rows": tensor.rows.cuts.tolist(),
         "columns": tensor.columns.cuts.tolist(),

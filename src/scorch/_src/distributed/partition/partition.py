@@ -110,8 +110,7 @@ def _count_of(parts: int | None, ranks: int) -> int:
 def _parts_by(method: str, A: RowSharded, count: int, features: Sequence[int], imbalance: float) -> Tensor:
     """Return the part of each row of this rank."""
     if method == "hash":
-        rows = torch.arange(A.rows.begin, A.rows.end, device=A.rows.ghosts.device)
-        return scramble(rows if A.order is None else A.order, 0) % count
+        return scramble(A.order, 0) % count
     if method == "metis":
         return solve_in_one(_level(A, features), lambda whole: divide_by_metis(whole, count))
     return divide_by_labels(_level(A, features), count, imbalance)
