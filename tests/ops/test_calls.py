@@ -237,3 +237,23 @@ def test_views_take_the_short_way_too(monkeypatch: pytest.MonkeyPatch, equation:
         for matrix, dense in zip(matrices, wanted, strict=True):
             found = scorch.einsum(equation, S, *left, matrix)
             torch.testing.assert_close(found.to_dense(), dense)
+
+
+@pytest.mark.parametrize("has_gradient", [False, True])
+def test_dense_operands_of_several_widths_take_turns(
+    has_gradient: bool, dense: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the layers of a network: each call finds the last one of its width."""
+    S = scorch.from_torch(dense, format="csr").requires_grad_(has_gradient)
+    widths = [torch.randn(6, width) for width in (3, 5, 8)]
+    for _ in range(3):
+        for x in widths:
+            S @ x
+
+    def fail(*_: object) -> None:
+        raise AssertionError("looked up with all shapes and strides")
+
+    monkeypatch.setattr("scorch._src.statements.call_cache._known_run", fail)
+    monkeypatch.setattr("scorch._src.statements.autograd._repeat_known", fail)
+    for x in (*widths, *reversed(widths)):
+        torch.testing.assert_close((S @ x).detach(), dense @ x)

@@ -21,7 +21,15 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.grad_state import is_differentiable, is_grad_enabled
 from scorch._src.notation.indexing import Statement
 from scorch._src.statements.batches import batched, gradients_of_batch
-from scorch._src.statements.call_cache import MAX_CALLS, Run, describe, full_key, may_repeat, recent_run
+from scorch._src.statements.call_cache import (
+    MAX_CALLS,
+    MAX_OTHERS,
+    Run,
+    describe,
+    full_key,
+    may_repeat,
+    recent_run,
+)
 from scorch._src.statements.formula import Call, Formula, Source, formula_of
 from scorch._src.statements.gradients import change_of, forward_of, gradient_of
 from scorch._src.storage.storage import Pattern, Storage
@@ -48,7 +56,8 @@ Result = SparseTensor | torch.Tensor
 SKIP_RESULT = contextvars.ContextVar("SKIP_RESULT", default=False)  # only gradients are needed
 
 _known: BoundedCache[Hashable, Formula] = BoundedCache(MAX_CALLS, "differentiable calls")
-_recent: BoundedCache[Hashable, tuple[Formula, Run]] = BoundedCache(MAX_CALLS, "recent differentiable calls")
+_Recent = tuple[tuple[Formula, Run], ...]  # the last one first
+_recent: BoundedCache[Hashable, _Recent] = BoundedCache(MAX_CALLS, "recent differentiable calls")
 
 
 def repeat_differentiable(
@@ -56,8 +65,8 @@ def repeat_differentiable(
 ) -> Result | None:
     """Repeat a cached differentiable call; None: there is none, and it must be planned.
 
-    As ``repeat_call`` does, it tries the last call on the same sparse operands first. ``added`` is added to a
-    dense result, in place, and has its dtype and last dimensions.
+    As ``repeat_call`` does, it tries the last calls on the same sparse operands first. ``added`` is added to
+    a dense result, in place, and has its dtype and last dimensions.
     """
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return None
@@ -70,11 +79,11 @@ def repeat_differentiable(
     except TypeError:  # no format: planning raises the error
         return None
     if recent is not None and may_repeat() and not SKIP_RESULT.get():
-        formula, run = recent
-        result = run(sources)
-        if result is not None:
-            is_new = type(result) is torch.Tensor
-            return _connect(formula, operands, None, result, added, is_new)
+        for formula, run in recent:
+            result = run(sources)
+            if result is not None:
+                is_new = type(result) is torch.Tensor
+                return _connect(formula, operands, None, result, added, is_new)
     return _repeat_known(head, operands, quick, added)
 
 
@@ -89,7 +98,8 @@ def _repeat_known(
     result = _connect(formula, operands, operands, None, added)
     run = recent_run(formula.head, operands)
     if run is not None:
-        _recent[quick] = formula, run
+        others = [known for known in _recent.get(quick, ()) if known[1] is not run]
+        _recent[quick] = ((formula, run), *others[:MAX_OTHERS])
     return result
 
 

@@ -2,10 +2,10 @@
 
 A call is keyed by the text of its expression and, for every operand, what a kernel depends on: the key of a
 sparse tensor; shape, dtype and order in memory of a dense one. Looking that up takes a microsecond or two;
-nothing is parsed or checked anew. The last call with the same text and sparse operands is tried first: the
+nothing is parsed or checked anew. The last calls with the same text and sparse operands are tried first: the
 builtin that runs the kernel checks the dense operands by itself, which is cheaper than asking them from
-Python. Only calls that run one kernel are cached here; the others look up their prepared steps in
-``engine.execute``.
+Python. There are several, since the layers of a network multiply one graph by features of several widths.
+Only calls that run one kernel are cached here; the others look up their prepared steps in ``engine.execute``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from scorch._src.torch_internals import (
 from scorch.settings import DEFAULT, Settings, applied, current, in_block
 
 MAX_CALLS = 4096
+MAX_OTHERS = 7  # calls on the same sparse operands that are tried after the last one
 _COMPLEX = frozenset({torch.complex64, torch.complex128, torch.complex32})  # may be lazily conjugated
 
 Operands = Sequence[Any]
@@ -44,6 +45,7 @@ Run = Callable[[Sequence[Any]], Tensor | None]  # of storages and dense tensors
 Call = Callable[..., Any]  # takes the output, and the arrays of the operands
 
 _recent: BoundedCache[Hashable, Run] = BoundedCache(MAX_CALLS, "recent calls")
+_others: BoundedCache[Hashable, tuple[Run, ...]] = BoundedCache(MAX_CALLS, "calls before recent ones")
 _known: BoundedCache[Hashable, tuple[Run, Run | None, bool]] = BoundedCache(MAX_CALLS, "calls")
 
 
@@ -65,6 +67,8 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
     is_usual = in_force is DEFAULT or _is_usual(in_force)
     if recent is not None and is_usual and not LISTENERS and not len_torch_dispatch_stack():  # ``may_repeat``
         result = recent(sources)
+        if result is None:
+            result = _repeat_other(quick, sources)
     if result is None:
         run = _known_run(quick, sources)
         result = None if run is None else run(sources)
@@ -93,11 +97,36 @@ def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) 
         second = right.storage
         if second.origin is not None or second.strides is not None:
             return None
-        run = _recent.get((*head, first.key, second.key))
+        key = (*head, first.key, second.key)
     else:
-        run = None if right.is_neg() else _recent.get((*head, first.key, None))
-    result: Any = None if run is None else run((first, second))
+        key = (*head, first.key, None)
+    run = None if second is right and right.is_neg() else _recent.get(key)
+    result: Any = None
+    if run is not None:
+        result = run((first, second))
+        if result is None:
+            result = _repeat_other(key, (first, second))
     return tensor_of(result) if type(result) is Storage else result
+
+
+def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:
+    """Repeat one of the calls before the last one; None where they all had other dense operands."""
+    for run in _others.get(quick, ()):
+        result = run(sources)
+        if result is not None:
+            return result
+    return None
+
+
+def _remember(quick: Hashable, run: Run) -> None:
+    """Have ``run`` tried first, before those that have been until now."""
+    last = _recent.get(quick)
+    if last is None or last is run:
+        _recent[quick] = run
+        return
+    others = [last, *(other for other in _others.get(quick, ()) if other is not run)]
+    _others[quick] = tuple(others[:MAX_OTHERS])
+    _recent[quick] = run
 
 
 def may_repeat() -> bool:
@@ -109,16 +138,20 @@ def may_repeat() -> bool:
 
 
 def recent_run(head: tuple[Any, ...], operands: Operands) -> Run | None:
-    """Return the run that is tried first for such a call."""
+    """Return what is tried first for such a call with dense operands of these shapes, dtypes and strides."""
     described = describe(head, operands)
-    return None if described is None else _recent.get(described[0])
+    known = None if described is None else _known.get(full_key(*described))
+    return None if known is None else known[1]
 
 
 def repeat_recent(head: tuple[Any, ...], operands: Operands) -> Tensor | None:
     """Repeat the last such call on operands of any kind; None where they differ from its own."""
     described = describe(head, operands)
     run = None if described is None else _recent.get(described[0])
-    return None if run is None or described is None or not may_repeat() else run(described[1])
+    if run is None or described is None or not may_repeat():
+        return None
+    result = run(described[1])
+    return _repeat_other(*described) if result is None else result
 
 
 def _known_run(quick: Hashable, sources: Sequence[Any]) -> Run | None:
@@ -134,7 +167,7 @@ def _known_run(quick: Hashable, sources: Sequence[Any]) -> Run | None:
     if converts and not in_force.deterministic:  # another kernel may need no conversion
         return None
     if checked is not None:
-        _recent[quick] = checked
+        _remember(quick, checked)
     return run
 
 
@@ -171,7 +204,7 @@ def keep_call(
     converts = isinstance(prepared, Prepared) and prepared.converts
     _known[key] = lambda s: prepared([s[place] for place in places], contiguous), checked, converts
     if checked is not None:
-        _recent[quick] = checked
+        _remember(quick, checked)
 
 
 def _adds(prepared: Prepared | DenseProduct) -> bool:
@@ -189,7 +222,7 @@ def keep_as(other: tuple[Any, ...], head: tuple[Any, ...], operands: Operands) -
         return
     _known[key] = known
     if known[1] is not None:
-        _recent[alias[0]] = known[1]
+        _remember(alias[0], known[1])
 
 
 def describe(head: tuple[Any, ...], operands: Operands) -> tuple[Hashable, list[Any]] | None:
