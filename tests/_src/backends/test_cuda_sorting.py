@@ -178,15 +178,24 @@ def test_the_number_of_places_is_all_that_is_waited_for(monkeypatch: pytest.Monk
 
 
 def test_numbers_that_come_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = coalescing.Told(torch.device("cpu"), 2)
-    settled: list[torch.device] = []
+    told, looks = coalescing.Told(torch.device("cpu"), 2), iter(range(3))
 
-    def settle(device: torch.device) -> None:
-        settled.append(device)
-        told.numbers[:] = [3, 4]
+    def is_done(device: torch.device) -> bool:
+        if next(looks) == 2:
+            told.numbers[:] = [3, 4]
+        return False
 
-    monkeypatch.setattr(streams, "settle", settle)
-    assert told.wait() == told.wait() == [3, 4] and settled == [torch.device("cpu")]
+    monkeypatch.setattr(streams, "is_done", is_done)
+    assert told.wait() == told.wait() == [3, 4] and not [*looks]
+
+
+def test_an_error_of_the_device_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def query(device: torch.device) -> bool:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(streams, "is_done", query)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        coalescing.Told(torch.device("cpu"), 2).wait()
 
 
 def test_all_is_launched_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
