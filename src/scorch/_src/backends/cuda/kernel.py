@@ -14,7 +14,7 @@ import torch
 
 from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.bounded import BoundedCache
-from scorch.errors import CompilationError, warn
+from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
 
@@ -78,7 +78,7 @@ class CudaKernel:
         if not self._codes:
             try:
                 self._code(torch.cuda.current_device())
-            except CompilationError as error:
+            except (CompilationError, CompilerNotFoundError) as error:
                 self._is_refused = True
                 warn(f"{error}\nScorch falls back to PyTorch operators, which is slower.")
                 return False
@@ -97,7 +97,7 @@ class CudaKernel:
         return not self._compiling.is_alive()
 
     def _compile(self, device: int) -> None:
-        with contextlib.suppress(CompilationError):  # which the next call raises again
+        with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the next call raises again
             self._code(device)
 
     def launch(self, name: str, slots: Sequence[Any], threads: int, device: int) -> None:

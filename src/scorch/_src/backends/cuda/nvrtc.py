@@ -35,7 +35,7 @@ def is_on_disk(source: str, architecture: str) -> bool:
 
 
 def _key(source: str, architecture: str) -> str:
-    return cache.make_key(source, "nvrtc", str(version()), architecture, *OPTIONS)
+    return cache.make_key(source, "nvrtc", identity(), architecture, *OPTIONS)
 
 
 def _read_from_disk(key: str) -> bytes | None:
@@ -111,8 +111,20 @@ def nvrtc() -> ctypes.CDLL:
 
 
 @functools.cache
+def identity() -> str:
+    """Return what tells this NVRTC from others: name and size of its file, or its version.
+
+    It is loaded only if no file is found: that takes longer than to read a kernel from disk.
+    """
+    path = next(_files(), None)
+    return str(version()) if path is None else f"{path.name}, {path.stat().st_size} bytes"
+
+
+@functools.cache
 def why_missing() -> str | None:
     """Describe what this machine lacks, and how to get it; None if there is an NVRTC."""
+    if next(_files(), None) is not None:
+        return None
     try:
         nvrtc()
     except CompilerNotFoundError as error:
@@ -126,14 +138,22 @@ def is_there() -> bool:
 
 def _candidates() -> Iterator[str]:
     """Yield where NVRTC may be: names that torch has loaded already first, then its packages."""
-    major = (torch.version.cuda or "").partition(".")[0]
+    if _major() and sys.platform != "win32":
+        yield f"libnvrtc.so.{_major()}"
+    yield from map(str, _files())
+
+
+def _files() -> Iterator[Path]:
+    """Yield the files of NVRTC, those of torch's version of CUDA first."""
     pattern = "nvrtc64_*.dll" if sys.platform == "win32" else "libnvrtc.so*"
-    if major and sys.platform != "win32":
-        yield f"libnvrtc.so.{major}"
-    for folder in _folders():
-        for path in sorted(folder.glob(pattern)):
-            if "builtins" not in path.name:
-                yield str(path)
+    found = [path for folder in _folders() for path in sorted(folder.glob(pattern))]
+    found = [path for path in found if "builtins" not in path.name]
+    yield from sorted(found, key=lambda path: f".so.{_major()}" not in path.name)
+
+
+def _major() -> str:
+    """Return torch's version of CUDA, without what comes behind the first point."""
+    return (torch.version.cuda or "").partition(".")[0]
 
 
 def _folders() -> Iterator[Path]:
