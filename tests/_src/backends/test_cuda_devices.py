@@ -16,6 +16,7 @@ from scorch._src.backends.cuda import direct, driver, nvrtc, streams
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.devices import META
+from scorch._src.loops.grid import FUNCTIONS
 from scorch._src.tensor import metadata
 from scorch.errors import DeviceError, KernelError
 
@@ -61,6 +62,10 @@ class TwoDevices:
         return 0
 
 
+def compiled(source: str, architecture: str, label: str, part: int) -> bytes:
+    return f"{architecture}, part {part}".encode()
+
+
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
     made_up = TwoDevices()
@@ -73,7 +78,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
     monkeypatch.setattr(torch.cuda, "device", made_up.using)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: made_up.current)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, int(device)))
-    monkeypatch.setattr(nvrtc, "compile_cuda", lambda source, architecture, label: architecture.encode())
+    monkeypatch.setattr(nvrtc, "compile_cuda", compiled)
     yield made_up
     driver._arguments.cache_clear()
     driver._modules.clear()
@@ -85,15 +90,22 @@ def test_a_kernel_is_loaded_once_on_each_device(two: TwoDevices) -> None:
         with in_context(device):
             made.launch("one", [1, 2], 300, device.index)
             made.launch_blocks("other", [1, 2], 3, 128, 0, device.index)
-    assert two.loaded == [(0, b"sm_90"), (1, b"sm_91")]
+    assert two.loaded == [(0, b"sm_90, part 0"), (1, b"sm_91, part 0")]
     assert two.launched == [(0, 70), (0, 70), (1, 71), (1, 71)] * 2
+
+
+def test_functions_that_cut_rows_are_compiled_when_they_are_needed(two: TwoDevices) -> None:
+    made = CudaKernel("a text", "a test")
+    for name in (FUNCTIONS[0], FUNCTIONS[0], *FUNCTIONS):
+        made.launch(name, [1], 300, 0)
+    assert two.loaded == [(0, b"sm_90, part 0"), (0, b"sm_90, part 1")]
 
 
 def test_a_short_call_is_prepared_in_the_context_of_its_device(two: TwoDevices) -> None:
     executable = object.__new__(CudaExecutable)
     executable.kernel = CudaKernel("a text", "a test")
     launch = executable.launcher(3, 2, 1)
-    assert two.loaded == [(1, b"sm_91")] and two.current == 0
+    assert two.loaded == [(1, b"sm_91, part 0")] and two.current == 0
     with pytest.raises(KernelError, match="could not launch a kernel: invalid resource handle"):
         launch(5, 6)  # whoever calls it has made its device the current one
     with in_context(DEVICES[1]):

@@ -25,7 +25,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_may_not_wait_goes_on_while_a_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, compiled = threading.Event(), []
 
-    def compile_cuda(source: str, architecture: str, label: str) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: int) -> bytes:
         assert may_end.wait(60)
         compiled.append((source, architecture))
         return b"code"

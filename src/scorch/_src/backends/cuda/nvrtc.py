@@ -19,14 +19,17 @@ from scorch.errors import CompilationError, CompilerNotFoundError
 OPTIONS = ("-default-device", "--std=c++17")
 
 
-def compile_cuda(source: str, architecture: str, label: str = "") -> bytes:
-    """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk."""
-    key = _key(source, architecture)
+def compile_cuda(source: str, architecture: str, label: str = "", part: int = 0) -> bytes:
+    """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk.
+
+    ``part``: which of its functions are compiled (``print.cuda.part_of``), if it has several parts.
+    """
+    key = _key(source, architecture, part)
     found = _read_from_disk(key)
     if found is not None:
         return found
     with one_at_a_time(key):  # another process may have compiled it meanwhile
-        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label)
+        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label, part)
 
 
 def is_on_disk(source: str, architecture: str) -> bool:
@@ -34,8 +37,8 @@ def is_on_disk(source: str, architecture: str) -> bool:
     return cache.find(_key(source, architecture)) is not None
 
 
-def _key(source: str, architecture: str) -> str:
-    return cache.make_key(source, "nvrtc", identity(), architecture, *OPTIONS)
+def _key(source: str, architecture: str, part: int = 0) -> str:
+    return cache.make_key(source, "nvrtc", identity(), architecture, str(part), *OPTIONS)
 
 
 def _read_from_disk(key: str) -> bytes | None:
@@ -43,8 +46,8 @@ def _read_from_disk(key: str) -> bytes | None:
     return None if path is None else path.read_bytes()
 
 
-def _compile_and_store(source: str, architecture: str, key: str, label: str) -> bytes:
-    code, said = compile_text(source, architecture)
+def _compile_and_store(source: str, architecture: str, key: str, label: str, part: int) -> bytes:
+    code, said = compile_text(source, architecture, f"-DPART={part}")
     if not code:
         path = cache.store_text(key, ".c", source)
         raise CompilationError(
