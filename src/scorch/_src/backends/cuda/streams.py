@@ -13,6 +13,7 @@ from scorch._src.backends.sort_entries import Sorted
 from scorch._src.torch_internals import cuda_stream_of
 from scorch.errors import DeviceError
 
+MAX_FREE = 8  # memory of numbers that is free
 FINITE = "whether all values are finite"
 MAX_LOOKS = 2000  # at numbers, a tenth of a millisecond; beyond, other threads of Python run between looks
 
@@ -37,6 +38,9 @@ def is_done(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.current_stream(device).query()
 
 
+_free: dict[tuple[torch.device, int], list[Told]] = {}  # by device and the place of the last number
+
+
 class Told:
     """Numbers that a kernel writes for the host, the last one behind all others and at least 0.
 
@@ -56,10 +60,27 @@ class Told:
         last = len(numbers) - 1
         for _ in range(MAX_LOOKS):
             if numbers[last] >= 0:
-                return numbers[:]
+                return self._taken()
         while numbers[last] < 0 and not is_done(self.device):
             time.sleep(0)
-        return numbers[:]
+        return self._taken()
+
+    def _taken(self) -> list[int]:
+        """Return the numbers, and have others use the memory: nothing is written behind the last one."""
+        found, last = self.numbers[:], len(self.numbers) - 1
+        self.numbers[last] = -1
+        free = _free.setdefault((self.device, last), [])
+        if found[last] >= 0 and len(free) < MAX_FREE:
+            free.append(self)
+        return found
+
+
+def told_on(device: torch.device, count: int) -> Told:
+    """Return memory for as many numbers, of an earlier call if there is some: pinned memory takes long."""
+    try:
+        return _free[device, count - 1].pop()
+    except (KeyError, IndexError):
+        return Told(device, count)
 
 
 class Recorded:
