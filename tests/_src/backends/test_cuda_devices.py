@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import scorch
+from fork_server import CAN_FORK, run_python
 from scorch._src.backends import base
 from scorch._src.backends.cuda import direct, driver, nvrtc, streams
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
@@ -113,6 +115,30 @@ def test_a_short_call_is_prepared_in_the_context_of_its_device(two: TwoDevices) 
         two.streams[1] = 99
         launch(5, 6)
     assert two.launched[1:] == [(1, 71), (1, 99)]
+
+
+IMPORT = """
+import torch
+
+def refuse(*_):
+    raise SystemExit("CUDA is touched")
+
+for name in ("_lazy_init", "is_available", "device_count", "current_device", "init"):
+    setattr(torch.cuda, name, refuse)
+torch.backends.cuda.is_built = lambda: True
+import scorch
+
+print((scorch.from_torch(torch.eye(2), format="csr") @ torch.ones(2)).tolist())
+with open("/proc/self/maps") as file:
+    maps = file.read()
+print([word for word in ("libcuda.so", "libnvrtc") if word in maps])
+"""
+
+
+@pytest.mark.skipif(not CAN_FORK or not Path("/proc/self/maps").exists(), reason="no /proc here")
+def test_importing_and_the_cpu_touch_no_cuda() -> None:
+    done = run_python(["-c", IMPORT], has="torch")
+    assert done.stdout.splitlines() == ["[1.0, 1.0]", "[]"], done.stderr
 
 
 # streams ---------------------------------------------------------------------------------------------
