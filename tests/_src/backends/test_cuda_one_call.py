@@ -144,7 +144,7 @@ def test_unusual_calls_take_the_long_way(made_up: Driver, monkeypatch: pytest.Mo
     made_up.number("current").value = 1  # another device
     assert not launches(made_up, lambda: A @ x, a @ x)
     made_up.number("current").value = 0
-    made_up.number("status").value = 700  # the launch fails, and the long way tells
+    made_up.number("status").value = 700  # the launch fails, and the long way reports it
     assert launches(made_up, lambda: A @ x, a @ x)
     made_up.number("status").value = 0
     assert launches(made_up, lambda: A @ x, a @ x)

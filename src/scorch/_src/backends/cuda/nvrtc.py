@@ -115,7 +115,7 @@ def nvrtc() -> ctypes.CDLL:
 
 @functools.cache
 def identity() -> str:
-    """Return what tells this NVRTC from others: name and size of its file, or its version.
+    """Return what distinguishes this NVRTC from others: name and size of its file, or its version.
 
     It is loaded only if no file is found: that takes longer than to read a kernel from disk.
     """

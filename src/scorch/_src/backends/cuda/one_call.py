@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CALLS = 64  # that are made before it is asked for, again and again until it is there
 MAX_SLOTS = 120  # of a kernel that it launches
-STREAM_OF = 6  # which pointer of torch's table is the function that tells the current stream
+STREAM_OF = 6  # which pointer of torch's table returns the current stream
 CUDA = 2  # devices of this kind, as DLPack numbers them
 
 SOURCES = (
@@ -84,7 +84,7 @@ def find_builtin(device: torch.device) -> Callable[..., Any] | None:
 
 @functools.cache
 def _knows_streams(device: int) -> bool:
-    """Check that torch's table tells of a stream what torch itself does."""
+    """Check that torch's table returns the stream that torch itself does."""
     table = launch.exchange_table()
     if table is None:
         return False
