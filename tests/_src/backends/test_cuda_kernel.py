@@ -81,6 +81,7 @@ def test_code_on_disk_is_read_without_nvrtc(tmp_path: Path, monkeypatch: pytest.
         raise AssertionError("NVRTC is loaded")
 
     monkeypatch.undo()
+    text = f"a text of {tmp_path}"
     (tmp_path / "libnvrtc.so.13").write_bytes(b"a library")
     (tmp_path / "libnvrtc-builtins.so.13").write_bytes(b"")
     monkeypatch.setattr(nvrtc, "_folders", lambda: iter([tmp_path]))
@@ -89,9 +90,9 @@ def test_code_on_disk_is_read_without_nvrtc(tmp_path: Path, monkeypatch: pytest.
     nvrtc.why_missing.cache_clear()
     try:
         assert nvrtc.is_there() and nvrtc.identity() == "libnvrtc.so.13, 9 bytes"
-        assert not nvrtc.is_on_disk("a text", "sm_90")
-        cache.store(nvrtc._key("a text", "sm_90"), b"code", "a text")
-        assert nvrtc.is_on_disk("a text", "sm_90") and nvrtc.compile_cuda("a text", "sm_90") == b"code"
+        assert not nvrtc.is_on_disk(text, "sm_90")
+        cache.store(nvrtc._key(text, "sm_90"), b"code", text)
+        assert nvrtc.is_on_disk(text, "sm_90") and nvrtc.compile_cuda(text, "sm_90") == b"code"
     finally:
         nvrtc.identity.cache_clear()
         nvrtc.why_missing.cache_clear()
