@@ -167,6 +167,20 @@ def test_a_copy_of_a_pattern_is_waited_for_on_other_streams(monkeypatch: pytest.
     assert all(copy is copies[0] for copy in copies) and waits == [META] * 2
 
 
+def test_a_pattern_is_not_copied_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = scorch.tensor([[0.0, 2.0], [3.0, 0.0]], format="csr").storage.pattern
+    copied = pattern.to(META)
+
+    def refuse(device: torch.device, what: str) -> None:
+        raise DeviceError(f"Scorch cannot wait for {what}")
+
+    monkeypatch.setattr(base, "check_waiting", refuse)
+    assert pattern.to(META) is copied
+    del copied
+    with pytest.raises(DeviceError, match="a copy of a sparsity pattern"):
+        pattern.to(META)
+
+
 def test_streams_that_read_a_tensor_are_recorded_for_all_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[int] = []
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda array, stream: recorded.append(id(array)))

@@ -335,11 +335,18 @@ def routines_for(tensor: torch.Tensor) -> Routines:
     return known
 
 
-def settle(device: torch.device, what: str) -> None:
-    """Wait for ``what``, which was computed on a device, so that it may be cached for anybody to read."""
+def check_waiting(device: torch.device, what: str) -> None:
+    """Raise where ``what`` must not be computed on a device to be cached: nobody can wait for it now."""
     backend = _BACKENDS.get(device.type)
     if backend is not None:
         backend.routines.check_waiting(device, what)
+
+
+def settle(device: torch.device, what: str) -> None:
+    """Wait for ``what``, which was computed on a device, so that it may be cached for anybody to read."""
+    check_waiting(device, what)
+    backend = _BACKENDS.get(device.type)
+    if backend is not None:
         backend.routines.settle(device)
 
 

@@ -231,6 +231,8 @@ class Pattern:
             if known.wait is not None:
                 known.wait()
             return known
+        for place in (self.device, device):
+            base.check_waiting(place, "a copy of a sparsity pattern")
         with untracked():
             pos, crd = (
                 tuple([None if a is None else a.to(device, non_blocking=non_blocking) for a in arrays])
