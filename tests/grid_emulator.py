@@ -205,6 +205,7 @@ class EmulatedExecutable(CudaExecutable):
     """A kernel for CUDA devices, run on the host."""
 
     make_kernel = EmulatedKernel
+    find_builtin = staticmethod(lambda device: None)
 
     def allocate(
         self, shape: Sequence[int], device: torch.device, dtype: torch.dtype | None = None

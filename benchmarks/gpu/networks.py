@@ -1,7 +1,7 @@
-"""Graph networks on a graph of ogbn-arxiv's size: a training step of a GCN, a GAT layer and its gradients.
+"""Graph networks on a graph of ogbn-arxiv's size: steps of GCN and GraphSAGE, a GAT layer and its gradients.
 
 torch has no such layers: its contestants are written here in the best way that it has, a normalised matrix in
-CSR for the GCN, gathers and sums by ``index_add_`` for the GAT. PyG takes part where it is installed.
+CSR for GCN and GraphSAGE, gathers and sums by ``index_add_`` for the GAT. PyG takes part if it is installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def with_loops(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
     return source[order], target[order]
 
 
-# GCN -------------------------------------------------------------------------------------------------
+# GCN and GraphSAGE -----------------------------------------------------------------------------------
 
 
 def normalised(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,34 +62,72 @@ class Symmetric(torch.autograd.Function):
         return None, ctx.A @ gradient
 
 
+Weights = dict[str, torch.Tensor]
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
 def gcn(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
     data = graph(device, directory, tiny)
+
+    def forward(x: torch.Tensor, own: Weights, product: Product) -> torch.Tensor:
+        hidden = product(x @ own["first.lin.weight"].T) + own["first.bias"]
+        return product(hidden.relu() @ own["second.lin.weight"].T) + own["second.bias"]
+
+    yield _training("gcn", "GCN", data, device, normalised(data), forward, is_symmetric=True)
+
+
+def sage(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
+    """Measure a training step of GraphSAGE with means of neighbors."""
+    data = graph(device, directory, tiny)
+
+    def forward(x: torch.Tensor, own: Weights, product: Product) -> torch.Tensor:
+        for name in ("first", "second"):
+            mixed = product(x) @ own[f"{name}.lin_l.weight"].T + own[f"{name}.lin_l.bias"]
+            x = mixed + x @ own[f"{name}.lin_r.weight"].T
+            x = x.relu() if name == "first" else x
+        return x
+
+    yield _training("sage", "SAGE mean", data, device, averaged(data), forward)
+
+
+def averaged(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places and values of the matrix that takes the means of neighbors, sorted by targets."""
+    source, target = data.edge_index
+    order = torch.argsort(target * data.nodes + source)
+    degree = torch.bincount(target, minlength=data.nodes).double()
+    return torch.stack([target, source])[:, order], degree[target[order]].reciprocal()
+
+
+def _training(
+    section: str,
+    kind: str,
+    data: Data,
+    device: str,
+    matrix: tuple[torch.Tensor, torch.Tensor],
+    forward: Callable[[torch.Tensor, Weights, Product], torch.Tensor],
+    is_symmetric: bool = False,
+) -> Case:
+    """A training step of a network; torch's way is ``forward`` with products by ``matrix``."""
     with torch.device(device):
         torch.manual_seed(0)
-        weights = graphs.Network(nn, "GCN", data).state_dict()
-    places, values = normalised(data)
-    shape = (data.nodes, data.nodes)
+        weights = graphs.Network(nn, kind, data).state_dict()
+    (places, values), shape = matrix, (data.nodes, data.nodes)
 
     def library(name: str) -> Prepare:
         """One of the contestants that ``benchmarks.graphs`` has for the processor."""
 
         def prepare() -> Call:
             with torch.device(device):
-                network, x, matrix = graphs.contestants("GCN", data)[name]()
+                network, x, given = graphs.contestants(kind, data)[name]()
             network.load_state_dict(weights)
-            return step(lambda: network(x, matrix), list(network.parameters()))
+            return step(lambda: network(x, given), list(network.parameters()))
 
         return prepare
 
-    def by_hand(product: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> Call:
+    def by_hand(product: Product, dtype: torch.dtype) -> Call:
         own = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in weights.items()}
         x = data.x.to(dtype)
-
-        def forward() -> torch.Tensor:
-            hidden = product(x @ own["first.lin.weight"].T) + own["first.bias"]
-            return product(hidden.relu() @ own["second.lin.weight"].T) + own["second.bias"]
-
-        return step(forward, list(own.values()))
+        return step(lambda: forward(x, own, product), list(own.values()))
 
     def step(forward: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) -> Call:
         optimizer = torch.optim.Adam(parameters, lr=0.01)
@@ -126,14 +164,15 @@ def gcn(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
         OURS: library("Scorch"),
         "scorch, edge_index": library("Scorch, edge_index"),
         "torch CSR int32": in_torch("CSR", False),
-        "torch CSR int32, symmetric": in_torch("CSR", True),
         "torch COO": in_torch("COO", False),
     }
+    if is_symmetric:
+        contestants["torch CSR int32, symmetric"] = in_torch("CSR", True)
     if has_pyg():
         for name in ("PyG, edge_index", "PyG, EdgeIndex", "PyG, torch.sparse"):
             contestants[name] = library(name)
-    label = f"GCN step, {data.x.shape[1]} to {data.classes}"
-    yield Case("gcn", label, data.source, contestants, reference, tolerance=TOLERANCE)
+    label = f"{kind} step, {data.x.shape[1]} to {data.classes}"
+    return Case(section, label, data.source, contestants, reference, tolerance=TOLERANCE)
 
 
 def has_pyg() -> bool:
@@ -227,4 +266,4 @@ def gat(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
     )
 
 
-SECTIONS = {"gcn": gcn, "gat": gat}
+SECTIONS = {"gcn": gcn, "sage": sage, "gat": gat}

@@ -318,6 +318,55 @@ def streams(device: str) -> None:
 
 
 @check
+def repeated_calls(device: str) -> None:
+    """Calls that repeat go through one function of C, on any stream and in a graph."""
+    S, wide, narrow = matrix(device), dense(device, N, K), dense(device, N, 3)
+    for _ in range(300):
+        (S @ wide, S @ narrow)
+    if device != "cpu":
+        side, late = torch.cuda.Stream(), torch.zeros_like(wide)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(1_000_000)
+            late.copy_(wide)
+            found = S @ late
+        side.synchronize()
+        agree(found, _plain(S) @ wide.cpu())
+    agree(S @ wide, _plain(S) @ wide.cpu())
+    agree(S @ narrow, _plain(S) @ narrow.cpu())
+
+
+@check
+def copies_on_several_streams(device: str) -> None:
+    """A pattern that one stream still copies is waited for by others."""
+    if device == "cpu":
+        return
+    S, x = matrix("cpu").pin_memory(), dense(device, N, K)
+    for _ in range(5):
+        twice = S * 2.0
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(1_000_000)
+            first = S.to(device, non_blocking=True)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = twice.to(device, non_blocking=True) @ x
+        torch.cuda.synchronize()
+        agree(found, 2 * _plain(first) @ x.cpu())
+
+
+@check
+def several_devices(device: str) -> None:
+    """Kernels run where operands are, whichever device is the current one."""
+    wanted = matrix("cpu") @ dense("cpu", N, K)
+    for number in range(torch.cuda.device_count() if device != "cpu" else 0):
+        S, x = matrix(f"cuda:{number}"), dense(f"cuda:{number}", N, K)
+        for _ in range(150):
+            found = S @ x
+        assert found.device.index == number
+        agree(found, wanted)
+        agree((S @ S) @ x, matrix("cpu") @ wanted)
+
+
+@check
 def memory_of_training(device: str) -> None:
     if device == "cpu":
         return

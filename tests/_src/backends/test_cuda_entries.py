@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scorch
-from grid_emulator import EmulatedRoutines
+from grid_emulator import EmulatedKernel, EmulatedRoutines
 from scorch._src.backends import routines
-from scorch._src.backends.cuda import entries
+from scorch._src.backends.cuda import entries, kernel
+from scorch._src.backends.cuda.kernel import Launches
 from scorch._src.backends.routines import Routines
 from scorch._src.backends.sort_entries import Sorted
 
@@ -47,6 +48,26 @@ def test_the_kernel_is_taken(monkeypatch):
         S = scorch.sparse_coo_tensor(places, values, (30, 30))
     wanted = torch.zeros(30, 30).index_put((places[0], places[1]), values, accumulate=True)
     torch.testing.assert_close(S.to_dense(), wanted)
+
+
+@pytest.mark.parametrize("width", [(), (2,)])
+def test_sums_have_the_same_bits_while_their_kernel_is_compiled(
+    width: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "FEW", 64)
+    routines = EmulatedRoutines()
+    for places, by_steps in ((90, True), (3, False)):  # few entries of a place, and many
+        values = torch.randn(200, *width)
+        values[::7], values[3] = -0.0, torch.inf
+        found = Routines().sort_entries([torch.randint(places, (200,))], (places,))
+        assert isinstance(found, Sorted)
+        record = Launches()
+        with monkeypatch.context() as patch:
+            patch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True: may_wait)
+            patch.setattr(kernel, "LAUNCHES", [record])
+            early = routines.sum_entries(found, values)
+        assert bool(record.launched) != by_steps
+        assert torch.equal(early.view(torch.int32), routines.sum_entries(found, values).view(torch.int32))
 
 
 def test_a_product_on_one_pattern_asks_for_no_value(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
+from scorch._src.backends import cache
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches
-from scorch.errors import CompilationError
+from scorch.errors import CompilationError, CompilerNotFoundError
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_may_not_wait_goes_on_while_a_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, compiled = threading.Event(), []
 
-    def compile_cuda(source: str, architecture: str, label: str) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: int) -> bytes:
         assert may_end.wait(60)
         compiled.append((source, architecture))
         return b"code"
@@ -63,3 +65,34 @@ def test_a_text_that_a_thread_could_not_compile_warns_the_caller(monkeypatch: py
     with pytest.warns(UserWarning, match="NVRTC could not compile a kernel"):
         assert not kernel.is_ready(may_wait=False)
     assert not kernel.is_ready(may_wait=False)  # without another warning
+
+
+def test_a_library_that_cannot_be_loaded_warns_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bytes:
+        raise CompilerNotFoundError("Scorch compiles CUDA kernels with NVRTC")
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", refuse)
+    with pytest.warns(UserWarning, match="falls back to PyTorch operators"):
+        assert not CudaKernel("a text", "a label").is_ready()
+
+
+def test_code_on_disk_is_read_without_nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("NVRTC is loaded")
+
+    monkeypatch.undo()
+    text = f"a text of {tmp_path}"
+    (tmp_path / "libnvrtc.so.13").write_bytes(b"a library")
+    (tmp_path / "libnvrtc-builtins.so.13").write_bytes(b"")
+    monkeypatch.setattr(nvrtc, "_folders", lambda: iter([tmp_path]))
+    monkeypatch.setattr(nvrtc, "nvrtc", refuse)
+    nvrtc.identity.cache_clear()
+    nvrtc.why_missing.cache_clear()
+    try:
+        assert nvrtc.is_there() and nvrtc.identity() == "libnvrtc.so.13, 9 bytes"
+        assert not nvrtc.is_on_disk(text, "sm_90")
+        cache.store(nvrtc._key(text, "sm_90"), b"code", text)
+        assert nvrtc.is_on_disk(text, "sm_90") and nvrtc.compile_cuda(text, "sm_90") == b"code"
+    finally:
+        nvrtc.identity.cache_clear()
+        nvrtc.why_missing.cache_clear()

@@ -159,48 +159,59 @@ def test_coordinates_outside_are_refused() -> None:
 
 def test_the_number_of_places_is_all_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
-    wait = coalescing.Told.wait
+    wait = streams.Told.wait
 
     def refuse(*arguments: Any) -> None:
         raise AssertionError("the host waits for the device")
 
-    def counted(told: coalescing.Told) -> list[int]:
+    def counted(told: streams.Told) -> list[int]:
         waited.append(len(told.numbers))
         return wait(told)
 
     places, values = torch.randint(30, (2, 200)), torch.rand(200)
     for name in ("__bool__", "item", "nonzero", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    monkeypatch.setattr(coalescing.Told, "wait", counted)
+    monkeypatch.setattr(streams.Told, "wait", counted)
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (30, 30)).coalesce()
     assert waited == [4]
 
 
 def test_numbers_that_come_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = coalescing.Told(torch.device("cpu"), 2)
-    settled: list[torch.device] = []
+    told, looks = streams.told_on(torch.device("cpu"), 2), iter(range(3))
 
-    def settle(device: torch.device) -> None:
-        settled.append(device)
-        told.numbers[:] = [3, 4]
+    def is_done(device: torch.device) -> bool:
+        if next(looks) == 2:
+            told.numbers[:] = [3, 4]
+        return False
 
-    monkeypatch.setattr(streams, "settle", settle)
-    assert told.wait() == told.wait() == [3, 4] and settled == [torch.device("cpu")]
+    monkeypatch.setattr(streams, "is_done", is_done)
+    assert told.wait() == [3, 4] and not [*looks]
+    assert streams.told_on(torch.device("cpu"), 2) is told and told.numbers[1] == -1
+    assert streams.told_on(torch.device("cpu"), 2) is not told  # as long as it is in use
+
+
+def test_an_error_of_the_device_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def query(device: torch.device) -> bool:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(streams, "is_done", query)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        streams.Told(torch.device("cpu"), 2).wait()
 
 
 def test_all_is_launched_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Launches()
     places, values = drawn_places("any", 1500, 90), torch.rand(1500)
     launched: list[int] = []
-    wait = coalescing.Told.wait
+    wait = streams.Told.wait
 
-    def counted(told: coalescing.Told) -> list[int]:
+    def counted(told: streams.Told) -> list[int]:
         launched.append(len(record.launched))
         return wait(told)
 
     monkeypatch.setattr(kernel, "LAUNCHES", [record])
-    monkeypatch.setattr(coalescing.Told, "wait", counted)
+    monkeypatch.setattr(streams.Told, "wait", counted)
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (90, 90))
     names = [launch.name for _, launch, _ in record.launched]

@@ -165,6 +165,13 @@ def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             check(source, architecture, "grid")
 
 
+def test_parts_of_a_text_are_compiled_by_themselves(printed: Any) -> None:
+    (text,) = printed(lambda: scorch.from_torch(torch.eye(5), format="csr") @ torch.ones(5, 4))
+    for part, functions in ((0, 1), (1, 2)):
+        code, said = nvrtc.compile_text(text, "sm_90", f"-DPART={part}", "--ptxas-options=-v")
+        assert code and said.count("Used") == functions
+
+
 def test_a_text_that_is_refused_is_shown() -> None:
     with pytest.raises(CompilationError, match=r"(?s)NVRTC could not compile a kernel for y = x.*expected a"):
         nvrtc.compile_cuda('extern "C" __global__ void f( { }', "sm_90", "y = x")

@@ -335,6 +335,27 @@ def routines_for(tensor: torch.Tensor) -> Routines:
     return known
 
 
+def check_waiting(device: torch.device, what: str) -> None:
+    """Raise where ``what`` must not be computed on a device to be cached: nobody can wait for it now."""
+    backend = _BACKENDS.get(device.type)
+    if backend is not None:
+        backend.routines.check_waiting(device, what)
+
+
+def settle(device: torch.device, what: str) -> None:
+    """Wait for ``what``, which was computed on a device, so that it may be cached for anybody to read."""
+    check_waiting(device, what)
+    backend = _BACKENDS.get(device.type)
+    if backend is not None:
+        backend.routines.settle(device)
+
+
+def record(device: torch.device) -> Callable[[], None] | None:
+    """Return what others call before they read what is copied to a device now; None if nobody must."""
+    backend = _BACKENDS.get(device.type)
+    return None if backend is None else backend.routines.record(device)
+
+
 def backend_for(device: torch.device | None = None) -> Backend:
     """Return the backend that the settings name, or that of a device."""
     is_abstract = device is None or device.type == "meta"

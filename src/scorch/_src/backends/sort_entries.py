@@ -11,6 +11,7 @@ import torch
 from scorch._src.loops.types import LAST_INT32
 
 MAX_KEYS = 2**62  # that an int64 distinguishes
+MAX_SHORT = 16  # entries of one place that are added up in as many steps
 
 Tensor = torch.Tensor
 
@@ -50,6 +51,25 @@ def sum_runs(values: Tensor, first: Tensor) -> Tensor:
     totals = values.cumsum(0, dtype=torch.int64)
     totals = torch.cat([totals.new_zeros(1, *values.shape[1:]), totals])
     return (totals[end] - totals[first]).to(values.dtype)
+
+
+def sum_short_runs(values: Tensor, order: Tensor, first: Tensor) -> Tensor | None:
+    """Add up values in ``order``, from each of ``first`` to the next, one after another.
+
+    The n-th step adds the n-th value of every run, so that a sum has the bits of a loop over its run. None
+    where a run is longer than ``MAX_SHORT``.
+    """
+    end = torch.cat([first[1:], first.new_full((1,), order.numel())])
+    longest = int((end - first).max())
+    if longest > MAX_SHORT:
+        return None
+    sums = values[order[first]]
+    for step in range(1, longest):
+        place = first + step
+        more = sums + values[order[place.clamp(max=order.numel() - 1)]]
+        has_more = (place < end).view(-1, *[1] * (values.dim() - 1))
+        sums = torch.where(has_more, more, sums)
+    return sums
 
 
 def begins_of_runs(ordered: Tensor) -> Tensor:

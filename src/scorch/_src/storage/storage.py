@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import torch
 
+from scorch._src.backends import base
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import Operand, fullness
 from scorch._src.compiler.typing import type_of_dtype
@@ -60,6 +61,8 @@ class Pattern:
     otherwise (``Level.finish``) may be dropped, and are then computed when they are needed.
     """
 
+    wait: Callable[[], None] | None = None  # what others call before they read arrays that were copied
+
     def __init__(
         self,
         format: Format,
@@ -88,6 +91,7 @@ class Pattern:
                 size = self.format.level_size(level, self.shape)
                 with untracked():
                     array = kind.coordinates(pos, array, size).to(array.dtype).contiguous()
+                base.settle(array.device, f"the coordinates of {self.format}")
             crds.append(array)
         return tuple(crds)
 
@@ -140,7 +144,9 @@ class Pattern:
             return crd
         assert pos is not None, f"a {kind.name} level has entries of its own"
         with untracked():
-            return kind.finish(pos, crd, size).to(crd.dtype).contiguous()
+            finished = kind.finish(pos, crd, size).to(crd.dtype).contiguous()
+        base.settle(crd.device, f"the coordinates of {self.format}")
+        return finished
 
     @property
     def entry_arrays(self) -> tuple[torch.Tensor, ...]:
@@ -148,11 +154,17 @@ class Pattern:
         pairs = zip(self.pos, self.crd, strict=True)
         return tuple(array for pair in pairs for array in pair if array is not None)
 
+    def cached_arrays(self) -> list[torch.Tensor]:
+        """Return its arrays, and those that are cached with it for kernels."""
+        arrays = [*self.arrays, *self.entry_arrays, *self.masks.values()]
+        for pattern, places in self.converted.values():
+            arrays += [*pattern.arrays, places]
+        return arrays
+
     @functools.cached_property
     def present(self) -> torch.Tensor:
         """True for every entry: the values of a mask of the pattern."""
-        with untracked():
-            return torch.ones(self.size, dtype=torch.bool, device=self.device)
+        return self._ones(torch.bool)
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor:
         """Return ones for all entries, of ``dtype`` where kernels compute with that in vector registers.
@@ -163,9 +175,14 @@ class Pattern:
             return self.present
         mask = self.masks.get(dtype)
         if mask is None:
-            with untracked():
-                mask = self.masks[dtype] = torch.ones(self.size, dtype=dtype, device=self.device)
+            mask = self.masks[dtype] = self._ones(dtype)
         return mask
+
+    def _ones(self, dtype: torch.dtype) -> torch.Tensor:
+        with untracked():
+            ones = torch.ones(self.size, dtype=dtype, device=self.device)
+        base.settle(self.device, "the mask of a sparsity pattern")
+        return ones
 
     @property
     def size(self) -> int:
@@ -210,13 +227,20 @@ class Pattern:
             return self
         moved = self.moved.get(device)
         known = None if moved is None else moved()
-        if known is None:
-            with untracked():
-                pos, crd = (
-                    tuple([None if a is None else a.to(device, non_blocking=non_blocking) for a in arrays])
-                    for arrays in (self.pos, self.crd)
-                )
-            known = Pattern(self.format, self.shape, pos, crd, self.counts)
+        if known is not None:
+            if known.wait is not None:
+                known.wait()
+            return known
+        for place in (self.device, device):
+            base.check_waiting(place, "a copy of a sparsity pattern")
+        with untracked():
+            pos, crd = (
+                tuple([None if a is None else a.to(device, non_blocking=non_blocking) for a in arrays])
+                for arrays in (self.pos, self.crd)
+            )
+        known = Pattern(self.format, self.shape, pos, crd, self.counts)
+        known.wait = base.record(device)
+        if device != HOST or not non_blocking:  # the host cannot wait for what is still being copied to it
             self.moved[device] = weakref.ref(known)
         return known
 

@@ -234,6 +234,13 @@ def pin_memory(self: SparseTensor, device: torch.device | None = None) -> Sparse
     return SparseTensor(Storage(pinned, self.storage.values.pin_memory()))
 
 
+@implements(aten.record_stream)
+def record_stream(self: SparseTensor, stream: torch.Stream) -> None:
+    """Keep the memory of all arrays, also of converted ones, until ``stream`` has done what it is given."""
+    for array in (self.storage.values, *self.storage.pattern.cached_arrays()):
+        array.record_stream(stream)
+
+
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Export a dense tensor as a DLPack capsule, like ``torch.to_dlpack``.
 

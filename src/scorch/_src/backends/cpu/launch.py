@@ -74,19 +74,25 @@ def builtins() -> Builtins | None:
         return None
 
 
-@functools.cache
-def _builtins() -> Builtins | None:
+def exchange_table() -> int | None:
+    """Return the address of torch's table of C functions that read and create tensors; None without one."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None or invoke.make_caller().kind != "trampoline":
         return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table: int = pointer(capsule, b"dlpack_exchange_api")
+    version = ctypes.cast(table, ctypes.POINTER(ctypes.c_uint32))[0]
+    return table if version == 1 else None
+
+
+@functools.cache
+def _builtins() -> Builtins | None:
     try:
-        library = jit.load(*SOURCES, "the functions that call kernels on tensors")
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        table = pointer(capsule, b"dlpack_exchange_api")
-        version = ctypes.cast(table, ctypes.POINTER(ctypes.c_uint32))[0]
-        if version != 1:
+        table = exchange_table()
+        if table is None:
             return None
+        library = jit.load(*SOURCES, "the functions that call kernels on tensors")
         invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, max_pooled_bytes())
         names = ("fill", "rows", "slots", "pool", "finite", "map", "add")
         functions = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))

@@ -21,6 +21,7 @@ from scorch._src.backends.cuda.cost import tells
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, refuse
 from scorch._src.backends.cuda.sorting import CudaSorting
+from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.functions import helpers
@@ -100,6 +101,7 @@ class CudaAttention(CudaSorting):
         if max(queries, keys) > LAST_INT32 or not self.can_attend(pos.device):
             return None
         device = pos.device
+        check_waiting(device, "the tiles of a mask")
         pos, crd = pos.contiguous(), crd.contiguous()
         blocks = -(-queries // ROWS)
         count = matrices * blocks

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.cuda.streams import check_waiting, settle
 from scorch._src.backends.routines import rows_of
 from scorch._src.devices import HOST
 from scorch._src.torch_internals import row_pointers_of
@@ -76,7 +77,10 @@ class CudaBlocks:
         wanted = row // max(1, self.queries) * self.keys + self.crd
         order = torch.argsort(wanted, stable=True)
         pos = row_pointers_of(wanted[order], self.matrices * self.keys, out_int32=False)
-        return pos.to(self.pos.dtype), (row % max(1, self.queries))[order].to(self.crd.dtype)
+        pairs = pos.to(self.pos.dtype), (row % max(1, self.queries))[order].to(self.crd.dtype)
+        check_waiting(pos.device, "the transposed mask")
+        settle(pos.device)
+        return pairs
 
     def remembered(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what belongs to ``key``, created on first use."""

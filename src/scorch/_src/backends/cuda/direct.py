@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from scorch._src.backends.cpu.launch import tensor_descriptor
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.kernel import LAUNCHES
+from scorch._src.backends.cuda.one_call import in_one_call
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.torch_internals import cuda_device
 
 if TYPE_CHECKING:
@@ -19,10 +23,17 @@ if TYPE_CHECKING:
 ALIGNMENT = 16  # bytes
 MAX_SHAPES = 64  # of results that are remembered
 
-# Of each dense operand its number among the arrays, shape, dtype and strides, None if without gaps.
-Guard = list[tuple[int, torch.Size, torch.dtype, tuple[int, ...] | None]]
+# Of a dense operand its number among the arrays, shape, dtype and strides, None if without gaps.
+Check = tuple[int, torch.Size, torch.dtype, tuple[int, ...] | None]
 Fill = Callable[[Sequence[torch.Tensor], int], torch.Tensor | None]  # takes the number of the device, too
 Call = Callable[..., torch.Tensor | None]
+
+
+class Guard(NamedTuple):
+    """What is checked of dense arrays in Python; and of all, from the last to the first, by the builtin."""
+
+    checks: list[Check]
+    facts: bytes
 
 
 class CudaCall:
@@ -42,17 +53,19 @@ class CudaCall:
         return (count,)
 
     def guard(self, operands: Sequence[Any]) -> Guard:
-        checks: Guard = []
-        place = 0
+        checks: list[Check] = []
+        place, facts = 0, b""
         for operand in operands:
             if isinstance(operand, int):
                 place += operand
+                facts = tensor_descriptor() * operand + facts
                 continue
-            tensor, _ = operand
+            tensor, order = operand
             strides = None if tensor.is_contiguous() else tensor.stride()
             checks.append((place, tensor.shape, tensor.dtype, strides))
+            facts = tensor_descriptor(type_of_dtype(tensor.dtype), tensor.shape, order) + facts
             place += 1
-        return checks
+        return Guard(checks, facts)
 
     def bind(self, guard: Guard | None) -> Any:
         calls: dict[tuple[int, ...], Call] = {}
@@ -68,15 +81,22 @@ class CudaCall:
         return call
 
     def bind_output(self, guard: Guard | None, output: tuple[int, ...]) -> Call:
+        call = self._bind_output(guard, output)
+        if not is_one_launch(self.executable) or not math.prod(output):
+            return call
+        return in_one_call(self.executable, call, output, b"" if guard is None else guard.facts)
+
+    def _bind_output(self, guard: Guard | None, output: tuple[int, ...]) -> Call:
         fill = quick_fill(self.executable, output)
-        if not guard:
+        checks = [] if guard is None else guard.checks
+        if not checks:
             return lambda *arrays: fill(arrays, arrays[0].get_device())
-        if len(guard) == 1 and guard[0][3] is None:
-            return _with_one_guard(fill, *guard[0][:3])
+        if len(checks) == 1 and checks[0][3] is None:
+            return _with_one_guard(fill, *checks[0][:3])
 
         def call(*arrays: torch.Tensor) -> torch.Tensor | None:
             device = arrays[0].get_device()
-            for place, shape, dtype, strides in guard:
+            for place, shape, dtype, strides in checks:
                 array = arrays[place]
                 if array.dtype is not dtype or array.shape != shape or array.get_device() != device:
                     return None
@@ -99,6 +119,12 @@ def _with_one_guard(fill: Fill, place: int, shape: torch.Size, dtype: torch.dtyp
     return call
 
 
+def is_one_launch(executable: CudaExecutable) -> bool:
+    """Check whether a call is one launch, unless rows are long, and takes nothing but arrays."""
+    is_plain = executable.writes_everything and not executable.parents and executable.listed < 0
+    return is_plain and executable.takes_addresses
+
+
 def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
     """Return what ``executable.filled`` does for a shape, shorter for a call that is one launch.
 
@@ -110,8 +136,7 @@ def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
             return None
         return executable.filled(arrays, shape)
 
-    is_plain = executable.writes_everything and not executable.parents and executable.listed < 0
-    if not is_plain or not executable.takes_addresses:
+    if not is_one_launch(executable):
         return filled
     aligned, header, padding, pos = executable.aligned, executable.header, executable.padding, executable.pos
     ready: dict[int, tuple[Callable[..., Any], ...]] = {}  # by device

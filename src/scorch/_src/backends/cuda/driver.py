@@ -17,7 +17,7 @@ from scorch.errors import KernelError
 
 MAX_BLOCKS = (1 << 31) - 1
 
-MAX_FUNCTIONS = 4096  # which stay loaded
+MAX_MODULES = 4096  # which stay loaded
 MAX_STREAMS = 64  # of which a launcher knows how to launch on them
 USUAL_SHARED_MEMORY = 48 << 10  # bytes that a kernel has without asking
 MAX_SLOTS = 500  # of 8 bytes each: a kernel takes 4 KB of arguments
@@ -26,7 +26,7 @@ MAX_SLOTS = 500  # of 8 bytes each: a kernel takes 4 KB of arguments
 MAX_DYNAMIC_SHARED_SIZE, NUM_REGISTERS, LOCAL_SIZE, SHARED_SIZE = 8, 4, 3, 1  # of functions
 MAX_SHARED_MEMORY, MULTIPROCESSORS, MEMORY_CLOCK, BUS_WIDTH = 97, 16, 36, 37  # of devices
 
-_functions: BoundedCache[tuple[bytes, str, int], ctypes.c_void_p] = BoundedCache(MAX_FUNCTIONS)
+_modules: BoundedCache[tuple[bytes, int], ctypes.c_void_p] = BoundedCache(MAX_MODULES)
 
 
 @functools.cache
@@ -38,14 +38,14 @@ def driver() -> ctypes.CDLL:
 
 def load(code: bytes, name: str, device: int) -> ctypes.c_void_p:
     """Return the function ``name`` of machine code on a device whose context is current."""
-    key = code, name, device
-    known = _functions.get(key)
-    if known is None:
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    key = code, device
+    module, function = _modules.get(key), ctypes.c_void_p()
+    if module is None:
+        module = ctypes.c_void_p()
         _check(driver().cuModuleLoadData(ctypes.byref(module), code), "load a kernel")
-        _check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "find a kernel")
-        known = _functions[key] = function
-    return known
+        _modules[key] = module
+    _check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "find a kernel")
+    return function
 
 
 class _Block(threading.local):

@@ -10,11 +10,11 @@ import torch
 from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.streams import WaitingRoutines, check_waiting
+from scorch._src.backends.cuda.streams import FINITE, WaitingRoutines, check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
-from scorch._src.backends.sort_entries import Sorted
+from scorch._src.backends.sort_entries import Sorted, sum_short_runs
 from scorch._src.torch_internals import cuda_stream_of
 
 WARP = 32
@@ -59,7 +59,7 @@ class CudaEntries(WaitingRoutines):
         is_plain = all(array.dtype == dtype and array.is_contiguous() for array in arrays)
         if len(arrays) > 2 or not is_plain or dtype not in _TYPES or not self.has_kernels(device):
             return super().are_finite(arrays)
-        check_waiting(device, "whether all values are finite")
+        check_waiting(device, FINITE)
         with in_context(device):
             kernel = self._finite.get(dtype)
             if kernel is None:
@@ -93,6 +93,10 @@ class CudaEntries(WaitingRoutines):
             if kernel is None:
                 kernel = self.make_kernel(print_sum_runs(values.dtype), "sums of entries")
                 self._sums[values.dtype] = kernel
+            if not kernel.is_ready(may_wait=False):
+                sums = sum_short_runs(values, order, first)
+                if sums is not None:
+                    return sums
             if not kernel.is_ready():
                 return super().sum_entries(found, values)
             return _sum(kernel, values.contiguous(), order, first)

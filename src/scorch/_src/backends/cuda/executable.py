@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.cost import describe_cost
 from scorch._src.backends.cuda.direct import ALIGNMENT, MAX_SHAPES, CudaCall
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch, kernel_of
+from scorch._src.backends.cuda.one_call import CUDA, find_builtin
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
@@ -22,6 +24,9 @@ from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_
 from scorch.errors import KernelError
 
 HERE = nullcontext()
+SMALL = (
+    1 << 20
+)  # bytes of a result of which one is allocated to learn how; torch then looks at fewer arguments
 
 
 class CudaExecutable(base.Executable):
@@ -35,6 +40,7 @@ class CudaExecutable(base.Executable):
         return addresses if all(addresses) else [address_of(array) for array in arrays]
 
     make_kernel: Callable[[str, str], CudaKernel] = staticmethod(kernel_of)
+    find_builtin: Callable[[torch.device], Callable[..., Any] | None] = staticmethod(find_builtin)
     can_combine = True
     takes_addresses = True  # whether that is the address of an array
 
@@ -73,10 +79,23 @@ class CudaExecutable(base.Executable):
 
     def launcher(self, blocks: int, slots: int, device: int) -> Callable[..., None]:
         """Return a function that launches the kernel for whole rows; it takes as many slots."""
-        return driver.launcher(self.kernel.function(FUNCTIONS[0], device), blocks, slots, device)
+        return driver.launcher(self.function_on(torch.device("cuda", device)), blocks, slots, device)
+
+    def function_on(self, device: torch.device) -> Any:
+        """Return the kernel for whole rows as it is loaded on a device."""
+        with in_context(device):
+            return self.kernel.function(FUNCTIONS[0], device.index)
+
+    def place_of(self, device: torch.device) -> tuple[int, int]:
+        """Return the kind of a device, as DLPack has it, and its number."""
+        return CUDA, device.index
 
     def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
         """Return a function that allocates a result."""
+        if math.prod(shape) * self.result_dtype.itemsize <= SMALL:
+            like = torch.empty(shape, dtype=self.result_dtype, device=device)
+            like.untyped_storage().resize_(0)  # of which only the form is needed
+            return functools.partial(torch.empty_like, like)
         like = torch.empty((), dtype=self.result_dtype, device=device).expand(shape)
         return functools.partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from scorch._src.backends.cuda import driver, nvrtc
+from scorch._src.backends.print.cuda import part_of
 from scorch._src.bounded import BoundedCache
-from scorch.errors import CompilationError, warn
+from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
 
@@ -59,7 +60,7 @@ class CudaKernel:
 
     def __init__(self, source: str, label: str) -> None:
         self.source, self.label = source, label
-        self._codes: dict[tuple[int, int], bytes] = {}  # by architecture
+        self._codes: dict[tuple[tuple[int, int], int], bytes] = {}  # by architecture and part
         self._functions: dict[tuple[str, int], Any] = {}  # by name and device
         self._is_refused = False
         self._compiling: threading.Thread | None = None
@@ -78,7 +79,7 @@ class CudaKernel:
         if not self._codes:
             try:
                 self._code(torch.cuda.current_device())
-            except CompilationError as error:
+            except (CompilationError, CompilerNotFoundError) as error:
                 self._is_refused = True
                 warn(f"{error}\nScorch falls back to PyTorch operators, which is slower.")
                 return False
@@ -97,7 +98,7 @@ class CudaKernel:
         return not self._compiling.is_alive()
 
     def _compile(self, device: int) -> None:
-        with contextlib.suppress(CompilationError):  # which the next call raises again
+        with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the next call raises again
             self._code(device)
 
     def launch(self, name: str, slots: Sequence[Any], threads: int, device: int) -> None:
@@ -125,15 +126,16 @@ class CudaKernel:
         """Return a function as it is loaded on a device whose context is current."""
         function = self._functions.get((name, device))
         if function is None:
-            function = self._functions[name, device] = driver.load(self._code(device), name, device)
+            function = self._functions[name, device] = driver.load(
+                self._code(device, part_of(name)), name, device
+            )
         return function
 
-    def _code(self, device: int) -> bytes:
-        capability = torch.cuda.get_device_capability(device)
-        code = self._codes.get(capability)
+    def _code(self, device: int, part: int = 0) -> bytes:
+        key = torch.cuda.get_device_capability(device), part
+        code = self._codes.get(key)
         if code is None:
-            code = nvrtc.compile_cuda(self.source, _architecture(device), self.label)
-            self._codes[capability] = code
+            code = self._codes[key] = nvrtc.compile_cuda(self.source, _architecture(device), self.label, part)
         return code
 
 

@@ -19,14 +19,17 @@ from scorch.errors import CompilationError, CompilerNotFoundError
 OPTIONS = ("-default-device", "--std=c++17")
 
 
-def compile_cuda(source: str, architecture: str, label: str = "") -> bytes:
-    """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk."""
-    key = _key(source, architecture)
+def compile_cuda(source: str, architecture: str, label: str = "", part: int = 0) -> bytes:
+    """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk.
+
+    ``part``: which of its functions are compiled (``print.cuda.part_of``), if it has several parts.
+    """
+    key = _key(source, architecture, part)
     found = _read_from_disk(key)
     if found is not None:
         return found
     with one_at_a_time(key):  # another process may have compiled it meanwhile
-        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label)
+        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label, part)
 
 
 def is_on_disk(source: str, architecture: str) -> bool:
@@ -34,8 +37,8 @@ def is_on_disk(source: str, architecture: str) -> bool:
     return cache.find(_key(source, architecture)) is not None
 
 
-def _key(source: str, architecture: str) -> str:
-    return cache.make_key(source, "nvrtc", str(version()), architecture, *OPTIONS)
+def _key(source: str, architecture: str, part: int = 0) -> str:
+    return cache.make_key(source, "nvrtc", identity(), architecture, str(part), *OPTIONS)
 
 
 def _read_from_disk(key: str) -> bytes | None:
@@ -43,8 +46,8 @@ def _read_from_disk(key: str) -> bytes | None:
     return None if path is None else path.read_bytes()
 
 
-def _compile_and_store(source: str, architecture: str, key: str, label: str) -> bytes:
-    code, said = compile_text(source, architecture)
+def _compile_and_store(source: str, architecture: str, key: str, label: str, part: int) -> bytes:
+    code, said = compile_text(source, architecture, f"-DPART={part}")
     if not code:
         path = cache.store_text(key, ".c", source)
         raise CompilationError(
@@ -111,8 +114,20 @@ def nvrtc() -> ctypes.CDLL:
 
 
 @functools.cache
+def identity() -> str:
+    """Return what distinguishes this NVRTC from others: name and size of its file, or its version.
+
+    It is loaded only if no file is found: that takes longer than to read a kernel from disk.
+    """
+    path = next(_files(), None)
+    return str(version()) if path is None else f"{path.name}, {path.stat().st_size} bytes"
+
+
+@functools.cache
 def why_missing() -> str | None:
     """Describe what this machine lacks, and how to get it; None if there is an NVRTC."""
+    if next(_files(), None) is not None:
+        return None
     try:
         nvrtc()
     except CompilerNotFoundError as error:
@@ -126,14 +141,22 @@ def is_there() -> bool:
 
 def _candidates() -> Iterator[str]:
     """Yield where NVRTC may be: names that torch has loaded already first, then its packages."""
-    major = (torch.version.cuda or "").partition(".")[0]
+    if _major() and sys.platform != "win32":
+        yield f"libnvrtc.so.{_major()}"
+    yield from map(str, _files())
+
+
+def _files() -> Iterator[Path]:
+    """Yield the files of NVRTC, those of torch's version of CUDA first."""
     pattern = "nvrtc64_*.dll" if sys.platform == "win32" else "libnvrtc.so*"
-    if major and sys.platform != "win32":
-        yield f"libnvrtc.so.{major}"
-    for folder in _folders():
-        for path in sorted(folder.glob(pattern)):
-            if "builtins" not in path.name:
-                yield str(path)
+    found = [path for folder in _folders() for path in sorted(folder.glob(pattern))]
+    found = [path for path in found if "builtins" not in path.name]
+    yield from sorted(found, key=lambda path: f".so.{_major()}" not in path.name)
+
+
+def _major() -> str:
+    """Return torch's version of CUDA, without what comes behind the first point."""
+    return (torch.version.cuda or "").partition(".")[0]
 
 
 def _folders() -> Iterator[Path]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Sequence
 
 import torch
 
-from scorch._src.backends.routines import Routines
+from scorch._src.backends.routines import Routines, Tensor
+from scorch._src.backends.sort_entries import Sorted
 from scorch._src.torch_internals import cuda_stream_of
 from scorch.errors import DeviceError
 
-MAX_LOOKS = 20_000  # at numbers, about a millisecond; beyond, other threads of Python may run
+MAX_FREE = 8  # memory of numbers that is free
+FINITE = "whether all values are finite"
+MAX_LOOKS = 2000  # at numbers, a tenth of a millisecond; beyond, other threads of Python run between looks
 
 
 def check_waiting(device: torch.device, what: str) -> None:
@@ -26,6 +31,14 @@ def settle(device: torch.device) -> None:
     """Wait for the current stream, so that arrays may be read on any other."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
+
+
+def is_done(device: torch.device) -> bool:
+    """Check whether the current stream has nothing left to do; an error of the device is raised."""
+    return device.type != "cuda" or torch.cuda.current_stream(device).query()
+
+
+_free: dict[tuple[torch.device, int], list[Told]] = {}  # by device and the place of the last number
 
 
 class Told:
@@ -47,10 +60,27 @@ class Told:
         last = len(numbers) - 1
         for _ in range(MAX_LOOKS):
             if numbers[last] >= 0:
-                break
-        else:
-            settle(self.device)
-        return numbers[:]
+                return self._taken()
+        while numbers[last] < 0 and not is_done(self.device):
+            time.sleep(0)
+        return self._taken()
+
+    def _taken(self) -> list[int]:
+        """Return the numbers, and have others use the memory: nothing is written behind the last one."""
+        found, last = self.numbers[:], len(self.numbers) - 1
+        self.numbers[last] = -1
+        free = _free.setdefault((self.device, last), [])
+        if found[last] >= 0 and len(free) < MAX_FREE:
+            free.append(self)
+        return found
+
+
+def told_on(device: torch.device, count: int) -> Told:
+    """Return memory for as many numbers, of an earlier call if there is some: pinned memory takes long."""
+    try:
+        return _free[device, count - 1].pop()
+    except (KeyError, IndexError):
+        return Told(device, count)
 
 
 class Recorded:
@@ -85,3 +115,21 @@ class WaitingRoutines(Routines):
 
     def record(self, device: torch.device) -> Recorded | None:
         return Recorded(device) if device.type == "cuda" else None
+
+    def are_finite(self, arrays: Sequence[Tensor]) -> bool:
+        check_waiting(arrays[0].device, FINITE)
+        return super().are_finite(arrays)
+
+    def has_sorted_rows(self, pos: Tensor, crd: Tensor, size: int) -> bool:
+        check_waiting(crd.device, "whether coordinates are sorted")
+        return super().has_sorted_rows(pos, crd, size)
+
+    def sort_entries(self, columns: Sequence[Tensor], sizes: Sequence[int]) -> Sorted | bool:
+        check_waiting(columns[0].device, "the order of coordinates")
+        return super().sort_entries(columns, sizes)
+
+    def pick_rows(
+        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        check_waiting(crd.device, "the number of entries of selected rows")
+        return super().pick_rows(pos, crd, values, picked)

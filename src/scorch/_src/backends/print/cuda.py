@@ -21,6 +21,7 @@ from scorch._src.backends.print.expressions import c_name, indent, safe_name
 from scorch._src.backends.print.functions import TYPEDEFS
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
+from scorch._src.loops.grid import FUNCTIONS
 from scorch._src.loops.jam import renamed
 from scorch._src.loops.types import BFLOAT16, BOOL, FLOAT32, Type
 from scorch._src.loops.units import IDEMPOTENT, accumulators
@@ -69,10 +70,21 @@ def print_prelude() -> str:
     return "\n\n".join([TYPEDEFS.replace("__SIZE_TYPE__", "unsigned long long"), _BUILTINS])
 
 
+def part_of(function: str) -> int:
+    """Return which part of a text has a function: 1 for those that cut long rows, which few calls need."""
+    return int(function in FUNCTIONS[1:])
+
+
 def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
     """The CUDA source of a kernel that is a grid (``loops.grid``); ``is_narrow``: sizes fit into 32 bits."""
     printer = _CudaPrinter(kernel, is_narrow)
     bodies = [printer.function(function) for function in kernel.functions]
+    if len(bodies) > 1:  # a call needs those of one part only
+        numbers = [part_of(function.name) for function in kernel.functions]
+        bodies = [
+            f"#if !defined(PART) || PART == {number}\n{body}\n#endif"
+            for number, body in zip(numbers, bodies, strict=True)
+        ]
     _, named = printer.needed()
     parts = [print_header(kernel)] if kernel.header else []
     parts += [print_prelude(), f"struct slots {{ i64 at[{len(kernel.slots)}]; }};"]

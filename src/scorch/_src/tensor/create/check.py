@@ -96,7 +96,8 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
         refuse_freed(data)
         if data.layout != torch.strided:
             raise OperandError(f"{name} must be a dense tensor, but got layout {data.layout}")
-        return data.detach().resolve_conj().resolve_neg()
+        plain = data.detach()
+        return plain.resolve_conj().resolve_neg() if plain.is_conj() or plain.is_neg() else plain
     if isinstance(data, np.ndarray):
         return from_numpy(name, data).to(device_for(name, device))
     where = device_for(name, device)
@@ -178,7 +179,7 @@ def as_shape(name: str, size: Any) -> tuple[int, ...]:
     """Convert sizes to a tuple of non-negative integers."""
     if isinstance(size, (torch.Tensor, np.ndarray)):
         size = size.tolist()
-    if isinstance(size, str) or not isinstance(size, Sequence):
+    if not isinstance(size, tuple) and (isinstance(size, str) or not isinstance(size, Sequence)):
         raise ShapeError(f"{name} must list the size of each dimension, such as (3, 4), but got {size!r}")
     return tuple(_checked_size(name, dim, length) for dim, length in enumerate(size))
 

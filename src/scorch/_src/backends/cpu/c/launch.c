@@ -49,21 +49,6 @@ object *scorch_pool(object *self, object *const *given, long count) {
     return PyLong_FromLongLong(bytes);
 }
 
-/* Whether a tensor is on the CPU, of the dtype and shape in facts: code bits ndim shape... order..., and
-   lies without gaps in that order of dimensions */
-static int fits(const tensor_t *seen, const long long *facts) {
-    long long step = 1;
-    if (seen->device != 1 || seen->code != facts[0]) return 0;
-    if (seen->bits != facts[1] || seen->ndim != facts[2]) return 0;
-    for (int place = seen->ndim - 1; place >= 0; place--) {
-        long long d = facts[3 + seen->ndim + place];
-        if (seen->shape[d] != facts[3 + d]) return 0;
-        if (seen->strides && seen->shape[d] != 1 && seen->strides[d] != step) return 0;
-        step *= seen->shape[d];
-    }
-    return 1;
-}
-
 static int has_elements(const tensor_t *seen) {
     for (int d = 0; d < seen->ndim; d++)
         if (!seen->shape[d]) return 0;
@@ -99,7 +84,7 @@ static int gather(object *const *given, long count, long long *slots, long *used
         }
         if (facts) { /* a fact of length 0: not to be checked */
             long long length = *facts++;
-            if (length && !fits(&seen, facts)) return 1;
+            if (length && (seen.device != 1 || !fits(&seen, facts))) return 1;
             facts += length;
         }
         if (lengths) lengths[i - 4] = seen.ndim ? seen.shape[0] : 1;

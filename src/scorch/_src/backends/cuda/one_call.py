@@ -1,0 +1,152 @@
+"""A warm call as one builtin, from tensors to a launch: ``c/launch.c``.
+
+A thread compiles it, where there is a C compiler, once some call has been repeated often; until then, and
+without a compiler, calls go through ctypes, a few microseconds slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from scorch._src.backends.cpu import invoke, jit, launch, toolchain
+from scorch._src.backends.cuda import driver
+from scorch._src.backends.cuda.kernel import LAUNCHES
+from scorch._src.backends.routines import do_nothing
+from scorch._src.torch_internals import cuda_stream_of
+
+if TYPE_CHECKING:
+    from scorch._src.backends.cuda.executable import CudaExecutable
+
+CALLS = 64  # that are made before it is asked for, again and again until it is there
+MAX_SLOTS = 120  # of a kernel that it launches
+STREAM_OF = 6  # which pointer of torch's table returns the current stream
+CUDA = 2  # devices of this kind, as DLPack numbers them
+
+SOURCES = (
+    jit.read_source("launch_types.c")
+    + (Path(__file__).parent / "c" / "launch.c").read_text(encoding="utf-8"),
+)
+
+Call = Callable[..., torch.Tensor | None]
+
+
+class Builtin:
+    """The builtin, which is not there at first."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._function: Callable[..., Any] | None = None
+
+    def find(self) -> Callable[..., Any] | None:
+        """Return the builtin if it is there; otherwise have a thread compile it."""
+        if self._thread is None:
+            work = functools.partial(contextvars.copy_context().run, self._make)
+            self._thread = threading.Thread(target=work, name="compile the builtin of launches", daemon=False)
+            self._thread.start()
+        return None if self._thread.is_alive() else self._function
+
+    def _make(self) -> None:
+        with contextlib.suppress(Exception):  # whatever is unusual here, ctypes still works
+            self._function = make_builtin()
+
+
+def make_builtin() -> Callable[..., Any] | None:
+    """Compile and load the builtin; None where this machine cannot have it."""
+    table = launch.exchange_table() if toolchain.has_compiler() else None
+    if table is None:
+        return None
+    library = jit.load(*SOURCES, "the function that launches kernels")
+    invoke.builtin(b"set_exchange", library.address("scorch_set_exchange"))(table, None)
+    return invoke.builtin(b"launch", library.address("scorch_launch"))
+
+
+BUILTIN = Builtin()
+
+
+def find_builtin(device: torch.device) -> Callable[..., Any] | None:
+    """Return the builtin for a device, if it is there already."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    found = BUILTIN.find()
+    return found if found is not None and _knows_streams(device.index) else None
+
+
+@functools.cache
+def _knows_streams(device: int) -> bool:
+    """Check that torch's table returns the stream that torch itself does."""
+    table = launch.exchange_table()
+    if table is None:
+        return False
+    address = ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p))[STREAM_OF]
+    stream_of = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(address or 0)
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        found = ctypes.c_void_p()
+        status = stream_of(CUDA, device, ctypes.addressof(found))
+        return bool(status == 0 and found.value == cuda_stream_of(device))
+
+
+def in_one_call(executable: CudaExecutable, call: Call, shape: tuple[int, ...], facts: bytes) -> Call:
+    """Return ``call`` for results of a shape, once it was made often by the builtin.
+
+    ``facts`` are what the builtin checks of each array, from the last to the first.
+    """
+    pos, left = executable.pos, CALLS
+    short: Callable[..., Any] | None = None
+    uncut: Callable[[], torch.Tensor | None] = do_nothing  # the last array of positions without long rows
+
+    def run(*arrays: torch.Tensor) -> torch.Tensor | None:
+        nonlocal short, left, uncut
+        if short is None:
+            left -= 1
+            if not left:
+                short, left = _bind(executable, shape, facts, arrays), CALLS
+            return call(*arrays)
+        if LAUNCHES:
+            return call(*arrays)
+        if pos >= 0 and uncut() is not arrays[pos]:
+            if executable.parts(arrays) is not None:
+                return call(*arrays)
+            uncut = weakref.ref(arrays[pos])
+        result = short(*arrays)
+        if result is None:
+            return call(*arrays)
+        return None if result is False else result
+
+    return run
+
+
+def _bind(
+    executable: CudaExecutable, shape: tuple[int, ...], facts: bytes, arrays: Sequence[torch.Tensor]
+) -> Callable[..., Any] | None:
+    """Return the builtin for arrays on the device of these; None where it is not there yet."""
+    device, slots = arrays[0].device, len(executable.schedule.slots) + len(executable.padding)
+    builtin = executable.find_builtin(device) if slots <= MAX_SLOTS else None
+    if builtin is None:
+        return None
+    facts = facts or launch.tensor_descriptor() * len(arrays)
+    blocks = driver.blocks_for(executable.threads_of(math.prod(shape), None))
+    plan = _pack(executable, executable.function_on(device), blocks, executable.place_of(device)) + facts
+    return functools.partial(builtin, plan, executable.allocator(shape, device))
+
+
+def _pack(executable: CudaExecutable, function: Any, blocks: int, place: tuple[int, int]) -> bytes:
+    """Describe a launch for the builtin; ``place``: the kind of a device, as in DLPack, and its number."""
+    library, header, aligned = driver.driver(), executable.header, executable.aligned
+    pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice, function)]
+    sizes = [blocks, driver.THREADS, *place, len(executable.padding), len(header), len(aligned)]
+    return launch.pack([*pointers, *sizes, *header, *aligned])
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -1,0 +1,186 @@
+"""Warm calls as one builtin of C, with a driver that is made up: it notes what is launched."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import scorch
+from grid_emulator import EmulatedExecutable, run_grid
+from scorch._src.backends.cpu import invoke, jit, launch, toolchain
+from scorch._src.backends.cuda import driver, one_call
+from scorch._src.backends.cuda.kernel import LAUNCHES, Launches
+from scorch._src.bounded import clear_plans
+from scorch._src.loops.grid import FUNCTIONS
+
+DRIVER = """\
+typedef struct { unsigned blocks[3], threads[3], shared; void *stream, *attributes; unsigned n; } shape_t;
+long long launched, status, current, slots[128];
+void *function, *stream;
+int cuLaunchKernelEx(const shape_t *shape, void *given, void **arguments, void **extra) {
+    function = given, stream = shape->stream, launched += shape->blocks[0];
+    for (int i = 0; i < 128; i++) slots[i] = ((long long *)arguments[0])[i];
+    return (int)status;
+}
+int cuCtxGetDevice(int *device) { return *device = (int)current, 0; }
+int stream_of(int kind, int device, void **found) { return *found = (void *)71, kind != 1 && kind != 2; }
+"""
+
+pytestmark = pytest.mark.skipif(
+    not toolchain.has_compiler() or launch.exchange_table() is None, reason="no compiler, or an older torch"
+)
+
+
+class Driver:
+    """The driver's functions, and what they note."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.PyDLL(str(jit.load(DRIVER).path))
+        self.cuLaunchKernelEx, self.cuCtxGetDevice = (
+            self.library.cuLaunchKernelEx,
+            self.library.cuCtxGetDevice,
+        )
+        for name in ("launched", "status", "current"):
+            self.number(name).value = 0
+
+    def number(self, name: str) -> ctypes.c_longlong:
+        return ctypes.c_longlong.in_dll(self.library, name)
+
+    def slots(self) -> list[int]:
+        return list((ctypes.c_longlong * 128).in_dll(self.library, "slots"))
+
+    def table(self) -> Any:
+        """Return torch's table of functions, with a stream that is made up."""
+        address = launch.exchange_table()
+        assert address is not None
+        table = (ctypes.c_void_p * 7)(*(ctypes.c_void_p * 7).from_address(address))
+        table[one_call.STREAM_OF] = ctypes.cast(self.library.stream_of, ctypes.c_void_p).value
+        return table
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """Have the second call of a kernel prepare the builtin."""
+    found, builtin = Driver(), one_call.make_builtin()
+    assert builtin is not None
+    table, library = found.table(), jit.load(*one_call.SOURCES)
+    set_table = invoke.builtin(b"set_exchange", library.address("scorch_set_exchange"))
+    set_table(ctypes.addressof(table), None)
+    monkeypatch.setattr(driver, "driver", lambda: found)
+    monkeypatch.setattr(one_call, "CALLS", 2)
+    monkeypatch.setattr(EmulatedExecutable, "find_builtin", staticmethod(lambda device: builtin))
+    monkeypatch.setattr(EmulatedExecutable, "function_on", lambda self, device: ctypes.c_void_p(5))
+    monkeypatch.setattr(EmulatedExecutable, "place_of", lambda self, device: (1, 0))
+    clear_plans()
+    with scorch.settings(backend="emulated"):
+        yield found
+    clear_plans()  # which launch by this driver
+    set_table(launch.exchange_table(), None)
+
+
+def matrix(rows: int = 20) -> torch.Tensor:
+    return torch.randint(1, 5, (rows, 30)) * (torch.rand(rows, 30) < 0.2).float()
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "times a vector": lambda A, X, x: A @ x,
+    "times a matrix": lambda A, X, x: A @ X,
+    "sums": lambda A, X, x: A.sum(1),
+    "three operands": lambda A, X, x: scorch.einsum("ij,jk,j->ik", A, X, x),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", CALLS)
+def test_the_builtin_launches_what_the_long_way_does(name: str, made_up: Driver) -> None:
+    A, X = scorch.from_torch(matrix(), format="csr"), torch.randint(-3, 4, (30, 32)).float()
+    x, record = torch.rand(30), Launches()
+    LAUNCHES.append(record)
+    wanted = CALLS[name](A, X, x)
+    LAUNCHES.remove(record)
+    for _ in range(3):
+        CALLS[name](A, X, x)
+    before = made_up.number("launched").value
+    found = CALLS[name](A, X, x)
+    assert made_up.number("launched").value > before
+    assert ctypes.c_void_p.in_dll(made_up.library, "stream").value == 71
+    assert ctypes.c_void_p.in_dll(made_up.library, "function").value == 5
+    ((kernel, *_),) = record.launched
+    run_grid(kernel.source, FUNCTIONS[0], made_up.slots(), 128 * 8)  # which fills the result
+    torch.testing.assert_close(found, wanted)
+
+
+def launches(made_up: Driver, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
+    """Return whether a call took the builtin; if it did not, its result is the expected one."""
+    before = made_up.number("launched").value
+    result = call()
+    is_short = made_up.number("launched").value > before
+    if not is_short or made_up.number("status").value:
+        torch.testing.assert_close(result, expected)
+    return is_short
+
+
+def test_unusual_calls_take_the_long_way(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
+    a, long, flat = torch.eye(20, 30), matrix(), torch.randint(-3, 4, (30 * 32 + 1,)).float()
+    long[3] = 1
+    A, B = (scorch.from_torch(dense, format="csr") for dense in (a, long))
+    x, elsewhere = flat[:-1].view(30, 32), flat[1:].view(30, 32)  # where runs of four cannot be loaded
+    for _ in range(3):
+        A @ x
+    assert launches(made_up, lambda: A @ x, a @ x)
+    assert not launches(made_up, lambda: A @ elsewhere, a @ elsewhere)
+    assert not launches(made_up, lambda: B @ x, long @ x)  # rows that are cut
+    assert not launches(made_up, lambda: A @ x.double().float().T.contiguous().T, a @ x)
+    LAUNCHES.append(Launches())
+    assert not launches(made_up, lambda: A @ x, a @ x)
+    LAUNCHES.clear()
+    made_up.number("current").value = 1  # another device
+    assert not launches(made_up, lambda: A @ x, a @ x)
+    made_up.number("current").value = 0
+    made_up.number("status").value = 700  # the launch fails, and the long way reports it
+    assert launches(made_up, lambda: A @ x, a @ x)
+    made_up.number("status").value = 0
+    assert launches(made_up, lambda: A @ x, a @ x)
+
+
+def test_widths_take_turns(made_up: Driver) -> None:
+    a = matrix()
+    A, wide, narrow = scorch.from_torch(a, format="csr"), torch.rand(30, 32), torch.rand(30, 4)
+    for _ in range(4):
+        A @ wide, A @ narrow
+    for x in (wide, narrow, wide, narrow):
+        assert launches(made_up, lambda x=x: A @ x, a @ x)
+
+
+# the builtin itself -----------------------------------------------------------------------------------
+
+
+def test_a_thread_compiles_the_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = one_call.Builtin()
+    found = made.find() or (made._thread and made._thread.join()) or made.find()
+    assert callable(found)
+    failing = one_call.Builtin()
+    monkeypatch.setattr(toolchain, "has_compiler", lambda: 1 / 0)
+    assert failing.find() is None
+    assert failing._thread is not None
+    failing._thread.join()
+    assert failing.find() is None
+
+
+def test_streams_of_torchs_table_are_checked(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = made_up.table()
+    monkeypatch.setattr(launch, "exchange_table", lambda: ctypes.addressof(table))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    for told, is_right in ((71, True), (72, False)):
+        one_call._knows_streams.cache_clear()
+        monkeypatch.setattr(one_call, "cuda_stream_of", lambda device, told=told: told)
+        assert one_call._knows_streams(0) is is_right
+    one_call._knows_streams.cache_clear()
