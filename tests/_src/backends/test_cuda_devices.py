@@ -19,7 +19,8 @@ from scorch._src.backends.cuda.executable import CudaExecutable, in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
 from scorch._src.devices import META
 from scorch._src.loops.grid import FUNCTIONS
-from scorch._src.tensor import metadata
+from scorch._src.tensor import call_errors, metadata
+from scorch._src.tensor.create import check
 from scorch.errors import DeviceError, KernelError
 
 DEVICES = [torch.device("cuda", number) for number in range(2)]
@@ -211,3 +212,46 @@ def test_calls_that_must_wait_are_refused_by_name_in_a_captured_graph(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(DeviceError, match=f"cannot wait for {what}.* while a CUDA graph is being captured"):
         CALLS[what](SimpleNamespace(device=DEVICES[0]))
+
+
+CHECKS = {
+    "coordinates lie in the shape": lambda on: check.check_all_coordinates("indices", [on], (3,)),
+    "coordinates lie in": lambda on: check.check_coordinates("crow_indices", on, 0, 3),
+    "pointers are valid": lambda on: check.check_pointers("crow_indices", on, 2, 3, "rows"),
+}
+
+
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    backend = SimpleNamespace(routines=streams.WaitingRoutines())
+    monkeypatch.setitem(base._BACKENDS, "cuda", backend)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("what", CHECKS)
+@pytest.mark.usefixtures("capturing")
+def test_checks_that_must_wait_are_refused_by_name_in_a_captured_graph(what: str) -> None:
+    array = SimpleNamespace(device=DEVICES[0], numel=lambda: 3, shape=(3,))
+    with pytest.raises(DeviceError, match=f"cannot wait for whether {what}"):
+        CHECKS[what](array)
+
+
+TORCHS = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned.",
+    "CUDA error: operation not permitted when stream is capturing",
+)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("message", TORCHS)
+@pytest.mark.usefixtures("capturing")
+def test_operators_that_torch_refuses_in_a_captured_graph_are_named(message: str) -> None:
+    operand = torch.Tensor._make_subclass(Placed, torch.zeros(3))
+    found = call_errors.translate_error(RuntimeError(message), torch.nonzero, (operand,), {})
+    assert isinstance(found, DeviceError)
+    assert "cannot wait for the result of nonzero while a CUDA graph is being captured" in str(found)
+
+
+class Placed(torch.Tensor):
+    device = DEVICES[0]

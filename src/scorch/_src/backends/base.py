@@ -253,10 +253,14 @@ class Backend(ABC):
 
 
 class Needs(NamedTuple):
-    """What a type of device needs, and the ``signs`` by which torch's errors about its absence are known."""
+    """What a type of device needs, and the ``signs`` by which torch's errors about its absence are known.
+
+    ``waiting``: signs of errors about the host, which cannot wait for the device now.
+    """
 
     text: str
     signs: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
 
 
 _BACKENDS: dict[str, Backend] = {}
@@ -291,6 +295,11 @@ def needs_behind(message: str) -> str:
         if any(sign in message for sign in needs.signs):
             return needs.text
     return ""
+
+
+def is_about_waiting(message: str) -> bool:
+    """Check whether an error message of torch is about a host that cannot wait for a device now."""
+    return any(sign in message for needs in _NEEDS.values() for sign in needs.waiting)
 
 
 def is_served(device: torch.device) -> bool:

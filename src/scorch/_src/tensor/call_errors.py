@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.base import needs_behind
+from scorch._src.backends.base import check_waiting, is_about_waiting, needs_behind
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed
 from scorch._src.tensor.create.check import freed_in_words, is_freed
@@ -68,6 +68,8 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if len_torch_dispatch_stack():  # a compiler or a tracer that handles torch's errors
         return error
     tensors, name = tensors_in((args, kwargs)), name_of(func)
+    if is_about_waiting(str(error)):
+        return _refused_to_wait(error, name, tensors)
     freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
     if freed is not None:  # torch must not read it
         return _scorch_error(FreedError, name, freed_in_words(freed), tensors)
@@ -102,6 +104,16 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if is_own and (isinstance(error, type(dense)) or not is_exact):
         return error
     return _scorch_error(KINDS[type(dense)], name, str(dense), tensors)
+
+
+def _refused_to_wait(error: Exception, name: str, tensors: Sequence[torch.Tensor]) -> Exception:
+    """Return the error of a call that must wait for a device now; torch ends what it records then."""
+    try:
+        for tensor in tensors:
+            check_waiting(tensor.device, f"the result of {name}")
+    except DeviceError as refusal:
+        return refusal
+    return error
 
 
 def tensors_in(arguments: Any) -> list[torch.Tensor]:
@@ -229,7 +241,7 @@ def cleaned(text: str, name: str) -> str:
     first = text.strip().split("\n")[0].strip()
     first = first.replace("aten::", "").replace("(sparse_coo)", "")
     first = re.sub(r"torch\.Size\(\[([^\]]*)\]\)", r"(\1)", first)
-    if "same dtype" in first:
+    if "same dtype" in first or re.search("expected scalar type .* but found", first):
         first += "; convert one, as in x.to(S.dtype)"
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
 

@@ -84,6 +84,7 @@ class CudaCoalescing(CudaEntries):
         meanwhile: Callable[[], object] = do_nothing,
     ) -> Coalesced | None:
         device = values.device
+        check_waiting(device, "the number of places of entries")
         shifts = _shifts(columns, sizes, device)
         if shifts is None or not self.has_kernels(device):
             return None
@@ -96,7 +97,6 @@ class CudaCoalescing(CudaEntries):
                 self._coalesces[dtypes, len(columns)] = kernel
             if not kernel.is_ready(may_wait=False):  # torch's sort does it until then
                 return None
-            check_waiting(device, "the number of places of entries")
             plain = [column.contiguous() for column in columns]
             coordinates = [*map(address_of, plain), *sizes, *shifts]
             sort = _Sort(kernel, self.most_threads, device, coordinates, shifts[-1])

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from scorch._src.backends.base import is_served, needs_of, routines_for, served_devices, served_in_words
+from scorch._src.backends.base import (
+    check_waiting,
+    is_served,
+    needs_of,
+    routines_for,
+    served_devices,
+    served_in_words,
+)
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_differentiable
 from scorch.errors import (
@@ -27,6 +34,7 @@ from scorch.errors import (
 )
 
 MAX_SIZE = 2**63 - 1
+IN_SHAPE = "whether coordinates lie in the shape"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -203,6 +211,7 @@ def check_all_coordinates(name: str, arrays: Sequence[torch.Tensor], sizes: Sequ
     """Check that the coordinates in each of the first dimensions lie in it, with one look at the arrays."""
     if not arrays or arrays[0].numel() == 0:
         return
+    check_waiting(arrays[0].device, IN_SHAPE)
     bounds = torch.stack([bound for array in arrays for bound in torch.aminmax(array)]).tolist()
     for dim, (array, size) in enumerate(zip(arrays, sizes, strict=False)):
         if bounds[2 * dim] < 0 or bounds[2 * dim + 1] >= size:
@@ -213,6 +222,7 @@ def check_coordinates(name: str, array: torch.Tensor, dim: int, size: int, block
     """Check that every coordinate lies in dimension ``dim`` of ``size``, counted in blocks if it has them."""
     if array.numel() == 0:
         return
+    check_waiting(array.device, IN_SHAPE)
     places = size if block is None else -(-size // block)
     low, high = torch.aminmax(array)
     if int(low) >= 0 and int(high) < places:
@@ -233,6 +243,7 @@ def check_pointers(name: str, pointers: torch.Tensor, rows: int, entries: int, w
             f"{name} has {pointers.shape[-1]} entries, but {rows} {what} need {rows + 1}: where each begins, "
             "and where the last ends"
         )
+    check_waiting(pointers.device, "whether pointers are valid")
     batches = pointers.reshape(-1, rows + 1)
     never_falls = (batches[:, 1:] >= batches[:, :-1]).all(1)
     is_wrong = ~(never_falls & (batches[:, 0] == 0) & (batches[:, -1] == entries))
