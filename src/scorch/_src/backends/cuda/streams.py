@@ -16,7 +16,9 @@ from scorch.errors import DeviceError
 
 MAX_FREE = 8  # memory of numbers that is free
 FINITE = "whether all values are finite"
-MAX_LOOKS = 2000  # at numbers, a tenth of a millisecond; beyond, other threads of Python run between looks
+MAX_LOOKS = (
+    20_000  # at numbers, about a millisecond; beyond, the host sleeps between looks, which may last longer
+)
 LOOKS_AT_STREAM = 256  # looks at numbers for each at their stream, which takes ten times as long
 
 
