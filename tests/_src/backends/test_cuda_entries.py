@@ -96,3 +96,17 @@ def test_what_is_not_finite_is_found(dtype):
             pair = [changed, other] if array is one else [one, changed]
             assert not ROUTINES.are_finite(pair)
             assert ROUTINES.are_finite([one, other])
+
+
+@given(st.data())
+def test_sums_of_columns_are_those_of_torch(data):
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    shape = data.draw(st.tuples(st.integers(0, 40), st.integers(0, 5)))
+    matrix = torch.randn(shape, generator=generator, dtype=torch.float64)
+    matrix = matrix.to(data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16])))
+    if data.draw(st.booleans()):
+        matrix = matrix[:1].expand(shape[0] if shape[0] > 1 else min(1, shape[0]), -1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=data.draw(st.booleans())):
+        sums = ROUTINES.sum_columns(matrix)
+    assert sums.dtype == matrix.dtype
+    torch.testing.assert_close(sums, matrix.sum(0))

@@ -155,6 +155,10 @@ class Routines:
             total = total + array.sum()
         return math.isfinite(total)
 
+    def sum_columns(self, matrix: Tensor) -> Tensor:
+        """Return the sum of each column of a dense matrix."""
+        return matrix.sum(0)
+
     def add_row(self, result: Tensor, row: Tensor) -> Tensor:
         """Add ``row`` to every row of a dense tensor of its dtype that nothing tracks, in place."""
         return result.add_(row)

@@ -17,6 +17,8 @@ from scorch._src.backends.routines import Tensor
 from scorch._src.backends.sort_entries import Sorted, sum_short_runs
 from scorch._src.torch_internals import cuda_stream_of
 
+is_deterministic = torch.are_deterministic_algorithms_enabled  # cuBLAS raises then, unless it is told how
+
 WARP = 32
 FEW = 64  # terms of a sum that a thread adds up
 
@@ -82,6 +84,13 @@ class CudaEntries(WaitingRoutines):
         if flag is None:
             flag = self._flags[place] = torch.zeros((), dtype=torch.int32, device=device)
         return flag
+
+    def sum_columns(self, matrix: Tensor) -> Tensor:
+        """Return the sum of each column; cuBLAS takes a fifth of the time of torch's sum of a tall matrix."""
+        is_plain = matrix.dtype in _TYPES and matrix.is_contiguous() and matrix.numel() > 0
+        if not is_plain or torch.is_autocast_enabled(matrix.device.type) or is_deterministic():
+            return super().sum_columns(matrix)
+        return torch.mv(matrix.T, matrix.new_ones(matrix.shape[0]))
 
     def sum_entries(self, found: Sorted, values: Tensor) -> Tensor:
         order, first, device = found.order, found.first, values.device

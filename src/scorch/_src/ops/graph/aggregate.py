@@ -105,7 +105,7 @@ class _WeightedSum(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             values_grad = _sample_products(weighted.graph, grad, x)
         if ctx.needs_input_grad[2]:
-            bias_grad = grad.sum(0)
+            bias_grad = routines_for(grad).sum_columns(grad)
         return x_grad, values_grad, bias_grad, None
 
 
