@@ -391,3 +391,31 @@ def test_large_matrices_cost_their_entries(iterative, monkeypatch):
 def test_the_names_are_those_of_torch_and_three_more():
     assert set(dir(torch.linalg)) <= set(dir(scorch.linalg))
     assert scorch.linalg.solve is torch.linalg.solve and not hasattr(torch.linalg, "cg")
+
+
+def scaled_grid(side: int, scales: torch.Tensor) -> SparseTensor:
+    """A positive definite matrix of a grid, whose rows and columns are scaled."""
+    line, eye = laplacian(side), scorch.eye(side, dtype=torch.float64, format="csr")
+    grid = torch.kron(line, eye) + torch.kron(eye, line)
+    return (grid * scales * scales[:, None]).to_format("csr")
+
+
+@pytest.mark.skipif(solve.scipy_linalg() is None, reason="SciPy is not installed")
+def test_scales_of_rows_do_not_fill_the_factors():
+    side = 24
+    one = scaled_grid(side, torch.ones(side * side, dtype=torch.float64))
+    scales = 10 ** (6 * torch.rand(side * side, dtype=torch.float64))
+    scaled = scaled_grid(side, scales)
+    assert solve.factorize(scaled).nnz == solve.factorize(one).nnz
+    b = torch.randn(side * side, dtype=torch.float64)
+    found = torch.linalg.solve(scaled, b * scales) * scales
+    torch.testing.assert_close(found, torch.linalg.solve(one.to_dense(), b))
+
+
+@pytest.mark.parametrize("small", [1e-20, 1e-9, 1.0])
+def test_matrices_that_need_other_pivots_are_solved(small: float):
+    beside = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    dense = torch.diag(beside, 1) + torch.diag(beside, -1) + small * torch.eye(4, dtype=torch.float64)
+    b = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    found = torch.linalg.solve(scorch.from_torch(dense, format="csr"), b)
+    torch.testing.assert_close(dense @ found, b)

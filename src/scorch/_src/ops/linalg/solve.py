@@ -7,9 +7,11 @@ a small matrix is solved densely, a larger one by ``cg`` where it is symmetric a
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from scorch._src.grad_state import is_transformed
@@ -37,6 +39,12 @@ from scorch.errors import CallError, LinAlgError, ShapeError
 
 MAX_DENSE_ROWS = 2048  # up to this size a dense factorisation takes a second at most
 MAX_DENSE_ELEMENTS = 1 << 22
+# With pivots from the diagonal, whatever the scales of rows: others would fill the factors.
+SYMMETRIC = {
+    "permc_spec": "MMD_AT_PLUS_A",
+    "diag_pivot_thresh": 0.0,
+    "options": {"SymmetricMode": True},
+}
 
 
 def _run_densely(function: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
@@ -158,15 +166,29 @@ def factorize(matrix: SparseTensor) -> Any:
     if not bool(matrix.storage.values.isfinite().all()):  # SuperLU takes it for singular
         raise LinAlgError("the matrix has non-finite values, so the equation has no solution")
     scipy_matrix = as_scipy(matrix).tocsc()
-    is_symmetric = is_hermitian(matrix)
-    order = "MMD_AT_PLUS_A" if is_symmetric else "COLAMD"
+    diagonal = as_dense(torch.diagonal(matrix)).real
+    if bool((diagonal > 0).all()) and is_hermitian(matrix):  # positive definite, in most cases
+        with contextlib.suppress(RuntimeError):
+            factors = linalg.splu(scipy_matrix, **SYMMETRIC)
+            if _is_accurate(factors, scipy_matrix):
+                return factors
     try:
-        return linalg.splu(scipy_matrix, permc_spec=order, options={"SymmetricMode": is_symmetric})
+        return linalg.splu(scipy_matrix)
     except RuntimeError:
         raise LinAlgError(
             f"the matrix of shape {tuple(matrix.shape)} is singular, so the equation has no solution "
             "or many; torch.linalg.lstsq returns the least-squares solution"
         ) from None
+
+
+def _is_accurate(factors: Any, matrix: Any) -> bool:
+    """Check that a solution by factors without pivoting is exact for a matrix close to this one."""
+    right = matrix @ np.ones(matrix.shape[1], dtype=matrix.dtype)
+    with np.errstate(all="ignore"):
+        solution = factors.solve(right)
+        scale = abs(matrix).sum(axis=1).max() * abs(solution).max()
+        error = abs(matrix @ solution - right).max() / scale
+    return bool(error <= np.finfo(matrix.dtype).eps ** 0.75)
 
 
 def _solve_iteratively(matrix: SparseTensor, columns: torch.Tensor) -> torch.Tensor:
