@@ -152,3 +152,23 @@ def test_logsumexp_of_complex_numbers(form: str, dim: int | tuple[int, int]) -> 
     wanted.abs().sum().backward()
     assert S.grad is not None and D.grad is not None
     torch.testing.assert_close(S.grad.to_dense()[dense != 0], D.grad[dense != 0])
+
+
+def test_a_reduction_inside_a_function_is_differentiated_once():
+    A = scorch.rand(30, 20, density=0.3, format="csr", dtype=torch.float64)
+    x, s, b = (torch.rand(*shape, dtype=torch.float64) for shape in ((20, 4), (20,), (4,)))
+    operands = [operand.requires_grad_() for operand in (A, x, s, b)]
+    text = "y[i,k] = tanh(A[i,j] * x[j,k] * s[j] + b[k])"
+
+    def run() -> None:
+        scorch.evaluate(text, A=A, x=x, s=s, b=b).sum().backward()
+
+    run()
+    found = [operand.grad.to_dense() for operand in operands]
+    shown = str(scorch.explain(run)())
+    assert shown.count("sum(j, A[i,j] * x[j,k] * s[j])") == 1, shown  # not once more for each gradient
+    dense = [operand.detach().to_dense().clone().requires_grad_() for operand in operands]
+    torch.tanh(dense[0] @ (dense[1] * dense[2][:, None]) + dense[3]).sum().backward()
+    dense[0].grad *= A.detach().to_dense() != 0
+    for one, other in zip(found, dense, strict=True):
+        torch.testing.assert_close(one, other.grad)

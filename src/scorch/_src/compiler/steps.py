@@ -29,12 +29,15 @@ from scorch._src.notation.trees import accesses, children, free_indices, with_ch
 def split(statement: Assign) -> tuple[Step, ...]:
     """The steps of ``statement``; temporaries are called T1, T2, ... (or more, if a tensor is)."""
     steps: list[Step] = []
+    known: dict[Reduce, Access] = {}
     taken = {statement.target.tensor} | _tensors(statement.value)
     numbers = iter(name for name in (f"T{n}" for n in range(1, 10_000)) if name not in taken)
 
     def temporary(reduce: Reduce) -> Access:
-        access = Access(next(numbers), free_indices(reduce))
-        steps.append(finish(access, reduce))
+        access = known.get(reduce)
+        if access is None:
+            access = known[reduce] = Access(next(numbers), free_indices(reduce))
+            steps.append(finish(access, reduce))
         return access
 
     def finish(target: Access, value: Expr) -> Step:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,17 @@ from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand
 from scorch._src.statements.statement import (
     LONG_EXPRESSION_CHARS,
+    Part,
     is_long,
+    parts_of,
     run_new,
     short_statements,
 )
 from scorch._src.tensor.flatten import spelled
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
+
+# Dtypes in which a tensor of its own rounds a reduction as the kernel of the whole expression does.
+SPLIT = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def evaluate(
@@ -111,6 +116,25 @@ def _differentiable(
     used = {access.tensor for access in accesses(statement.assign.value)}
     if used != set(names):  # raises the error
         shapes_of(statement, {name: tuple(value.shape) for name, value in zip(names, operands, strict=True)})
+    parts = parts_of(expression, not any(isinstance(operand, SparseTensor) for operand in operands))
+    if len(parts) > 1 and len({operand.dtype for operand in operands}) == 1 and operands[0].dtype in SPLIT:
+        return _in_order(parts, dict(zip(names, operands, strict=True)), format, sparse_grad)
     is_own = all(mine is original for mine, original in zip(operands, tensors.values(), strict=True))
     cache_head = (*head, sparse_grad) if is_own else None
     return differentiable(statement, names, operands, format, sparse_grad, head=cache_head)
+
+
+def _in_order(
+    parts: Sequence[Part], tensors: dict[str, Any], format: str | Format | None, sparse_grad: bool
+) -> SparseTensor | torch.Tensor:
+    """Evaluate the parts of an expression, the last of which is the result.
+
+    Each is connected on its own, so that the backward pass computes the gradient of each once, and none of
+    them again.
+    """
+    *first, last = parts
+    for part in first:
+        reads = {name: tensors[name] for name in part.reads}
+        tensors[part.target] = evaluate(part.text, sparse_grad=sparse_grad, **reads)
+    reads = {name: tensors[name] for name in last.reads}
+    return evaluate(last.text, format=format, sparse_grad=sparse_grad, **reads)

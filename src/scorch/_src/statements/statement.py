@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,10 +18,12 @@ from scorch._src.engine.one_device import on_one_device
 from scorch._src.formats import Format, as_format
 from scorch._src.notation.cut import MAX_ACCESSES, Short, cut
 from scorch._src.notation.indexing import Statement, parse
-from scorch._src.notation.trees import accesses
+from scorch._src.notation.nodes import Access, Assign, Op, Reduce
+from scorch._src.notation.show import show
+from scorch._src.notation.trees import accesses, free_indices
 from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.call_cache import keep_call, repeat_call
-from scorch._src.statements.formula import Formula
+from scorch._src.statements.formula import Formula, fresh, read_by
 from scorch._src.statements.operands import as_operand, converted, dtype_of, shape_of
 from scorch._src.storage.storage import Storage
 
@@ -82,6 +84,41 @@ def is_long(expression: Any) -> bool:
 def short_statements(expression: str) -> tuple[Short, ...]:
     """Return what an expression is run as: itself, or the short statements that it is cut into."""
     return cut(parse(expression))
+
+
+class Part(NamedTuple):
+    """A statement to evaluate into a tensor called ``target``, and the tensors that it reads."""
+
+    text: str
+    target: str
+    reads: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def parts_of(expression: str, is_dense: bool) -> tuple[Part, ...]:
+    """Return the statements of an expression with what is computed first as statements of their own.
+
+    That are the reductions inside it; and, where all operands are dense, what a function is applied to.
+    """
+    statement = parse(expression)
+    if statement.accumulate:  # which reads its target
+        return (_part(statement.assign),)
+    steps = split(statement.assign)
+    assigns = [
+        Assign(step.target, Reduce(step.reduction, step.reduced, step.body) if step.reduced else step.body)
+        for step in steps
+    ]
+    value = assigns[-1].value
+    if len(steps) == 1 and is_dense and isinstance(value, Op) and len(value.args) == 1:
+        target, (inner,) = statement.assign.target, value.args
+        if len(read_by(statement.assign)) > 1 and target.indices:
+            whole = Access(fresh("T1", (target.tensor, *read_by(statement.assign))), free_indices(inner))
+            assigns = [Assign(whole, inner), Assign(target, Op(value.name, (whole,)))]
+    return tuple(map(_part, assigns))
+
+
+def _part(assign: Assign) -> Part:
+    return Part(show(Statement(assign)), assign.target.tensor, read_by(assign))
 
 
 def read_statement(expression: str, tensors: Mapping[str, Any]) -> tuple[Statement, Tensors, dict[str, int]]:
