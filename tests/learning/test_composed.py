@@ -164,7 +164,7 @@ def test_a_reduction_inside_a_function_is_differentiated_once():
         scorch.evaluate(text, A=A, x=x, s=s, b=b).sum().backward()
 
     run()
-    found = [operand.grad.to_dense() for operand in operands]
+    found = [operand.grad.to_dense().clone() for operand in operands]
     shown = str(scorch.explain(run)())
     assert shown.count("sum(j, A[i,j] * x[j,k] * s[j])") == 1, shown  # not once more for each gradient
     dense = [operand.detach().to_dense().clone().requires_grad_() for operand in operands]
