@@ -17,7 +17,9 @@ import torch
 
 from scorch._src.backends.base import Places
 from scorch._src.backends.routines import Routines
+from scorch._src.compiler import lattice
 from scorch._src.compiler.plan import Step
+from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Origins, Statement
 from scorch._src.engine.by_torch.list_entries import keys_in_levels
@@ -67,7 +69,7 @@ def is_elementwise(prepared: Prepared) -> bool:
         return False
     sparse = [a for a in step.accesses if plan.operand(a.tensor).is_sparse]
     is_plain = all(len(a.indices) == len(wanted) and set(a.indices) == wanted for a in sparse)
-    return is_plain and bool(sparse) and plan.assembly != "list"
+    return is_plain and bool(sparse) and (plan.assembly != "list" or plan.comes_sorted)
 
 
 def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storage:
@@ -112,9 +114,11 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
         if statement.dense:  # which are read at coordinates
             same = next(iter(statement.stored.values())).columns
         return Structure(patterns[0], same, dict.fromkeys(statement.sparse, (None, None)), None, others)
+    if (collected := _collected(prepared, statement, tensors)) is not None:
+        statement.use(*collected)
     points = statement.points
     columns = [points.columns[index] for index in target]
-    order = _order(form, shape, columns, patterns, step)
+    order = None if collected else _order(form, shape, columns, patterns, step)
     numbers = torch.arange(1, points.count + 1, device=statement.device)
     if order is not None:
         columns, numbers = [column[order] for column in columns], numbers[order]
@@ -128,6 +132,24 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
         origins[access] = entry[source], None if is_there is None else is_there[source]
     kept = {index: points.columns[index][source] for index in target} if statement.dense else {}
     return Structure(packed.pattern, kept, origins, padding, others)
+
+
+def _collected(
+    prepared: Prepared, statement: Statement, tensors: Mapping[str, Tensor]
+) -> tuple[relations.Columns, Origins, int] | None:
+    """Return the points of a statement in the order of the result, as kernels found them, if there are some."""
+    if not prepared.kernel.collects:
+        return None
+    found = prepared.kernel.collect(prepared.arrays([tensors[name] for name in prepared.names]))
+    if found is None:
+        return None
+    columns = dict(zip(statement.step.target.indices, (c.long() for c in found.columns), strict=True))
+    required = lattice.required(statement.support(statement.step.body))
+    origins: dict[Access, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+    for access, entry in zip(statement.sparse, found.entries, strict=True):
+        is_there = None if access in required else entry >= 0
+        origins[access] = entry.clamp(min=0).long(), is_there
+    return columns, origins, found.columns[0].numel()
 
 
 def is_transposition(prepared: Prepared) -> bool:
