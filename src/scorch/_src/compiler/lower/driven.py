@@ -27,6 +27,7 @@ from scorch._src.compiler.vector.vector_loops import delivery
 from scorch._src.formats.level import suffix
 from scorch._src.formats.scratch import not_zero
 from scorch._src.loops import nodes as ir
+from scorch._src.loops.analysis import walk
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access
@@ -62,7 +63,7 @@ def drivers_of(plan: Plan) -> Drivers | str:
         if found:
             wanted = set(plan.step.target.indices)
             has_all = all(set(a.indices) == wanted and len(a.indices) == len(wanted) for a in sparse)
-            is_located = depth == len(plan.order) and has_all and not plan.skip_zeros
+            is_located = has_all and not (plan.step.reduced or plan.skip_zeros)
             return Drivers(tuple(found), depth, is_located)
     return "it has entries where no operand has coordinates of the outer loops"
 
@@ -175,7 +176,9 @@ class _Turns(Lowering):
         nothing, turns = ir.block(), _turns(self.number)
         body = self._counted_turn() if name == COUNT else self._filled_turn()
         loop = ir.Parallel(TURN, turns, ir.Const(1), nothing, body, nothing)
-        params = (*self.inputs, *_added_slots(self.plan, self.drivers))
+        slots = (*self.inputs, *_added_slots(self.plan, self.drivers))
+        used = {node.name for node in walk(loop) if isinstance(node, ir.Var | ir.Array)}
+        params = tuple(slot for slot in slots if slot.name in used)
         return ir.Function(f"{name}_{self.number}", params, ir.block(loop), exported=True)
 
     def _counted_turn(self) -> ir.Stmt:
