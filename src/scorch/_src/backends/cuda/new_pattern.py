@@ -53,7 +53,7 @@ class NewPatternExecutable(CudaExecutable):
         return True
 
     def collect(self, arrays: Sequence[torch.Tensor]) -> base.Collected | None:
-        turns = [self._turns(access, arrays) for access in self.drivers.accesses]
+        turns = self._all_turns(arrays)
         if self._why_not(turns) or not self.kernel.is_ready():
             return None
         device = arrays[0].device
@@ -115,16 +115,17 @@ class NewPatternExecutable(CudaExecutable):
 
     def describe(self, call: base.Call) -> base.Description:
         names = " and ".join(dict.fromkeys(access.tensor for access in self.drivers.accesses))
-        inner = f"a turn for each nonzero of {names}, which searches the other operands"
+        inner = f"one turn for each nonzero of {names}, which searches the other operands"
         left = ", ".join(self.plan.order[self.drivers.depth :])
         inner += f"; {left} inside" if left else ""
         why = "" if call.arrays is None else self._why_not(self._all_turns(call.arrays))
         if why:
             return base.Description(inner, f"none: {why}; falls back to joins (PyTorch's sort and search)")
-        how = "a CUDA thread for each turn; one launch per operand counts and one fills in; in between the host "
+        how = (
+            "a CUDA thread for each turn; launches that count, then launches that fill; in between the host "
+        )
         how += "waits for the size"
-        if self.drivers.is_located:
-            how += "; positions are cached, and the next call is one kernel"
+        how += "; positions are cached: the next call is one kernel" if self.drivers.is_located else ""
         said, seconds = self._cost(call)
         return base.Description(inner, f"{how}; {said}", seconds)
 

@@ -81,7 +81,7 @@ def _covered(plan: Plan, access: Access) -> list[int]:
 
 
 def _hit(plan: Plan, where: lattice.Support, able: list[Access]) -> list[Access]:
-    """The fewest accesses, those with few entries first, of which every clause has one; none if not all do."""
+    """The fewest accesses of which every clause has one, those with few entries first; none if not all do."""
     left, found = set(where), []
     while left:
         hits = {a: sum(a in clause for clause in left) for a in able}
@@ -177,7 +177,7 @@ class _Turns(Lowering):
         body = self._counted_turn() if name == COUNT else self._filled_turn()
         loop = ir.Parallel(TURN, turns, ir.Const(1), nothing, body, nothing)
         slots = (*self.inputs, *_added_slots(self.plan, self.drivers))
-        used = {node.name for node in walk(loop) if isinstance(node, ir.Var | ir.Array)}
+        used = {"parallel_for", *(node.name for node in walk(loop) if isinstance(node, ir.Var | ir.Array))}
         params = tuple(slot for slot in slots if slot.name in used)
         return ir.Function(f"{name}_{self.number}", params, ir.block(loop), exported=True)
 
@@ -242,7 +242,7 @@ class _Turns(Lowering):
         return statements, places
 
     def _search(self, access: Access) -> tuple[list[ir.Stmt], ir.Expr, ir.Expr]:
-        """Go down the levels of a driver. Below an entry that is not there is none, before that which is next."""
+        """Go down the levels of a driver; below a coordinate that it lacks, stand before those that follow."""
         form = self.plan.operand(access.tensor).format
         at: ir.Expr = ir.Const(0)
         here: ir.Expr = ir.TRUE

@@ -57,8 +57,8 @@ def pack(
 class _Builder:
     """The levels of a tensor so far.
 
-    ``positions`` is how many there are, and ``at`` that of each entry, None for the only one. ``first`` is the
-    first entry of each position, where all of them have some.
+    ``positions`` is how many there are, and ``at`` that of each entry, None for the only one. ``first`` is
+    the first entry of each position, where all of them have some.
     """
 
     def __init__(

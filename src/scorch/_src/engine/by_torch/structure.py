@@ -101,7 +101,9 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
     step, form, shape = prepared.planned.plan.step, prepared.format, prepared.shape
     if prepared.is_transposition:
         transposed, entries = transpose(patterns[0], form, shape, prepared.backend.routines)
-        return Structure(transposed, {}, {step.accesses[0]: Places(entries.to(transposed.index_dtype))}, None, ())
+        return Structure(
+            transposed, {}, {step.accesses[0]: Places(entries.to(transposed.index_dtype))}, None, ()
+        )
     statement = Statement(step, tensors, prepared.sizes)
     others = tuple(weakref.ref(pattern) for pattern in patterns[1:])
     if _is_on_one_pattern(statement, patterns, form):
@@ -126,7 +128,7 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
     return Structure(packed.pattern, kept, read, padding, others)
 
 
-# Coordinates in each dimension, in the order of the result; of each access the entries there, and whether that
+# Coordinates in each dimension, in the order of the result; of each access the entries there, and whether it
 # has one everywhere.
 Found = tuple[Sequence[torch.Tensor], Mapping[Access, tuple[torch.Tensor, bool]]]
 
