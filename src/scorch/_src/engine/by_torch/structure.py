@@ -18,7 +18,6 @@ import torch
 from scorch._src.backends.base import Places
 from scorch._src.backends.routines import Routines
 from scorch._src.compiler import lattice
-from scorch._src.compiler.plan import Step
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Origins, Statement
 from scorch._src.engine.by_torch.list_entries import keys_in_levels
@@ -148,7 +147,7 @@ def _joined(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern
     """Return the entries of a result, found by joins."""
     points, step = statement.points, statement.step
     columns = [points.columns[index] for index in step.target.indices]
-    order = _order(prepared.format, prepared.shape, columns, patterns, step)
+    order = _order(prepared.format, prepared.shape, columns, patterns, statement)
     if order is not None:
         columns = [column[order] for column in columns]
     places: dict[Access, tuple[torch.Tensor, bool]] = {}
@@ -201,17 +200,15 @@ def _order(
     shape: tuple[int, ...],
     columns: Sequence[torch.Tensor],
     patterns: Sequence[Pattern],
-    step: Step,
+    statement: Statement,
 ) -> torch.Tensor | None:
     """Return the permutation that sorts points in the order of the levels; None if they are sorted.
 
-    The entries of a lone operand are sorted by its own levels: of those, only one may have to come first.
+    Points that are the entries of a lone operand are sorted by its levels: only one may have to come first.
     """
-    source = patterns[0].format
-    is_plain = (
-        not form.is_blocked and not source.is_blocked and step.accesses[0].indices == step.target.indices
-    )
-    if len(patterns) == 1 and is_plain:
+    source, step, access = patterns[0].format, statement.step, next(iter(statement.sparse))
+    is_plain = not form.is_blocked and not source.is_blocked and access.indices == step.target.indices
+    if is_plain and statement.support(step.body) == lattice.stored(access):
         wanted, given = list(form.order), list(source.order)
         if wanted == given:
             return None
