@@ -32,6 +32,8 @@ STATEMENTS = {
     "dense factors": ("A[i,j] * x[j] + B[i,j] * x[i]", "ij"),
     "sparse rows": ("A[i,j] * v[j] + B[i,j]", "ij"),
     "outer product": ("u[i] * v[j]", "ij"),
+    "every row": ("A[i,j] + v[j]", "ij"),
+    "every fiber": ("T[i,j,k] * x[k] + B[i,k]", "ijk"),
     "pairs": ("A[i,j] * B[j,k]", "ijk"),
     "union of tensors": ("T[i,j,k] + U[i,j,k]", "ijk"),
     "intersection of tensors": ("T[i,j,k] * U[i,j,k]", "ijk"),
@@ -133,7 +135,7 @@ def test_few_turns_with_loops_inside_are_left_to_joins(
     assert not launched
     torch.testing.assert_close(found.to_dense(), (T.to_dense() * U.to_dense()).sum(2))
     step = scorch.explain("ijk,ijk->ij", T, U, format="csr").steps[-1]
-    assert "none: too few nonzeros to run in parallel; falls back to joins" in step.threads
+    assert "none: too little to run in parallel; falls back to joins" in step.threads
     assert step.inner.endswith("which searches the other operands; k inside")
 
 
@@ -184,3 +186,10 @@ def test_nobody_waits_for_the_size_while_a_graph_is_captured(
     monkeypatch.setattr(new_pattern, "check_waiting", refuse)
     with pytest.raises(DeviceError, match="the size of"):
         scorch.einsum("ijk,ijk->ij", T, U, format="csr")
+
+
+def test_results_that_are_full_have_their_values_in_stored_order(launched: list[str]) -> None:
+    a, x = torch.tensor([[0.0, 2], [3, 0], [0, 4]]), torch.arange(6.0).view(3, 2)
+    A = scorch.from_torch(a, format="csc")
+    found = scorch.evaluate("C[i,j] = A[i,j] + X[i,j]", A=A, X=x, format="csc")
+    torch.testing.assert_close(found.to_dense(), a + x)

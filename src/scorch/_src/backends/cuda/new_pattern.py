@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,6 +20,7 @@ from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.notation.nodes import Access
 
+MAX_TURNS = 1 << 28  # without a nonzero to begin from
 MIN_TURNS = 1 << 12  # of loops that run inside a turn: fewer would leave most of a device idle
 
 
@@ -110,14 +112,17 @@ class NewPatternExecutable(CudaExecutable):
 
     def _why_not(self, turns: Sequence[int]) -> str:
         """Say why the kernels are too slow for as many turns; "" if they are not."""
-        is_deep = self.drivers.depth < len(self.plan.order)
-        return "too few nonzeros to run in parallel" if is_deep and sum(turns) < MIN_TURNS else ""
+        if self.drivers.depth < len(self.plan.order) and sum(turns) < MIN_TURNS:
+            return "too little to run in parallel"
+        return "too many rows" if not self.drivers.accesses and sum(turns) > MAX_TURNS else ""
 
     def describe(self, call: base.Call) -> base.Description:
+        order, depth = self.plan.order, self.drivers.depth
         names = " and ".join(dict.fromkeys(access.tensor for access in self.drivers.accesses))
         inner = f"one turn for each nonzero of {names}, which searches the other operands"
-        left = ", ".join(self.plan.order[self.drivers.depth :])
-        inner += f"; {left} inside" if left else ""
+        if not names:
+            inner = f"one turn for each {', '.join(order[:depth])}"
+        inner += f"; {', '.join(order[depth:])} inside" if depth < len(order) else ""
         why = "" if call.arrays is None else self._why_not(self._all_turns(call.arrays))
         if why:
             return base.Description(inner, f"none: {why}; falls back to joins (PyTorch's sort and search)")
@@ -130,7 +135,9 @@ class NewPatternExecutable(CudaExecutable):
         return base.Description(inner, f"{how}; {said}", seconds)
 
     def _all_turns(self, arrays: Sequence[torch.Tensor]) -> list[int]:
-        return [self._turns(access, arrays) for access in self.drivers.accesses]
+        if self.drivers.accesses:
+            return [self._turns(access, arrays) for access in self.drivers.accesses]
+        return [math.prod(self.extents[loop] for loop in self.plan.order[: self.drivers.depth])]
 
     def launches(self, call: base.Call) -> list[Launch]:
         if call.arrays is None:

@@ -8,7 +8,8 @@ that an earlier driver has, too, is the turn of that one. Each driver has two fu
                   fill     at the number of entries counted before these coordinates, in A and in B together
 
 In between, the caller sums up the counts. Entries are in the order of the result, whatever the rows of
-operands are: none is too long for a turn.
+operands are: none is too long for a turn. Where no operands drive the loops, as in ``A[i,j] + v[j]``, a turn
+has one coordinate of the outermost loop, or of all outer ones that are dense.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from scorch._src.compiler import lattice
-from scorch._src.compiler.lattice import NOWHERE
+from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE
 from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.collect import Collector
 from scorch._src.compiler.lower.levels import State, States, formula
@@ -29,6 +30,7 @@ from scorch._src.formats.scratch import not_zero
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.simplify import simplify
+from scorch._src.loops.turns import coordinates_of
 from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access
 
@@ -41,12 +43,18 @@ COUNTS, BEFORE = ir.Array("entry_counts", INT64), ir.Array("entry_before", INT64
 class Drivers:
     """The operands whose entries are turns, and how many loops their coordinates are of.
 
+    Without operands, all coordinates of these loops are turns.
     ``is_located``: the entries of the result are told by the entries of all sparse operands at them.
     """
 
     accesses: tuple[Access, ...]
     depth: int
     is_located: bool
+
+    @property
+    def count(self) -> int:
+        """How many pairs of functions there are."""
+        return len(self.accesses) or 1
 
 
 def drivers_of(plan: Plan) -> Drivers | str:
@@ -57,15 +65,19 @@ def drivers_of(plan: Plan) -> Drivers | str:
         return "the result has blocks"
     sparse = [access for access in plan.step.accesses if plan.operand(access.tensor).is_sparse]
     where = lattice.support_by(plan.step.body, sparse)
+    if not plan.prefix or where in (EVERYWHERE, NOWHERE):
+        return "its positions do not depend on operands"
+    wanted = set(plan.step.target.indices)
+    has_all = all(set(a.indices) == wanted and len(a.indices) == len(wanted) for a in sparse)
+    is_located = has_all and not (plan.step.reduced or plan.skip_zeros)
     covered = {access: _covered(plan, access) for access in sparse}
     for depth in range(plan.prefix, 0, -1):
         found = _hit(plan, where, [access for access in sparse if depth in covered[access]])
+        if any(depth <= plan.operand(access.tensor).format.dense_levels for access in found):
+            return Drivers((), depth, is_located)
         if found:
-            wanted = set(plan.step.target.indices)
-            has_all = all(set(a.indices) == wanted and len(a.indices) == len(wanted) for a in sparse)
-            is_located = has_all and not (plan.step.reduced or plan.skip_zeros)
             return Drivers(tuple(found), depth, is_located)
-    return "it has entries where no operand has coordinates of the outer loops"
+    return Drivers((), 1, is_located)
 
 
 def _covered(plan: Plan, access: Access) -> list[int]:
@@ -104,7 +116,7 @@ def lower_driven(plan: Plan, drivers: Drivers) -> ir.Kernel:
     renamed = dict(zip(plan.step.accesses, safe.step.accesses, strict=True))
     drivers = replace(drivers, accesses=tuple(renamed[access] for access in drivers.accesses))
     functions: list[ir.Function] = []
-    for number in range(len(drivers.accesses)):
+    for number in range(drivers.count):
         functions.append(_Turns(safe, drivers, _Count(safe), number).function(COUNT))
         functions.append(_Turns(safe, drivers, _Fill(safe), number).function(FILL))
     slots = (*_Turns(safe, drivers, _Fill(safe), 0).inputs, *_added_slots(safe, drivers))
@@ -112,7 +124,7 @@ def lower_driven(plan: Plan, drivers: Drivers) -> ir.Kernel:
 
 
 def _added_slots(plan: Plan, drivers: Drivers) -> tuple[ir.Var | ir.Array, ...]:
-    turns = [slot for n in range(len(drivers.accesses)) for slot in (_turns(n), _first(n))]
+    turns = [slot for n in range(drivers.count) for slot in (_turns(n), _first(n))]
     results = _numbers(plan) if drivers.is_located else {plan.step.target: _values(plan)}
     return (*turns, COUNTS, BEFORE, *_coordinates(plan), *results.values())
 
@@ -206,10 +218,13 @@ class _Turns(Lowering):
         return ir.If(begin < end, body)
 
     def _bind(self) -> list[ir.Stmt]:
-        """Declare the coordinates of the entry, from the innermost out."""
+        """Declare the coordinates of the turn, from the innermost out."""
+        at, bound = TURN, list[ir.Stmt]()
+        if not self.drivers.accesses:
+            loops = [(ir.Var(loop), self.plan.splits.size(loop)) for loop in self.order[: self.drivers.depth]]
+            return coordinates_of(TURN, loops)[1]
         access = self.drivers.accesses[self.number]
         form = self.plan.operand(access.tensor).format
-        at, bound = TURN, list[ir.Stmt]()
         for use in reversed(self.levels.uses[access][: self.drivers.depth]):
             kind, x, arrays = form.levels[use.level], ir.Var(self.order[use.level]), use.arrays
             above = ir.Var(f"entry_above_{use.level + 1}")
@@ -242,7 +257,7 @@ class _Turns(Lowering):
         return statements, places
 
     def _search(self, access: Access) -> tuple[list[ir.Stmt], ir.Expr, ir.Expr]:
-        """Go down the levels of a driver; below a coordinate that it lacks, stand before those that follow."""
+        """Go down the levels of a driver; below a coordinate that it lacks, stop before those that follow."""
         form = self.plan.operand(access.tensor).format
         at: ir.Expr = ir.Const(0)
         here: ir.Expr = ir.TRUE
