@@ -21,7 +21,17 @@ from _src.backends.test_cuda import CALLS, drawn
 from _src.backends.test_cuda_new_patterns import STATEMENTS
 from _src.backends.test_cuda_routines import SHAPES
 from golden_statements import NAMES, statements
-from scorch._src.backends.cuda import attention, coalescing, entries, nvrtc, product, routines, sorting
+from scorch._src.backends.cuda import (
+    attention,
+    coalescing,
+    entries,
+    levels,
+    nvrtc,
+    product,
+    routines,
+    sorting,
+)
+from scorch._src.loops.types import INT32
 from scorch.errors import CompilationError
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -118,6 +128,13 @@ def test_new_patterns(name: str, form: str, printed: Any) -> None:
     assert any("scorch_count_0" in source for source in texts)
     for source, architecture in itertools.product(texts, ARCHITECTURES):
         check(source, architecture, "grid")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("full, runs", [(0, (1, 1, 1)), (2, (1,)), (1, (1, 2))])
+def test_levels(full: int, runs: tuple[int, ...], architecture: str) -> None:
+    check(levels.print_levels(levels.Shape(full, runs, INT32, INT32)), architecture, "grid")
 
 
 @pytest.mark.sampled(6)

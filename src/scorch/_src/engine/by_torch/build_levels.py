@@ -7,10 +7,14 @@ entries, so the pairs are those of all their coordinates.
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
 
+from scorch._src.backends.base import routines_for
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.formats import Format
@@ -43,7 +47,11 @@ def pack(
 
     ``check`` is called with the bytes that full levels need, before they are allocated.
     """
-    builder = _Builder(form, shape, level_coordinates(form, columns), values, check)
+    crds = level_coordinates(form, columns)
+    listed = _listed(form, shape, crds, values, check)
+    if listed is not None:
+        return listed
+    builder = _Builder(form, shape, crds, values, check)
     level = 0
     while level < len(form):
         level = builder.widen(level) if form.levels[level].is_full else builder.list_entries(level)
@@ -52,6 +60,32 @@ def pack(
         tuple(a if a is None else a.to(dtype) for a in arrays) for arrays in (builder.pos, builder.crd)
     )
     return assembled(form, shape, pos, crd, builder.counts, builder.placed())
+
+
+def _listed(
+    form: Format,
+    shape: tuple[int, ...],
+    crds: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    check: Callable[[int], None],
+) -> Storage | None:
+    """Build the tensor by a routine, if there is one and all levels below full ones list coordinates."""
+    full = form.dense_levels
+    if any(level.is_full for level in form.levels[full:]) or full == len(form):
+        return None
+    sizes = [form.level_size(level, shape) for level in range(full)]
+    check(math.prod(sizes) * values.element_size())
+    starts = [level for level in range(full, len(form)) if form.starts_run(level)]
+    runs = [end - begin for begin, end in itertools.pairwise((*starts, len(form)))]
+    index = dtype_of_type(index_type(shape, values.numel()))
+    found = routines_for(values).list_levels(sizes, runs, crds, index)
+    if found is None:
+        return None
+    pos = dict(zip(starts, found[0], strict=True))
+    crd = (*[None] * full, *found[1])
+    counts = [*itertools.accumulate(sizes, operator.mul), *(each.numel() for each in found[1])]
+    levels = range(len(form))
+    return assembled(form, shape, [pos.get(level) for level in levels], crd, counts, values)
 
 
 class _Builder:

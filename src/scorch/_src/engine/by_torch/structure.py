@@ -111,7 +111,9 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
             same = next(iter(statement.stored.values())).columns
         return Structure(patterns[0], same, dict.fromkeys(statement.sparse, Places()), None, others)
     columns, places = _collected(prepared, statement) or _joined(prepared, statement, patterns)
-    numbers = torch.arange(1, columns[0].numel() + 1, device=statement.device)
+    numbers = columns[0]  # which are not read, unless some are padding
+    if form.is_padded:
+        numbers = torch.arange(1, columns[0].numel() + 1, device=statement.device)
     packed = pack(form, shape, columns, numbers, prepared.check_bytes)
     padding = None
     if form.is_padded:
