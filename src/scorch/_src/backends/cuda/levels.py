@@ -62,17 +62,16 @@ class _Loops:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        uppers = range(len(shape.runs) - 1)
+        self.uppers = range(len(shape.runs) - 1)
         self.sizes = [ir.Var(f"size{level}") for level in range(shape.full)]
         self.before = [ir.Var(f"before{run}") for run in range(len(shape.runs))]  # nodes of runs further out
         self.crds = [ir.Array(f"crd{level}", shape.given) for level in range(shape.levels)]
         self.pos = [ir.Array(f"pos{run}", shape.index) for run in range(len(shape.runs))]
         last = shape.ends[-2] if len(shape.runs) > 1 else shape.full
         self.nodes = {level: ir.Array(f"node{level}", shape.index) for level in range(shape.full, last)}
-        self.uppers = uppers
 
     def kernel(self) -> ir.Kernel:
-        slots = (
+        slots: tuple[ir.Var | ir.Array, ...] = (
             ENTRIES,
             *self.sizes,
             *self.before,

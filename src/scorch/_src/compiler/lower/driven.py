@@ -1,7 +1,6 @@
 """Loops for a new pattern that run over entries of operands, each on its own: on a grid, all at once.
 
-*Drivers* are operands of which at least one has an entry wherever the result has one. A turn is an entry of a
-driver: it knows its coordinates, looks for them in the other operands, and runs the loops that are left. One
+A turn is an entry of one of the drivers (``schedule.choose_drivers``): it knows its coordinates, looks for them in the other operands, and runs the loops that are left. One
 that an earlier driver has, too, is the turn of that one. Each driver has two functions:
 
     C = A + B     count    A: one                           B: one, unless A has an entry there
@@ -14,16 +13,19 @@ has one coordinate of the outermost loop, or of all outer ones that are dense.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from scorch._src.compiler import lattice
-from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE
+from scorch._src.compiler.lattice import NOWHERE
 from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.collect import Collector
 from scorch._src.compiler.lower.levels import State, States, formula
 from scorch._src.compiler.lower.lower import Lowering
 from scorch._src.compiler.names import with_safe_names
 from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.schedule.choose_drivers import Drivers
 from scorch._src.compiler.vector.vector_loops import delivery
 from scorch._src.formats.level import suffix
 from scorch._src.formats.scratch import not_zero
@@ -37,72 +39,6 @@ from scorch._src.notation.nodes import Access
 COUNT, FILL = "scorch_count", "scorch_fill"  # and the number of a driver
 TURN, PLACE, FOUND = ir.Var("entry_turn"), ir.Var("entry_place"), ir.Var("entry_count")
 COUNTS, BEFORE = ir.Array("entry_counts", INT64), ir.Array("entry_before", INT64)
-
-
-@dataclass(frozen=True)
-class Drivers:
-    """The operands whose entries are turns, and how many loops their coordinates are of.
-
-    Without operands, all coordinates of these loops are turns.
-    ``is_located``: the entries of the result are told by the entries of all sparse operands at them.
-    """
-
-    accesses: tuple[Access, ...]
-    depth: int
-    is_located: bool
-
-    @property
-    def count(self) -> int:
-        """How many pairs of functions there are."""
-        return len(self.accesses) or 1
-
-
-def drivers_of(plan: Plan) -> Drivers | str:
-    """Return what drives the loops of a plan for a new pattern, or why nothing does."""
-    if plan.workspace is not None or not plan.comes_sorted:
-        return "entries come out of order"
-    if plan.splits.blocks or plan.result.is_blocked:
-        return "the result has blocks"
-    sparse = [access for access in plan.step.accesses if plan.operand(access.tensor).is_sparse]
-    where = lattice.support_by(plan.step.body, sparse)
-    if not plan.prefix or where in (EVERYWHERE, NOWHERE):
-        return "its positions do not depend on operands"
-    wanted = set(plan.step.target.indices)
-    has_all = all(set(a.indices) == wanted and len(a.indices) == len(wanted) for a in sparse)
-    is_located = has_all and not (plan.step.reduced or plan.skip_zeros)
-    covered = {access: _covered(plan, access) for access in sparse}
-    for depth in range(plan.prefix, 0, -1):
-        found = _hit(plan, where, [access for access in sparse if depth in covered[access]])
-        if any(depth <= plan.operand(access.tensor).format.dense_levels for access in found):
-            return Drivers((), depth, is_located)
-        if found:
-            return Drivers(tuple(found), depth, is_located)
-    return Drivers((), 1, is_located)
-
-
-def _covered(plan: Plan, access: Access) -> list[int]:
-    """The numbers of outer loops whose coordinates are those of entries of an access."""
-    form = plan.operand(access.tensor).format
-    found = []
-    for use, kind, loop in zip(plan.uses(access), form.levels, plan.order, strict=False):
-        if use.loop != loop or not (kind.is_full or kind.has_coordinates):
-            break
-        if form.is_unique(use.level):
-            found.append(use.level + 1)
-    return found
-
-
-def _hit(plan: Plan, where: lattice.Support, able: list[Access]) -> list[Access]:
-    """The fewest accesses of which every clause has one, those with few entries first; none if not all do."""
-    left, found = set(where), []
-    while left:
-        hits = {a: sum(a in clause for clause in left) for a in able}
-        best = max(able, key=lambda a: (hits[a], -plan.operand(a.tensor).nnz), default=None)
-        if best is None or not hits[best]:
-            return []
-        found.append(best)
-        left = {clause for clause in left if best not in clause}
-    return [access for access in able if access in found]
 
 
 def lower_driven(plan: Plan, drivers: Drivers) -> ir.Kernel:
@@ -154,6 +90,16 @@ def _numbers(plan: Plan) -> dict[Access, ir.Array]:
     }
 
 
+class _Place(NamedTuple):
+    """The first entry of a driver that is not before given coordinates, and whether it has them."""
+
+    at: ir.Expr
+    here: ir.Expr
+
+
+_Places = Mapping[Access, _Place]
+
+
 class _Count(Collector):
     """Counts entries."""
 
@@ -197,7 +143,7 @@ class _Turns(Lowering):
         find, places = self._find()
         is_new: ir.Expr = ir.TRUE
         for access in self.drivers.accesses[: self.number]:
-            is_new = ir.both(is_new, ir.Unary("!", places[access][1], BOOL))
+            is_new = ir.both(is_new, ir.Unary("!", places[access].here, BOOL))
         return ir.block(
             *self._bind(),
             *find,
@@ -213,17 +159,17 @@ class _Turns(Lowering):
         for number, access in enumerate(self.drivers.accesses):
             if number != self.number:
                 first = _first(number)
-                place = place + (ir.Load(BEFORE, first + places[access][0]) - ir.Load(BEFORE, first))
+                place = place + (ir.Load(BEFORE, first + places[access].at) - ir.Load(BEFORE, first))
         body = ir.block(*self._bind(), *find, ir.Declare(PLACE, place), self._inner(places))
         return ir.If(begin < end, body)
 
     def _bind(self) -> list[ir.Stmt]:
         """Declare the coordinates of the turn, from the innermost out."""
-        at, bound = TURN, list[ir.Stmt]()
+        bound: list[ir.Stmt] = []
         if not self.drivers.accesses:
             loops = [(ir.Var(loop), self.plan.splits.size(loop)) for loop in self.order[: self.drivers.depth]]
             return coordinates_of(TURN, loops)[1]
-        access = self.drivers.accesses[self.number]
+        at, access = TURN, self.drivers.accesses[self.number]
         form = self.plan.operand(access.tensor).format
         for use in reversed(self.levels.uses[access][: self.drivers.depth]):
             kind, x, arrays = form.levels[use.level], ir.Var(self.order[use.level]), use.arrays
@@ -243,26 +189,25 @@ class _Turns(Lowering):
                 at = above
         return bound
 
-    def _find(self) -> tuple[list[ir.Stmt], dict[Access, tuple[ir.Expr, ir.Expr]]]:
-        """Look for the coordinates in other drivers: the first entry not before, and whether it has them."""
+    def _find(self) -> tuple[list[ir.Stmt], _Places]:
+        """Look for the coordinates of the turn in all drivers."""
         statements: list[ir.Stmt] = []
-        places: dict[Access, tuple[ir.Expr, ir.Expr]] = {}
+        places: dict[Access, _Place] = {}
         for number, access in enumerate(self.drivers.accesses):
             if number == self.number:
-                places[access] = TURN, ir.TRUE
+                places[access] = _Place(TURN, ir.TRUE)
             else:
-                found, *place = self._search(access)
+                found, places[access] = self._search(access)
                 statements += found
-                places[access] = place[0], place[1]
         return statements, places
 
-    def _search(self, access: Access) -> tuple[list[ir.Stmt], ir.Expr, ir.Expr]:
+    def _search(self, access: Access) -> tuple[list[ir.Stmt], _Place]:
         """Go down the levels of a driver; below a coordinate that it lacks, stop before those that follow."""
         form = self.plan.operand(access.tensor).format
         at: ir.Expr = ir.Const(0)
         here: ir.Expr = ir.TRUE
         end: ir.Expr = at
-        statements: list[ir.Stmt | None] = []
+        statements: list[ir.Stmt] = []
         for use in self.levels.uses[access][: self.drivers.depth]:
             kind, arrays, x = form.levels[use.level], use.arrays, use.coordinate
             cursor = self.levels.cursor(access, State(use.level, at, None, here))
@@ -285,15 +230,15 @@ class _Turns(Lowering):
                 statements.append(ir.Declare(cursor.run_end, last))
                 end = cursor.run_end
             at, here = cursor.position, cursor.flag
-        return [stmt for stmt in statements if stmt is not None], at, here
+        return statements, _Place(at, here)
 
-    def _inner(self, places: dict[Access, tuple[ir.Expr, ir.Expr]]) -> ir.Stmt:
+    def _inner(self, places: _Places) -> ir.Stmt:
         """What happens at an entry that earlier drivers do not have."""
         depth = self.drivers.depth
         states = {access: State(0, ir.Const(0), None, ir.TRUE) for access in self.accesses}
         for number, access in enumerate(self.drivers.accesses):
-            at, here = places[access]
-            states[access] = State(depth, at, None, ir.FALSE if number < self.number else here)
+            present = ir.FALSE if number < self.number else places[access].here
+            states[access] = State(depth, places[access].at, None, present)
         bound = frozenset(self.order[:depth])
         resolving, states = self.levels.resolve(states, bound)
         here, flags = self._condition(states)
