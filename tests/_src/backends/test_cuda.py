@@ -438,7 +438,7 @@ def test_kernels_with_too_many_arguments_are_joins(
     scorch.clear_plans()
     a, X = drawn(7, 31, torch.float32), torch.ones(31, 3)
     torch.testing.assert_close(scorch.from_torch(a, format="csr") @ X, a @ X)
-    assert not emulated
+    assert not any("scorch_compute" in text for text in emulated)
     scorch.clear_plans()
 
 

@@ -1,7 +1,8 @@
 """Loops for a new pattern that run over entries of operands, each on its own: on a grid, all at once.
 
-A turn is an entry of one of the drivers (``schedule.choose_drivers``): it knows its coordinates, looks for them in the other operands, and runs the loops that are left. One
-that an earlier driver has, too, is the turn of that one. Each driver has two functions:
+A turn is an entry of one of the drivers (``schedule.choose_drivers``): it knows its coordinates, looks for
+them in the other operands, and runs the loops that are left. One that an earlier driver has, too, is the turn
+of that one. Each driver has two functions:
 
     C = A + B     count    A: one                           B: one, unless A has an entry there
                   fill     at the number of entries counted before these coordinates, in A and in B together

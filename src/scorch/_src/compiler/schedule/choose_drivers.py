@@ -1,7 +1,7 @@
 """Whose entries the loops for a new pattern begin from, where each entry is on its own (``lower.driven``).
 
-*Drivers* are operands of which at least one has an entry wherever the result has one. An entry of a sum is one
-of a term, and an entry of a product is one of any factor: the fewest entries drive it.
+*Drivers* are operands of which at least one has an entry wherever the result has one. An entry of a sum is
+one of a term, and an entry of a product is one of each factor: that with the fewest drives it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Drivers:
     """The operands whose entries are turns, and how many loops their coordinates are of.
 
     Without operands, all coordinates of these loops are turns.
-    ``is_located``: the entries of the result are told by the entries of all sparse operands at them.
+    ``is_located``: each entry of the result follows from one entry, or none, of each sparse operand.
     """
 
     accesses: tuple[Access, ...]
