@@ -19,13 +19,16 @@ from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.facts import facts_of
 from scorch._src.backends.cuda.group import CudaGroup, spread_group
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch
-from scorch._src.backends.cuda.product import ProductExecutable, is_product
+from scorch._src.backends.cuda.new_pattern import NewPatternExecutable
+from scorch._src.backends.cuda.product import ProductExecutable
 from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.interpreter.executable import Interpreted, InterpretedGroup
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused
+from scorch._src.compiler.lower.driven import lower_driven
 from scorch._src.loops.grid import FUNCTIONS, as_grid
+from scorch._src.loops.nodes import Kernel
 
 THREADS = 128  # in a block
 
@@ -240,6 +243,10 @@ class EmulatedProduct(EmulatedExecutable, ProductExecutable):
         return 1024
 
 
+class EmulatedNewPattern(EmulatedExecutable, NewPatternExecutable):
+    direct = None
+
+
 class EmulatedBackend(CudaBackend):
     """Plans and kernels for CUDA devices, on arrays of the host: all but the device itself."""
 
@@ -248,7 +255,8 @@ class EmulatedBackend(CudaBackend):
     routines = EmulatedRoutines()
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
-        return EmulatedProduct if is_product(schedule.planned.plan) else EmulatedExecutable
+        kinds = {ProductExecutable: EmulatedProduct, NewPatternExecutable: EmulatedNewPattern}
+        return kinds.get(super().kind_of(schedule), EmulatedExecutable)
 
     def build_group(self, fused: Fused) -> base.GroupExecutable:
         return EmulatedGroup(fused)
@@ -276,21 +284,31 @@ class InterpretedGridExecutable(EmulatedExecutable):
         super().__init__(schedule, sizes)
 
         def launch(function: str, slots: Sequence[Any], threads: int, device: int) -> None:
-            planned = schedule.planned
-            kernel, _ = as_grid(planned.kernel(), facts_of(planned.plan))
-            assert not interpret.run(kernel, function, list(slots))
+            assert not interpret.run(self.lowered(), function, list(slots))
 
         self.kernel.launch = launch  # type: ignore[method-assign]
 
+    def lowered(self) -> Kernel:
+        kernel, _ = as_grid(self.schedule.planned.kernel(), facts_of(self.plan))
+        return kernel
+
     def combine(self, *arguments: Any) -> None:
         """Have elementwise results computed by torch."""
+
+
+class InterpretedNewPattern(InterpretedGridExecutable, EmulatedNewPattern):
+    """The loops of new patterns in the interpreter."""
+
+    def lowered(self) -> Kernel:
+        return lower_driven(self.plan, self.drivers)
 
 
 class InterpretedGridBackend(EmulatedBackend):
     name = "interpreted grid"
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
-        return EmulatedProduct if is_product(schedule.planned.plan) else InterpretedGridExecutable
+        kinds = {EmulatedProduct: EmulatedProduct, EmulatedNewPattern: InterpretedNewPattern}
+        return kinds.get(super().kind_of(schedule), InterpretedGridExecutable)
 
     def build_group(self, fused: Fused) -> base.GroupExecutable:
         spread, _ = spread_group(fused)

@@ -60,3 +60,12 @@ def test_the_last_entry_that_does_not_meet_has_room() -> None:
     with scorch.settings(debug=True):
         assert torch.equal(scorch.evaluate(PRODUCT, A=A, B=B).to_dense(), a * b)
         assert torch.equal(scorch.evaluate(PRODUCT, A=B, B=A).to_dense(), a * b)
+
+
+def test_places_are_noted_inside_loops_that_merge() -> None:
+    """The loop over j merges two compressed levels, too; only the one over k has places."""
+    t, u = ((torch.rand(4, 5, 6) < 0.4).double() for _ in range(2))
+    T = scorch.from_torch(t, format=scorch.Format("sds", order=(1, 0, 2)))
+    U = scorch.from_torch(u, format="csf")
+    found = scorch.evaluate("R[i,j] = sum(k, T[i,j,k] * U[i,j,k])", T=T, U=U, format="coo")
+    torch.testing.assert_close(found.to_dense(), (t * u).sum(2))

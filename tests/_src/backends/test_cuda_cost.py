@@ -104,11 +104,10 @@ def test_operands_that_are_converted_first_have_a_grid(monkeypatch: pytest.Monke
 def test_elementwise_results_that_ran_have_a_grid() -> None:
     A, B = (scorch.from_torch(torch.eye(300) * factor, format="csr") for factor in (1, 2))
     text = "C[i,j] = A[i,j] + 3 * B[i,j]"
-    assert "blocks x threads" not in explained(text, A=A, B=B).threads
+    assert grids(explained(text, A=A, B=B)) == [3, 3, 3, 3]  # that count entries of both, and fill them in
     calls = scorch.explain(lambda: scorch.evaluate(text, A=A, B=B), runs=1)().calls
     [kernel] = [kernel for call in calls for kernel in call.kernels if kernel.kind == "kernel"]
-    assert kernel.step is not None and "joins" in kernel.step.threads
-    assert grids(kernel.step) == [5]  # of all entries of both
+    assert kernel.step is not None and grids(kernel.step) == [3, 3, 3, 3]
     assert kernel.predicted is None
 
 

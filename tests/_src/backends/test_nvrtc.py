@@ -18,9 +18,20 @@ import torch
 import grid_emulator
 import scorch
 from _src.backends.test_cuda import CALLS, drawn
+from _src.backends.test_cuda_new_patterns import STATEMENTS
 from _src.backends.test_cuda_routines import SHAPES
 from golden_statements import NAMES, statements
-from scorch._src.backends.cuda import attention, coalescing, entries, nvrtc, product, routines, sorting
+from scorch._src.backends.cuda import (
+    attention,
+    coalescing,
+    entries,
+    levels,
+    nvrtc,
+    product,
+    routines,
+    sorting,
+)
+from scorch._src.loops.types import INT32
 from scorch.errors import CompilationError
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -98,6 +109,32 @@ def test_calls_of_torch(form: str, printed: Any, request: pytest.FixtureRequest)
         is_long = request.config.getoption("long")
         for architecture in ARCHITECTURES if is_long else [ARCHITECTURES[number % len(ARCHITECTURES)]]:
             check(source, architecture, "grid")
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("form", ["csf", "coo", "dss"])
+@pytest.mark.parametrize("name", ["union of tensors", "intersection of tensors", "tensor and matrix"])
+def test_new_patterns(name: str, form: str, printed: Any) -> None:
+    body, _ = STATEMENTS[name]
+    shapes = {"T": (20, (6, 5, 4)), "U": (20, (6, 5, 4)), "A": (5, (6, 5))}
+    given = {
+        tensor: scorch.from_torch(
+            drawn(6, columns, torch.float32).view(shape), format=form[: len(shape)] if form == "dss" else form
+        )
+        for tensor, (columns, shape) in shapes.items()
+        if f"{tensor}[" in body
+    }
+    texts = printed(lambda: scorch.evaluate(f"R[i,j,k] = {body}", format=form, **given))
+    assert any("scorch_count_0" in source for source in texts)
+    for source, architecture in itertools.product(texts, ARCHITECTURES):
+        check(source, architecture, "grid")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("full, runs", [(0, (1, 1, 1)), (2, (1,)), (1, (1, 2))])
+def test_levels(full: int, runs: tuple[int, ...], architecture: str) -> None:
+    check(levels.print_levels(levels.Shape(full, runs, INT32, INT32)), architecture, "grid")
 
 
 @pytest.mark.sampled(6)

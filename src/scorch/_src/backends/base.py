@@ -79,6 +79,18 @@ class Places:
 
 
 @dataclass(frozen=True)
+class Collected:
+    """The entries of a new pattern in the order of its levels: coordinates in each dimension, and values.
+
+    Without values, ``entries`` has their numbers in each sparse operand, -1 where that has none.
+    """
+
+    columns: Sequence[torch.Tensor]
+    values: torch.Tensor | None
+    entries: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Call:
     """What is known of a call before it runs.
 
@@ -161,6 +173,16 @@ class Executable(ABC):
 
         ``bound``: the maximal number of entries, where the plan writes them in place.
         """
+
+    @property
+    def collects(self) -> bool:
+        """Whether there may be kernels for ``collect``."""
+        return False
+
+    def collect(self, arrays: Sequence[torch.Tensor]) -> Collected | None:
+        """Find the entries of a result with a new pattern; None where there is no kernel."""
+        del arrays
+        return None
 
     can_combine = False  # whether there may be a kernel for ``combine``
 

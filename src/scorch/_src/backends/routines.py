@@ -240,6 +240,17 @@ class Routines:
         ordered = values[found.order]
         return ordered if found.first is None else sum_runs(ordered, found.first)
 
+    def list_levels(
+        self, sizes: Sequence[int], runs: Sequence[int], crds: Sequence[Tensor], index: torch.dtype
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Build the levels of entries that are sorted and distinct, with ``crds`` in each level.
+
+        Full levels have ``sizes``; below them are ``runs``, by their lengths, that list coordinates. Return
+        ``pos`` of each run and ``crd`` of each level in them, of dtype ``index``; None without a kernel.
+        """
+        del sizes, runs, crds, index
+        return None
+
     def transpose_rows(self, pos: Tensor, crd: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
         """Transpose compressed rows; return where columns begin, their rows, and the entry of each."""
         lines = torch.arange(pos.numel() - 1, dtype=crd.dtype, device=crd.device)

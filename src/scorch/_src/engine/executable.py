@@ -111,7 +111,7 @@ class Prepared:
         return self._run(operands)
 
     def _run_by_torch(self, sources: Sequence[Tensor]) -> Tensor:
-        """Run the step without machine code, many times slower."""
+        """Run the step by torch, without a kernel or with one that only collects entries."""
         warn_of_missing(self.backend)
         start = time.perf_counter()
         result = run_without_kernel(self, sources)
@@ -226,6 +226,15 @@ class Prepared:
             else:
                 operands.append(tensor if form is None else self.convert(tensor, form))
         return operands
+
+    def arrays(self, operands: Sequence[Tensor]) -> list[torch.Tensor]:
+        """Return the arrays that the kernel reads, of operands whose sparse ones are converted."""
+        read: list[Tensor] = []
+        for tensor, (_, form) in zip(operands, self.sources, strict=True):
+            if isinstance(tensor, torch.Tensor):
+                tensor = as_stored(tensor) if form is None else laid_out(tensor, form)
+            read.append(tensor)
+        return arrays_of(read)
 
     def _result(self, kernel: Executable, operands: Sequence[Tensor]) -> Tensor:
         arrays = arrays_of(operands)

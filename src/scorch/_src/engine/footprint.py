@@ -13,6 +13,7 @@ import torch
 
 from scorch._src.compiler.bounds import (
     Footprint,
+    Workspace,
     finishing_bytes,
     in_pages,
     most_counts,
@@ -31,15 +32,15 @@ from scorch._src.notation.nodes import Access
 from scorch._src.storage.storage import Storage
 from scorch.settings import enabled
 
+LISTS_OF_ENTRIES = 4  # besides coordinates: keys or counts, their order or sums, and the entries of operands
+
 
 def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
     """Return the memory of a call of ``prepared`` on ``tensors``, without patterns that are cached."""
     plan, threads = prepared.planned.plan, prepared.kernel.workers()
     bound = _bound(prepared, tensors)
     counts = _result_counts(prepared, tensors, bound)
-    entries = min(bound.places[-1], math.prod(prepared.shape)) if bound.places else 1
-    limits = make_assembly(with_safe_names(plan)).limits(entries, bound.values, bound.in_row)
-    kernel = workspace(prepared.planned.kernel(), prepared.sizes, threads, limits)
+    kernel = _workspace(prepared, bound, threads)
     arrays = result_arrays(plan, prepared.shape, counts, type_of_dtype(prepared.dtype))
     copies = sum(_copied_bytes(tensors[name], form) for name, form in prepared.sources)
     once = kernel.once + _bytes_around_kernel(prepared, counts, arrays)
@@ -53,6 +54,16 @@ def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
         copies=copies,
         values=counts[-1] if counts else 1,
     )
+
+
+def _workspace(prepared: Prepared, bound: ResultBound, threads: int) -> Workspace:
+    """Return what computing the result allocates: arrays of the kernel; on a grid, lists of new entries."""
+    plan = prepared.planned.plan
+    if plan.is_grid and plan.assembly not in ("dense", "shared"):
+        return Workspace(0, 8 * (len(plan.step.indices) + LISTS_OF_ENTRIES) * bound.values)
+    entries = min(bound.places[-1], math.prod(prepared.shape)) if bound.places else 1
+    limits = make_assembly(with_safe_names(plan)).limits(entries, bound.values, bound.in_row)
+    return workspace(prepared.planned.kernel(), prepared.sizes, threads, limits)
 
 
 def _bound(prepared: Prepared, tensors: Mapping[str, Tensor]) -> ResultBound:

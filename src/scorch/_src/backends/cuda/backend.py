@@ -13,6 +13,7 @@ from scorch._src.backends.cuda.driver import MAX_SLOTS
 from scorch._src.backends.cuda.executable import CudaExecutable
 from scorch._src.backends.cuda.facts import facts_of, is_narrow
 from scorch._src.backends.cuda.group import CudaGroup
+from scorch._src.backends.cuda.new_pattern import NewPatternExecutable, print_new_pattern
 from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
 from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.print.cuda import print_cuda
@@ -35,9 +36,9 @@ class CudaBackend(base.Backend):
         kernel, plan = planned.kernel(), planned.plan
         if is_product(plan):
             return base.schedule_of(planned, kernel, print_product(plan))
-        is_filled = plan.assembly in ("dense", "shared")
-        has_grid = is_filled and not why_no_grid(kernel)
-        if not has_grid:
+        if plan.assembly not in ("dense", "shared"):
+            return base.schedule_of(planned, kernel, print_new_pattern(plan))
+        if why_no_grid(kernel):
             return base.schedule_of(planned, kernel, "")
         spread, grid = as_grid(kernel, facts_of(plan))
         if planned.stored is not None and plan.element == FLOAT32:
@@ -52,7 +53,11 @@ class CudaBackend(base.Backend):
         return self.kind_of(schedule)(schedule, sizes)
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
-        return ProductExecutable if is_product(schedule.planned.plan) else CudaExecutable
+        plan = schedule.planned.plan
+        if is_product(plan):
+            return ProductExecutable
+        is_new = schedule.source and plan.assembly not in ("dense", "shared")
+        return NewPatternExecutable if is_new else CudaExecutable
 
     def build_group(self, fused: Fused) -> base.GroupExecutable:
         return CudaGroup(fused)

@@ -19,6 +19,7 @@ from scorch._src.backends.cuda.one_call import CUDA, find_builtin
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
+from scorch._src.compiler.schedule.choose_drivers import drivers_of
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
 from scorch.errors import KernelError
@@ -188,8 +189,10 @@ class CudaExecutable(base.Executable):
         if self.plan.assembly in ("dense", "shared"):
             why = why_no_grid(self.schedule.planned.kernel())
             return f"none: {why}; falls back to joins (PyTorch's sort and search)"
+        found = drivers_of(self.plan)
+        why = found if isinstance(found, str) else "its kernels would take too many arguments"
         return (
-            "sparsity pattern by joins (PyTorch's sort and search), cached for elementwise operands; "
+            f"sparsity pattern by joins (PyTorch's sort and search): {why}; cached for elementwise operands; "
             "then a grid of CUDA threads computes values"
         )
 

@@ -9,19 +9,18 @@ from scorch._src.compiler.lower.express import converted, value_of
 from scorch._src.compiler.plan import Plan
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT32, INT64
-from scorch._src.notation.nodes import Access, Expr, Literal, Op
+from scorch._src.notation.nodes import Access, Expr, Op
 
 SAME, EVERYWHERE, SOMEWHERE = "same", "everywhere", "somewhere"  # where operands have entries of the result
-LINEAR = ("add", "sub", "neg")
 
 
 def print_pointwise(plan: Plan, kinds: Mapping[Access, str], is_wide: bool) -> str:
     """The CUDA source of a plan over entries: their numbers come first, then the values, then the result.
 
     The entries of an operand are all of its own in their order (``SAME``), or have a number at every place of
-    the result, or at some, and -1 at the others. "" where absent entries are more than zeros.
+    the result, or at some, and -1 at the others, where it is zero. "" where it matters what is stored.
     """
-    if not _can_be_zero(plan.step.body, kinds):
+    if _asks_where(plan.step.body):
         return ""
     index = INT64 if is_wide else INT32
     place, count = ir.Var("place"), ir.Var("places")
@@ -50,22 +49,6 @@ def print_pointwise(plan: Plan, kinds: Mapping[Access, str], is_wide: bool) -> s
     return print_cuda(ir.Kernel(plan.header, (count, *arrays), (function,)))
 
 
-def _can_be_zero(body: Expr, kinds: Mapping[Access, str]) -> bool:
-    """Check whether an entry that is not there counts as a zero: nothing is computed of it but sums."""
-    if all(kind != SOMEWHERE for kind in kinds.values()):
-        return not _has_marks(body)
-    match body:
-        case Access():
-            return True
-        case Op("mul", (Literal(), part)) | Op("mul", (part, Literal())):
-            return _can_be_zero(part, kinds)
-        case Op(name, args) if name in LINEAR:
-            return all(_can_be_zero(part, kinds) for part in args)
-    return False
-
-
-def _has_marks(body: Expr) -> bool:
-    """Check for ``present`` and the like, which ask where entries are."""
-    if isinstance(body, Op):
-        return body.name in ("present", "everywhere", "vanishing") or any(map(_has_marks, body.args))
-    return False
+def _asks_where(body: Expr) -> bool:
+    """Check for ``present``, whose value depends on which entries are stored."""
+    return isinstance(body, Op) and (body.name == "present" or any(map(_asks_where, body.args)))

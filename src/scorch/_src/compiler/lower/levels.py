@@ -144,10 +144,10 @@ class Levels:
             use, level = uses[state.level], self.plan.operand(access.tensor).format.levels[state.level]
             is_searched = (access, state.level) in self.plan.searched
             if use.loop == x and level.is_iterable and not level.is_full and not is_searched:
-                found[access] = self._cursor(access, state)
+                found[access] = self.cursor(access, state)
         return found
 
-    def _cursor(self, access: Access, state: State) -> Cursor:
+    def cursor(self, access: Access, state: State) -> Cursor:
         """The next level of ``access``, opened by ``open``."""
         form = self.plan.operand(access.tensor).format
         position = ir.Var(f"p{self.labels[access]}{state.level + 1}")
@@ -244,7 +244,7 @@ class Levels:
                 use, level = uses[state.level], form.levels[state.level]
                 if not use.needs <= bound:
                     break
-                cursor = self._cursor(access, state)
+                cursor = self.cursor(access, state)
                 if level.is_full:
                     at = level.insert(use.arrays, state.start, use.coordinate)
                     if not isinstance(at, ir.Const | ir.Var):

@@ -26,8 +26,8 @@ def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, in
             opening = [levels.open(c, loop.states) for c in (*drivers, *loop.followers)]
             opening.append(_alike(levels, loop, drivers, inside, 2 * ALIKE))
             steps: ir.Stmt = _both_of_two(levels, loop, drivers, inside)
-            if levels.plan.noted is not None:
-                assert loop.depth == len(levels.plan.order) - 1 and not loop.followers
+            if levels.plan.noted is not None and loop.depth == len(levels.plan.order) - 1:
+                assert not loop.followers
                 steps = ir.If(LOOKS_UP, _through_places(levels, loop, drivers, inside), steps)
             return ir.block(*opening, steps)
         is_innermost = loop.depth == len(levels.plan.order) - 1 and not loop.followers

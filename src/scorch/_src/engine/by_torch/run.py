@@ -49,6 +49,8 @@ def run_without_kernel(prepared: Prepared, sources: Sequence[Tensor]) -> Tensor:
             return run_elementwise(prepared, tensors)
         if is_list(prepared):
             return run_list(prepared, operands[0])
+        if (collected := _collected(prepared, operands)) is not None:
+            return collected
         device = operands[0].device
         prepared.backend.routines.check_waiting(device, f"the places of {prepared.kernel.label}")
         statement = Statement(plan.step, tensors, prepared.sizes)
@@ -70,6 +72,17 @@ def _converted(prepared: Prepared, sources: Sequence[Tensor]) -> list[Tensor]:
         tensor if form is None or isinstance(tensor, torch.Tensor) else prepared.convert(tensor, form)
         for tensor, (_, form) in zip(sources, prepared.sources, strict=True)
     ]
+
+
+def _collected(prepared: Prepared, operands: Sequence[Tensor]) -> Storage | None:
+    """Pack the entries that kernels collect; None where there are no such kernels."""
+    if not prepared.kernel.collects:
+        return None
+    found = prepared.kernel.collect(prepared.arrays(operands))
+    if found is None or found.values is None:
+        return None
+    packed = pack(prepared.format, prepared.shape, found.columns, found.values, prepared.check_bytes)
+    return Storage(packed.pattern, packed.values.to(prepared.dtype))
 
 
 def _as_dense(prepared: Prepared, places: Places) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from scorch._src.backends.base import Places
 from scorch._src.backends.routines import Routines
-from scorch._src.compiler.plan import Step
+from scorch._src.compiler import lattice
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Origins, Statement
 from scorch._src.engine.by_torch.list_entries import keys_in_levels
@@ -37,21 +37,19 @@ class Structure:
 
     pattern: Pattern
     columns: Mapping[str, torch.Tensor]
-    origins: Origins
+    places: Mapping[Access, Places]
     padding: torch.Tensor | None  # where no entry is, in blocks
     others: tuple[weakref.ref[Pattern], ...]  # of which it depends, besides the one that keeps it
     wait: Callable[[], None] | None = None  # to be called before it is read
 
     @functools.cached_property
-    def places(self) -> list[Places]:
-        """The entries of each access, as kernels read them."""
-        found = []
-        for entry, is_there in self.origins.values():
-            if entry is not None:
-                if is_there is not None:
-                    entry = torch.where(is_there, entry, -1)
-                entry = entry.to(self.pattern.index_dtype)
-            found.append(Places(entry, is_there is None))
+    def origins(self) -> Origins:
+        """The entries of each access, as torch reads them."""
+        found: dict[Access, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+        for access, known in self.places.items():
+            entry = known.entries
+            is_there = None if entry is None or known.is_full else entry >= 0
+            found[access] = None if entry is None else entry.clamp(min=0).long(), is_there
         return found
 
     def is_of(self, patterns: Sequence[Pattern]) -> bool:
@@ -67,7 +65,7 @@ def is_elementwise(prepared: Prepared) -> bool:
         return False
     sparse = [a for a in step.accesses if plan.operand(a.tensor).is_sparse]
     is_plain = all(len(a.indices) == len(wanted) and set(a.indices) == wanted for a in sparse)
-    return is_plain and bool(sparse) and plan.assembly != "list"
+    return is_plain and bool(sparse) and (plan.assembly != "list" or plan.comes_sorted)
 
 
 def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storage:
@@ -80,7 +78,6 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
         routines, device = prepared.backend.routines, stored[0].device
         routines.check_waiting(device, f"the places of {prepared.kernel.label}")
         structure = _make(prepared, tensors, patterns)
-        _ = structure.places  # computed before the point that others wait for
         structure.wait = routines.record(device)
         patterns[0].structures[prepared] = structure
     elif structure.wait is not None:
@@ -89,7 +86,7 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
     values: torch.Tensor | None = None
     if prepared.kernel.can_combine and structure.padding is None and len(stored) == len(step.accesses):
         given = [tensor.values.detach() for tensor in stored]
-        values = prepared.kernel.combine(structure.places, given, count)
+        values = prepared.kernel.combine(list(structure.places.values()), given, count)
     if values is None:
         statement = Statement(step, tensors, prepared.sizes)
         statement.use(structure.columns, structure.origins, count)
@@ -103,31 +100,64 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
     step, form, shape = prepared.planned.plan.step, prepared.format, prepared.shape
     if prepared.is_transposition:
         transposed, entries = transpose(patterns[0], form, shape, prepared.backend.routines)
-        return Structure(transposed, {}, {step.accesses[0]: (entries, None)}, None, ())
+        return Structure(
+            transposed, {}, {step.accesses[0]: Places(entries.to(transposed.index_dtype))}, None, ()
+        )
     statement = Statement(step, tensors, prepared.sizes)
     others = tuple(weakref.ref(pattern) for pattern in patterns[1:])
-    target = step.target.indices
     if _is_on_one_pattern(statement, patterns, form):
         same: Mapping[str, torch.Tensor] = {}
         if statement.dense:  # which are read at coordinates
             same = next(iter(statement.stored.values())).columns
-        return Structure(patterns[0], same, dict.fromkeys(statement.sparse, (None, None)), None, others)
-    points = statement.points
-    columns = [points.columns[index] for index in target]
-    order = _order(form, shape, columns, patterns, step)
-    numbers = torch.arange(1, points.count + 1, device=statement.device)
-    if order is not None:
-        columns, numbers = [column[order] for column in columns], numbers[order]
+        return Structure(patterns[0], same, dict.fromkeys(statement.sparse, Places()), None, others)
+    columns, places = _collected(prepared, statement) or _joined(prepared, statement, patterns)
+    numbers = columns[0]  # which are not read, unless some are padding
+    if form.is_padded:
+        numbers = torch.arange(1, columns[0].numel() + 1, device=statement.device)
     packed = pack(form, shape, columns, numbers, prepared.check_bytes)
-    source = packed.values - 1
-    padding = source < 0 if form.is_padded else None
-    source = source.clamp_(min=0)
-    origins: dict[Access, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+    padding = None
+    if form.is_padded:
+        padding = packed.values == 0
+        source = (packed.values - 1).clamp_(min=0)
+        columns = [column[source] for column in columns]
+        places = {access: (entry[source], is_full) for access, (entry, is_full) in places.items()}
+    kept: dict[str, torch.Tensor] = {}
+    if statement.dense:
+        kept = {index: column.long() for index, column in zip(step.target.indices, columns, strict=True)}
+    index = packed.pattern.index_dtype
+    read = {access: Places(entry.to(index), is_full) for access, (entry, is_full) in places.items()}
+    return Structure(packed.pattern, kept, read, padding, others)
+
+
+# Coordinates in each dimension, in the order of the result; of each access the entries there, and whether it
+# has one everywhere.
+Found = tuple[Sequence[torch.Tensor], Mapping[Access, tuple[torch.Tensor, bool]]]
+
+
+def _collected(prepared: Prepared, statement: Statement) -> Found | None:
+    """Return the entries of a result that kernels find, if there are some."""
+    kernel = prepared.kernel
+    found = kernel.collect(prepared.arrays(statement.tensors)) if kernel.collects else None
+    if found is None:
+        return None
+    required = lattice.required(statement.support(statement.step.body))
+    entries = zip(statement.sparse, found.entries, strict=True)
+    return found.columns, {access: (entry, access in required) for access, entry in entries}
+
+
+def _joined(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern]) -> Found:
+    """Return the entries of a result, found by joins."""
+    points, step = statement.points, statement.step
+    columns = [points.columns[index] for index in step.target.indices]
+    order = _order(prepared.format, prepared.shape, columns, patterns, statement)
+    if order is not None:
+        columns = [column[order] for column in columns]
+    places: dict[Access, tuple[torch.Tensor, bool]] = {}
     for access, (entry, is_there) in statement.entries_at_points.items():
         assert entry is not None
-        origins[access] = entry[source], None if is_there is None else is_there[source]
-    kept = {index: points.columns[index][source] for index in target} if statement.dense else {}
-    return Structure(packed.pattern, kept, origins, padding, others)
+        entry = entry if is_there is None else torch.where(is_there, entry, -1)
+        places[access] = entry if order is None else entry[order], is_there is None
+    return columns, places
 
 
 def is_transposition(prepared: Prepared) -> bool:
@@ -172,17 +202,15 @@ def _order(
     shape: tuple[int, ...],
     columns: Sequence[torch.Tensor],
     patterns: Sequence[Pattern],
-    step: Step,
+    statement: Statement,
 ) -> torch.Tensor | None:
     """Return the permutation that sorts points in the order of the levels; None if they are sorted.
 
-    The entries of a lone operand are sorted by its own levels: of those, only one may have to come first.
+    Points that are the entries of a lone operand are sorted by its levels: only one may have to come first.
     """
-    source = patterns[0].format
-    is_plain = (
-        not form.is_blocked and not source.is_blocked and step.accesses[0].indices == step.target.indices
-    )
-    if len(patterns) == 1 and is_plain:
+    source, step, access = patterns[0].format, statement.step, next(iter(statement.sparse))
+    is_plain = not form.is_blocked and not source.is_blocked and access.indices == step.target.indices
+    if is_plain and statement.support(step.body) == lattice.stored(access):
         wanted, given = list(form.order), list(source.order)
         if wanted == given:
             return None
