@@ -20,7 +20,16 @@ import scorch
 from _src.backends.test_cuda import CALLS, drawn
 from _src.backends.test_cuda_routines import SHAPES
 from golden_statements import NAMES, statements
-from scorch._src.backends.cuda import attention, coalescing, entries, nvrtc, product, routines, sorting
+from scorch._src.backends.cuda import (
+    attention,
+    coalescing,
+    entries,
+    nvrtc,
+    picking,
+    product,
+    routines,
+    sorting,
+)
 from scorch.errors import CompilationError
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -150,6 +159,8 @@ def test_orders_of_entries(architecture: str) -> None:
     wide = torch.int32, torch.int64, torch.float64, 4
     for form in (narrow, wide):
         check(coalescing.print_coalesce(*form), architecture, "grid")
+    check(picking.print_pick_rows(torch.int32, torch.int64, 4), architecture, "grid")
+    check(picking.print_pick_rows(torch.int64, torch.int32, 16), architecture, "grid")
 
 
 def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

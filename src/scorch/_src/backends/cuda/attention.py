@@ -20,7 +20,7 @@ from scorch._src.backends.cuda.attention_blocks import MIN_PAIRS, ROWS, CudaBloc
 from scorch._src.backends.cuda.cost import tells
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, refuse
-from scorch._src.backends.cuda.sorting import CudaSorting
+from scorch._src.backends.cuda.picking import CudaPicking
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
@@ -79,7 +79,7 @@ def shared_bytes(dtype: torch.dtype, deep: int, wide: int, stages: int, is_forwa
     return own + stages * (deep_rows + wide_rows + ROWS * 16)
 
 
-class CudaAttention(CudaSorting):
+class CudaAttention(CudaPicking):
     """Attention by tiles, or pair by pair in a kernel. Without a kernel it runs in torch's operations."""
 
     attention_dtypes = tuple(KINDS)

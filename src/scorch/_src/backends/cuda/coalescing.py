@@ -60,9 +60,11 @@ def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims
     words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
     words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED}
     words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
+    words["SUM"] = "u32"
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     folder = Path(__file__).parent / "c"
-    texts = [(folder / name).read_text(encoding="utf-8") for name in ("sort_entries.cu", "coalesce.cu")]
+    names = "block_sums.cu", "sort_entries.cu", "coalesce.cu"
+    texts = [(folder / name).read_text(encoding="utf-8") for name in names]
     return "\n\n".join([print_prelude(), "\n".join(lines), *texts])
 
 

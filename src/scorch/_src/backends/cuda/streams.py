@@ -15,6 +15,7 @@ from scorch.errors import DeviceError
 
 MAX_FREE = 8  # memory of numbers that is free
 FINITE = "whether all values are finite"
+PICKED = "the number of entries of selected rows"
 MAX_LOOKS = 2000  # at numbers, a tenth of a millisecond; beyond, other threads of Python run between looks
 
 
@@ -129,7 +130,7 @@ class WaitingRoutines(Routines):
         return super().sort_entries(columns, sizes)
 
     def pick_rows(
-        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
+        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor, from_end: bool = True
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        check_waiting(crd.device, "the number of entries of selected rows")
-        return super().pick_rows(pos, crd, values, picked)
+        check_waiting(crd.device, PICKED)
+        return super().pick_rows(pos, crd, values, picked, from_end)

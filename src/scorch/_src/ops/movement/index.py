@@ -46,13 +46,13 @@ def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
         raise CallError(f"index_select expected an int32 or int64 index, but got {index.dtype}")
     if index.dim() > 1:
         raise IndexRangeError(f"index_select expected a 1-D index, but got a {index.dim()}-D tensor")
-    shape = infer_shape(aten.index_select.default, self, dim, index.to("meta"))
+    shape = infer_shape(aten.index_select.default, self, dim, index)
     if not self.numel():
         return run_on_empty(aten.index_select.default, self, dim, index)
     dim %= self.dim()
-    index = check_indices(index, self.shape[dim], dim)
-    if (rows := _select_rows(self, dim, index)) is not None:
+    if (rows := _select_rows(self, dim, index.reshape(-1), from_end=False)) is not None:
         return rows
+    index = check_indices(index, self.shape[dim], dim)
     entries = entries_of(self)
     crd = entries.coordinates
     stored_numbers, requested_numbers = join(crd[dim], index.reshape(-1).to(torch.int64))
@@ -60,11 +60,13 @@ def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     return build_from_coordinates(self, columns, entries.values[stored_numbers], shape, False)
 
 
-def _select_rows(self: SparseTensor, dim: int, index: torch.Tensor) -> SparseTensor | None:
+def _select_rows(
+    self: SparseTensor, dim: int, index: torch.Tensor, from_end: bool = True
+) -> SparseTensor | None:
     """Copy whole rows; None if they are not contiguous, or one of them does not exist."""
     if dim != outer_dim(self.format) or index.dtype not in (torch.int64, torch.int32):
         return None
-    rows = select_rows(self.storage, index)
+    rows = select_rows(self.storage, index, from_end)
     return None if rows is None else SparseTensor(rows)
 
 
