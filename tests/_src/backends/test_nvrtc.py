@@ -18,16 +18,16 @@ import torch
 import grid_emulator
 import scorch
 from _src.backends.test_cuda import CALLS, drawn
-from _src.backends.test_cuda_routines import SHAPES
+from _src.backends.test_cuda_routines import HALVES, SHAPES
 from golden_statements import NAMES, statements
 from scorch._src.backends.cuda import (
     attention,
     coalescing,
     entries,
+    neighbours,
     nvrtc,
     picking,
     product,
-    routines,
     sorting,
 )
 from scorch.errors import CompilationError
@@ -132,17 +132,24 @@ def test_tiles_of_masks(index: torch.dtype, architecture: str) -> None:
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("shape", [*SHAPES, (32, 64, torch.float64, torch.int64)])
+@pytest.mark.parametrize("shape", [*SHAPES, *HALVES, (32, 64, torch.float64, torch.int64)])
 def test_graph_attention(shape: tuple[Any, ...], architecture: str) -> None:
     heads, features, dtype, index = shape
-    check(routines.print_attention(dtype, index, heads, features), architecture, "graph attention")
+    check(neighbours.print_attention(dtype, index, heads, features), architecture, "graph attention")
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("form", [(torch.float32, torch.int32, 4, 32), (torch.float64, torch.int64, 1, 4)])
+@pytest.mark.parametrize(
+    "form",
+    [
+        (torch.float32, torch.int32, 4, 32),
+        (torch.float64, torch.int64, 1, 4),
+        (torch.float16, torch.int32, 8, 16),
+    ],
+)
 def test_maxima_of_neighbours(form: tuple[Any, ...], architecture: str) -> None:
-    check(routines.print_neighbour_max(*form), architecture, "maxima")
+    check(neighbours.print_neighbour_max(*form), architecture, "maxima")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
