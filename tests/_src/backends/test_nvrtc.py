@@ -30,6 +30,7 @@ from scorch._src.backends.cuda import (
     product,
     sorting,
 )
+from scorch._src.loops.grid import FUNCTIONS
 from scorch.errors import CompilationError
 
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -185,9 +186,15 @@ def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parts_of_a_text_are_compiled_by_themselves(printed: Any) -> None:
     (text,) = printed(lambda: scorch.from_torch(torch.eye(5), format="csr") @ torch.ones(5, 4))
-    for part, functions in ((0, 1), (1, 2)):
-        code, said = nvrtc.compile_text(text, "sm_90", f"-DPART={part}", "--ptxas-options=-v")
-        assert code and said.count("Used") == functions
+    pick = picking.print_pick_rows(torch.int32, torch.int64, 4)
+    parts = [
+        (text, FUNCTIONS[0], 1),
+        (text, FUNCTIONS[1], 2),
+        *((pick, name, 1) for name in picking.FUNCTIONS),
+    ]
+    for source, part, functions in parts:
+        code, said = nvrtc.compile_text(source, "sm_90", *nvrtc.options_of(part), "--ptxas-options=-v")
+        assert code and said.count("Used") == functions and part in said
 
 
 def test_a_text_that_is_refused_is_shown() -> None:

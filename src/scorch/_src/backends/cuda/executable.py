@@ -39,14 +39,15 @@ class CudaExecutable(base.Executable):
         addresses = [array.data_ptr() for array in arrays]
         return addresses if all(addresses) else [address_of(array) for array in arrays]
 
-    make_kernel: Callable[[str, str], CudaKernel] = staticmethod(kernel_of)
+    make_kernel: Callable[..., CudaKernel] = staticmethod(kernel_of)
+    first: Sequence[str] = ()  # functions that a call needs, of a text of which they are parts
     find_builtin: Callable[[torch.device], Callable[..., Any] | None] = staticmethod(find_builtin)
     can_combine = True
     takes_addresses = True  # whether that is the address of an array
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
-        self.kernel = self.make_kernel(schedule.source, self.label)
+        self.kernel = self.make_kernel(schedule.source, self.label, self.first)
         self._pointwise: dict[Hashable, CudaKernel] = {}
         self._likes: dict[Any, torch.Tensor] = {}  # tensors of one element, by shape and device
         self._is_refused = False

@@ -5,12 +5,11 @@ Elements of 16 bits are computed with, and added up, in float32.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.direct import ALIGNMENT
+from scorch._src.backends.cuda.kernel import read_text
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.functions import helpers
 
@@ -80,9 +79,8 @@ def print_neighbour_max(dtype: torch.dtype, index: torch.dtype, run: int, lanes:
 def _print(name: str, dtype: torch.dtype, index: torch.dtype, known: dict[str, int]) -> str:
     words = {**TYPES[dtype], "INDEX": INDICES[index], **known}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
-    text = (Path(__file__).parent / "c" / name).read_text(encoding="utf-8")
     used = [helpers()[helper] for helper in _HELPERS.get(dtype, ())]
-    return "\n\n".join([print_prelude(), *used, "\n".join(lines), text])
+    return "\n\n".join([print_prelude(), *used, "\n".join(lines), read_text(name)])
 
 
 def run_of(width: int, dtype: torch.dtype) -> int:

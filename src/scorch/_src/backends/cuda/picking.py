@@ -6,13 +6,11 @@ which products of the result with anything ask for.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from scorch._src.backends.cuda.cost import tells
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel, refuse
+from scorch._src.backends.cuda.kernel import CudaKernel, read_text, refuse
 from scorch._src.backends.cuda.rows import know_longest_row
 from scorch._src.backends.cuda.sorting import CudaSorting
 from scorch._src.backends.cuda.streams import PICKED, check_waiting, told_on
@@ -25,6 +23,8 @@ EACH = 4  # entries that a thread copies
 TILE = 512  # rows that a block counts at once, and its threads
 MAX_BLOCKS = 1024  # that count rows
 
+FUNCTIONS = "scorch_count_rows", "scorch_copy_rows"
+
 _INDICES = {torch.int32: "i32", torch.int64: "i64"}
 _VALUES = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "c128"}  # by bytes: they are copied as they are
 
@@ -36,9 +36,7 @@ def print_pick_rows(index: torch.dtype, picked: torch.dtype, size: int) -> str:
     words: dict[str, object] = {"INDEX": _INDICES[index], "PICKED": _INDICES[picked], "VALUE": _VALUES[size]}
     words |= {"SUM": "i64", "EACH": EACH, "TILE": TILE}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
-    folder = Path(__file__).parent / "c"
-    texts = [(folder / name).read_text(encoding="utf-8") for name in ("block_sums.cu", "pick_rows.cu")]
-    return "\n\n".join([print_prelude(), "\n".join(lines), *texts])
+    return "\n\n".join([print_prelude(), "\n".join(lines), read_text("block_sums.cu", "pick_rows.cu")])
 
 
 class CudaPicking(CudaSorting):
@@ -53,9 +51,13 @@ class CudaPicking(CudaSorting):
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor, from_end: bool = True
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         check_waiting(crd.device, PICKED)
+        found = None
         with in_context(crd.device):
             kernel = self._pick_kernel(pos, crd, values, picked)
-            found = None if kernel is None else self._pick(kernel, pos, crd, values, picked, from_end)
+            if kernel is not None:
+                if values.is_complex() or values.is_neg():
+                    values = values.resolve_conj().resolve_neg()
+                found = self._pick(kernel, pos, crd, values.contiguous(), picked.contiguous(), from_end)
         return super().pick_rows(pos, crd, values, picked, from_end) if found is None else found
 
     def _pick_kernel(self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor) -> CudaKernel | None:
@@ -67,7 +69,7 @@ class CudaPicking(CudaSorting):
         key = pos.dtype, picked.dtype, values.element_size()
         kernel = self._picks.get(key)
         if kernel is None:
-            kernel = self._picks[key] = self.make_kernel(print_pick_rows(*key), "rows taken out")
+            kernel = self._picks[key] = self.make_kernel(print_pick_rows(*key), "rows taken out", FUNCTIONS)
         return kernel if kernel.is_ready(may_wait=False) else None  # torch's operations do it until then
 
     def _pick(
@@ -75,13 +77,12 @@ class CudaPicking(CudaSorting):
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Copy rows; None where one is out of range, or where entries become too many for their indices."""
         device, rows, count = crd.device, pos.numel() - 1, picked.numel()
-        picked, values = picked.contiguous(), values.resolve_conj().resolve_neg().contiguous()
         tiles, told = -(-count // TILE), told_on(device, 3)
-        sizes = count, count, tiles + 1, tiles
-        memory = torch.empty(sum(sizes), dtype=torch.int64, device=device)
-        parts = [part.data_ptr() for part in memory.split(sizes)]
+        memory = torch.empty(2 * (count + tiles) + 1, dtype=torch.int64, device=device)
+        shift = memory.data_ptr()
+        end, before = shift + 8 * count, shift + 16 * count
         given = [*map(address_of, (pos, crd, values, picked)), rows, count, -rows if from_end else 0]
-        given += [*parts, address_of(self._flag(device)), told.address]
+        given += [shift, end, before, before + 8 * (tiles + 1), self._flag(device).data_ptr(), told.address]
         blocks = min(tiles, MAX_BLOCKS)
         kernel.launch_blocks("scorch_count_rows", [*given, 0, 0, 0, 0], blocks, TILE, 0, device.index)
         new_pos = torch.empty(count + 1, dtype=pos.dtype, device=device)
@@ -98,9 +99,9 @@ class CudaPicking(CudaSorting):
 def _why_not(pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor) -> str:
     if not picked.numel() or not values.numel():
         return "there is nothing to compute"
-    if not {pos.dtype, picked.dtype} <= _INDICES.keys() or crd.dtype != pos.dtype:
+    if pos.dtype not in _INDICES or picked.dtype not in _INDICES or crd.dtype != pos.dtype:
         return "indices are neither int32 nor int64, or differ in dtype"
-    if len({array.device for array in (pos, crd, values, picked)}) > 1:
+    if picked.device != crd.device:
         return "arrays differ in device"
     is_plain = pos.is_contiguous() and crd.is_contiguous() and not values._is_zerotensor()
     is_plain = is_plain and values.dim() == 1 and values.element_size() in _VALUES

@@ -34,6 +34,11 @@ from scorch._src.backends.routines import Options, Rows, Scores, Tensor
 from scorch._src.bounded import BoundedCache
 
 MAX_HEADS = WARP
+# Functions that calls launch, and those that they launch besides where rows are cut.
+ATTEND, SCORES, FEATURES = "scorch_attend", "scorch_scores", "scorch_features"
+ATTEND_PARTS = "scorch_states", "scorch_join_states", "scorch_join"
+SCORES_PARTS = "scorch_means", "scorch_join_means", "scorch_join"
+LARGEST, SHARE = "scorch_largest", "scorch_share"
 MAX_KERNELS = 256  # of each kind
 
 Key = tuple[torch.dtype, torch.dtype, int, int]  # of values, of indices, and how rows are spread
@@ -86,7 +91,7 @@ class CudaRoutines(CudaAttention):
     ) -> tuple[Tensor, Tensor | None]:
         given = [x, scores.sources, scores.targets, scores.edges, rows.counts]
         with in_context(x.device):
-            kernel = self._attention_kernel(rows, given)
+            kernel = self._attention_kernel(rows, given, (ATTEND, SCORES, FEATURES) if keep else (ATTEND,))
             if kernel is None:
                 return super().graph_attention(rows, x, scores, options, keep)
             (_, heads, width), count = x.shape, rows.pos.numel() - 1
@@ -99,9 +104,10 @@ class CudaRoutines(CudaAttention):
             arrays = [counts, x, sources, targets, edges, None, kept, None, out, None, part_out, None, states]
             slots = _attention_slots(rows, units, arrays, options)
             if units.cut:
+                kernel.prepare(ATTEND_PARTS, x.device.index)
                 _launch(kernel, "scorch_states", slots, units.cut * WARP, x)
                 _launch(kernel, "scorch_join_states", slots, units.long * WARP, x)
-            _launch(kernel, "scorch_attend", slots, units.count * WARP, x)
+            _launch(kernel, ATTEND, slots, units.count * WARP, x)
             if units.cut:
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return out, kept
@@ -112,7 +118,7 @@ class CudaRoutines(CudaAttention):
     ) -> tuple[Tensor, Tensor]:
         given = [x, scores.sources, scores.targets, scores.edges, grad]
         with in_context(x.device):
-            kernel = self._attention_kernel(rows, given, [probabilities])
+            kernel = self._attention_kernel(rows, given, (SCORES, FEATURES), [probabilities])
             if kernel is None:
                 return super().graph_attention_scores_backward(rows, x, scores, options, probabilities, grad)
             (_, heads, width), count = x.shape, rows.pos.numel() - 1
@@ -125,9 +131,10 @@ class CudaRoutines(CudaAttention):
             arrays = [None, x, sources, targets, edges, grad, kept, each, *results]
             slots = _attention_slots(rows, units, arrays, options)
             if units.cut:
+                kernel.prepare(SCORES_PARTS, x.device.index)
                 _launch(kernel, "scorch_means", slots, units.cut * WARP, x)
                 _launch(kernel, "scorch_join_means", slots, units.long * WARP, x)
-            _launch(kernel, "scorch_scores", slots, units.count * WARP, x)
+            _launch(kernel, SCORES, slots, units.count * WARP, x)
             if units.cut:
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return each, totals
@@ -137,7 +144,7 @@ class CudaRoutines(CudaAttention):
         self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
         with in_context(grad.device):
-            kernel = self._attention_kernel(columns, [grad], [probabilities, each])
+            kernel = self._attention_kernel(columns, [grad], (FEATURES,), [probabilities, each])
             if kernel is None:
                 return super().graph_attention_features_backward(columns, options, probabilities, each, grad)
             (_, heads, width), count = grad.shape, columns.pos.numel() - 1
@@ -148,17 +155,22 @@ class CudaRoutines(CudaAttention):
             results = [out, totals, part_out, part_totals, None]
             arrays = [None, None, None, None, None, grad, kept, each, *results]
             slots = _attention_slots(columns, units, arrays, options)
-            _launch(kernel, "scorch_features", slots, units.count * WARP, grad)
+            _launch(kernel, FEATURES, slots, units.count * WARP, grad)
             if units.cut:
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), grad)
         return out, totals
 
     def _attention_kernel(
-        self, rows: Rows, given: Sequence[Tensor | None], computed: Sequence[Tensor] = ()
+        self,
+        rows: Rows,
+        given: Sequence[Tensor | None],
+        first: Sequence[str],
+        computed: Sequence[Tensor] = (),
     ) -> CudaKernel | None:
         """Return the kernel for arrays, the first of which has features; None if there is none.
 
-        ``computed``: those that another routine has computed.
+        ``first``: functions that this call and the next ones launch; ``computed``: arrays that another
+        routine has computed.
         """
         features = given[0]
         assert features is not None
@@ -174,7 +186,9 @@ class CudaRoutines(CudaAttention):
         key = features.dtype, rows.crd.dtype, heads, width
         kernel = self._attention.get(key)
         if kernel is None:
-            kernel = self.make_kernel(print_attention(*key), "attention over the neighbours in a graph")
+            kernel = self.make_kernel(
+                print_attention(*key), "attention over the neighbours in a graph", first
+            )
             self._attention[key] = kernel
         return kernel if kernel.is_ready() else None
 
@@ -184,7 +198,7 @@ class CudaRoutines(CudaAttention):
     def neighbour_max(self, rows: Arrays, x: Tensor, with_ties: bool) -> tuple[Tensor, Tensor | None]:
         pos, crd, counts = rows
         with in_context(x.device):
-            kernel = self._maxima_kernel(rows, [x, counts])
+            kernel = self._maxima_kernel(rows, [x, counts], (LARGEST, SHARE) if with_ties else (LARGEST,))
             if kernel is None:
                 return super().neighbour_max(rows, x, with_ties)
             x, counts = _plain(x), _plain(counts)
@@ -194,7 +208,7 @@ class CudaRoutines(CudaAttention):
             part_out, part_ties = (_sums(x, units.cut, x.shape[1]) for _ in range(2))
             arrays = [counts, x, None, None, out, ties, part_out, part_ties]
             slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
-            _launch(kernel, "scorch_largest", slots, units.count * _threads_of_row(x), x)
+            _launch(kernel, LARGEST, slots, units.count * _threads_of_row(x), x)
             if units.cut:
                 _launch(kernel, "scorch_join_largest", slots, units.long * x.shape[1], x)
         return out, ties
@@ -204,7 +218,7 @@ class CudaRoutines(CudaAttention):
         pos, crd, counts = rows
         given = [x, counts, out, shared]
         with in_context(x.device):
-            kernel = self._maxima_kernel(rows, given)
+            kernel = self._maxima_kernel(rows, given, (SHARE,))
             if kernel is None:
                 return super().neighbour_max_backward(rows, x, out, shared)
             x, counts, out, shared = _plain(x), _plain(counts), _plain(out), _plain(shared)
@@ -212,12 +226,14 @@ class CudaRoutines(CudaAttention):
             part_out = _sums(x, units.cut, x.shape[1])
             arrays = [counts, x, out, shared, result, None, part_out, None]
             slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
-            _launch(kernel, "scorch_share", slots, units.count * _threads_of_row(x), x)
+            _launch(kernel, SHARE, slots, units.count * _threads_of_row(x), x)
             if units.cut:
                 _launch(kernel, "scorch_join_shares", slots, units.long * x.shape[1], x)
         return result
 
-    def _maxima_kernel(self, rows: Arrays, given: Sequence[Tensor | None]) -> CudaKernel | None:
+    def _maxima_kernel(
+        self, rows: Arrays, given: Sequence[Tensor | None], first: Sequence[str]
+    ) -> CudaKernel | None:
         x = given[0]
         assert x is not None
         if not _is_able(rows[:2], given):
@@ -225,7 +241,9 @@ class CudaRoutines(CudaAttention):
         key = x.dtype, rows[1].dtype, *_spread(x)
         kernel = self._maxima.get(key)
         if kernel is None:
-            kernel = self.make_kernel(print_neighbour_max(*key), "the largest of the neighbours in a graph")
+            kernel = self.make_kernel(
+                print_neighbour_max(*key), "the largest of the neighbours in a graph", first
+            )
             self._maxima[key] = kernel
         return kernel if kernel.is_ready() else None
 
