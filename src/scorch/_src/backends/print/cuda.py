@@ -78,7 +78,7 @@ def part_of(function: str) -> str:
 
 
 def as_part(part: str, text: str) -> str:
-    """Have the text compiled only as a part of all (``nvrtc.compile_cuda``), or where none is asked for."""
+    """Have the text compiled only as a part (``nvrtc.compile_cuda``), or where no part is requested."""
     return f"#if !defined(PART) || defined(PART_{part})\n{text}\n#endif"
 
 

@@ -70,6 +70,15 @@ def _select_rows(
     return None if rows is None else SparseTensor(rows)
 
 
+def _rows_at(self: SparseTensor, index: torch.Tensor | None) -> SparseTensor | None:
+    """Copy whole rows, the usual case; None where it is another."""
+    is_plain = type(index) is torch.Tensor and index.dim() == 1 and index.device == self.storage.device
+    if not is_plain or not all(self.storage.pattern.shape):
+        return None
+    assert index is not None
+    return _select_rows(self, 0, index)
+
+
 def check_indices(index: torch.Tensor, size: int, dim: int, from_end: bool = False) -> torch.Tensor:
     """Check that every index is within a dimension ``dim`` of ``size``, and return them.
 
@@ -102,6 +111,10 @@ def run_on_empty(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> An
 @implements(aten.index.Tensor)
 def index(self: SparseTensor, indices: Indices) -> Any:
     """Compute ``self[...]`` with tensors: indices in some dimensions, broadcast together."""
+    if isinstance(self, SparseTensor) and len(indices) == 1:
+        selected = _rows_at(self, indices[0])
+        if selected is not None:
+            return selected
     normalized = normalize_indices(self, indices)
     if not isinstance(self, SparseTensor):
         return aten.index.Tensor(self, normalized)
