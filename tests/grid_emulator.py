@@ -170,6 +170,9 @@ class EmulatedKernel(CudaKernel):
     def is_ready(self, may_wait: bool = True) -> bool:
         return bool(self.source)
 
+    def prepare(self, names: Sequence[str], device: int) -> None:
+        """Do nothing: whole texts are compiled."""
+
     def launch(self, name: str, slots: Sequence[int], threads: int, device: int) -> None:
         self.record(Launch(name, blocks_for(threads)), None)
         run_grid(self.source, name, slots, threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import statistics
@@ -12,8 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
+import scorch
 from benchmarks.gpu.cases import OURS, Measured, first_line
-from benchmarks.gpu.matrices import MADE, TINY
+from benchmarks.gpu.matrices import MADE, TINY, Matrix
 from benchmarks.gpu.timing import Device
 from benchmarks.kernels.timing import Timing
 
@@ -22,23 +26,21 @@ ROUNDS = 15
 
 
 def host(device: Device, seconds: float, tiny: bool) -> Iterator[Measured]:
-    """Measure the host's time of a warm product; only after all calls of a round is the device waited for."""
+    """Measure the host's time of warm calls; only after all calls of a round is the device waited for."""
     A = (TINY if tiny else MADE)[0].make(device.name)
-    x, X = A.random("x", A.shape[1]), A.random("X", A.shape[1], 32)
-    for label, right in (("S @ x", x), ("S @ X, 32 columns", X)):
+    for label, (run, in_torch) in _warm_calls(A).items():
         makers = {OURS: A.scorch, **A.torch_layouts()}
         found = Measured("host", label, A.name)
         calls: dict[str, Callable[[], Any]] = {}
         for name, make in makers.items():
             try:
-                S = make()
-                calls[name] = lambda S=S, right=right: S @ right
+                calls[name] = functools.partial(run if name == OURS else in_torch, make())
                 calls[name]()
             except Exception as problem:
                 found.failed[name] = first_line(problem)
                 calls.pop(name, None)
         samples: dict[str, list[float]] = {name: [] for name in calls}
-        end = time.perf_counter() + seconds / 2
+        end = time.perf_counter() + seconds / 8
         for number in range(ROUNDS):
             for name, call in calls.items():
                 samples[name].append(_loop(call, device))
@@ -46,6 +48,27 @@ def host(device: Device, seconds: float, tiny: bool) -> Iterator[Measured]:
                 break
         found.times = {name: Timing.of(some) for name, some in samples.items()}
         yield found
+
+
+def _warm_calls(A: Matrix) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
+    """What is called on a matrix, and what torch has for it."""
+    m, n = A.shape
+    x, X, D = A.random("x", n), A.random("X", n, 32), A.random("D", m, n)
+    P, Q, by_columns = A.random("P", m, 32), A.random("Q", n, 32), A.random("Q", n, 32).T.contiguous()
+    calls: dict[str, tuple[Callable[[Any], Any], ...]] = {
+        "S @ x": (lambda S: S @ x,),
+        "S @ X, 32 columns": (lambda S: S @ X,),
+        "S * (P @ Q.T), 32 columns": (
+            lambda S: scorch.einsum("ij,ik,jk->ij", S, P, Q),
+            lambda S: torch.sparse.sampled_addmm(S, P, by_columns, beta=0.0),
+        ),
+        "S * dense": (lambda S: S * D,),
+        "row softmax": (lambda S: torch.sparse.softmax(S, 1),),
+        "S.sum(1)": (lambda S: S.sum(1), lambda S: torch.sparse.sum(S, 1)),
+        "relu(S)": (torch.relu,),
+        "S + S": (lambda S: S + S,),
+    }
+    return {label: (known[0], known[-1]) for label, known in calls.items()}
 
 
 def _loop(call: Callable[[], Any], device: Device) -> float:

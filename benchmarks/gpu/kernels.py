@@ -276,6 +276,46 @@ def coalesce(A: Matrix) -> Iterator[Case]:
     )
 
 
+def rows(A: Matrix) -> Iterator[Case]:
+    """Rows in any order: a batch of neighbors, and half of all rows."""
+    order = torch.argsort(A.random("rows", A.shape[0]))
+    for label, count in (
+        ("S[rows], 1024 rows", min(1024, len(order))),
+        ("S[rows], half of them", len(order) // 2),
+    ):
+        yield _picked(A, label, order[:count])
+
+
+def _picked(A: Matrix, label: str, picked: torch.Tensor) -> Case:
+    def selected(make: Callable[[], Any]) -> Prepare:
+        def prepare() -> Call:
+            S = make()
+            return Call(lambda: S.index_select(0, picked))
+
+        return prepare
+
+    def by_gathers() -> Call:
+        """Copy rows as programs without a function for it do."""
+        pos, count = A.indptr.long(), len(picked)
+
+        def run() -> torch.Tensor:
+            begin, lengths = pos[picked], (pos[1:] - pos[:-1])[picked]
+            new = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+            shift = torch.repeat_interleave(begin - new[:-1], lengths)
+            source = torch.arange(len(shift), device=A.device) + shift
+            return torch.sparse_csr_tensor(
+                new, A.indices[source].long(), A.values[source], (count, A.shape[1])
+            )
+
+        return Call(run)
+
+    contestants: dict[str, Prepare] = {OURS: selected(A.scorch), "torch gathers": by_gathers}
+    contestants |= {name: selected(make) for name, make in A.torch_layouts().items()}
+    entries = int((A.indptr[picked + 1] - A.indptr[picked]).sum())
+    moved = 16 * entries + 20 * len(picked)
+    return Case("rows", label, A.name, contestants, lambda: sketch_of(A)[picked], is_sketch=True, bytes=moved)
+
+
 SECTIONS: dict[str, Callable[[Matrix], Iterator[Case]]] = {
     "spmv": spmv,
     "spmm32": spmm32,
@@ -287,4 +327,5 @@ SECTIONS: dict[str, Callable[[Matrix], Iterator[Case]]] = {
     "spgemm": spgemm,
     "transpose": transpose,
     "coalesce": coalesce,
+    "rows": rows,
 }

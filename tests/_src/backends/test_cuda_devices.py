@@ -65,8 +65,8 @@ class TwoDevices:
         return 0
 
 
-def compiled(source: str, architecture: str, label: str, part: int) -> bytes:
-    return f"{architecture}, part {part}".encode()
+def compiled(source: str, architecture: str, label: str, part: str) -> bytes:
+    return f"{architecture}, part {FUNCTIONS.index(part)}".encode()
 
 
 @pytest.fixture

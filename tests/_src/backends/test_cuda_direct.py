@@ -37,8 +37,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return blocks
 
 
-def matrix(rows: int = 20) -> torch.Tensor:
-    return torch.randint(1, 5, (rows, 30)) * (torch.rand(rows, 30) < 0.2).float()
+def matrix(rows: int = 20, columns: int = 30) -> torch.Tensor:
+    return torch.randint(1, 5, (rows, columns)) * (torch.rand(rows, columns) < 0.2).float()
 
 
 def test_calls_that_repeat_take_the_short_way(quick: list[int]) -> None:
@@ -63,14 +63,15 @@ def test_tensors_of_zeros_without_memory() -> None:
 
 def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
-    short, long = torch.eye(20, 30), matrix()
+    short, long = matrix(20, 100), matrix(20, 100)
     long[3] = 1
-    flat = torch.randint(-3, 4, (30 * 32 + 1,)).float()
-    x, elsewhere = flat[:-1].view(30, 32), flat[1:].view(30, 32)  # where runs of four cannot be loaded
+    flat = torch.randint(-3, 4, (100 * 32 + 1,)).float()
+    x, elsewhere = flat[:-1].view(100, 32), flat[1:].view(100, 32)  # where runs of four cannot be loaded
     with scorch.settings(backend="emulated"):
         A, B = (scorch.from_torch(dense, format="csr") for dense in (short, long))
         for _ in range(2):
             torch.testing.assert_close(A @ x, short @ x)
+            torch.testing.assert_close(B @ x, long @ x)
         quick.clear()
         torch.testing.assert_close(A @ elsewhere, short @ elsewhere)
         torch.testing.assert_close(B @ x, long @ x)

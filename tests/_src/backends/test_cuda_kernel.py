@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scorch._src.backends import cache
-from scorch._src.backends.cuda import nvrtc
+from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches
 from scorch.errors import CompilationError, CompilerNotFoundError
 
@@ -17,7 +17,7 @@ from scorch.errors import CompilationError, CompilerNotFoundError
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "is_there", lambda: True)
-    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture: False)
+    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture, part: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
@@ -25,7 +25,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_may_not_wait_goes_on_while_a_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, compiled = threading.Event(), []
 
-    def compile_cuda(source: str, architecture: str, label: str, part: int) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
         assert may_end.wait(60)
         compiled.append((source, architecture))
         return b"code"
@@ -42,8 +42,26 @@ def test_who_may_not_wait_goes_on_while_a_thread_compiles(monkeypatch: pytest.Mo
     assert compiled == [("a text", "sm_90")]
 
 
+def test_functions_that_a_call_needs_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, compiled = threading.Barrier(2), []
+
+    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+        both.wait(60)
+        compiled.append(part)
+        return part.encode()
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(driver, "load", lambda code, name, device: (code, name))
+    kernel = CudaKernel("a text", "a label", ["one", "two"])
+    assert kernel.is_ready() and {*compiled} == {"one", "two"}
+    assert kernel.function("one", 0) == (b"one", "one")
+    compiled.clear()
+    kernel.prepare(["one", "three", "four"], 0)
+    assert kernel.function("four", 0) == (b"four", "four") and {*compiled} == {"three", "four"}
+
+
 def test_code_on_disk_is_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture: architecture == "sm_90")
+    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture, part: architecture == "sm_90")
     monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: b"code")
     kernel = CudaKernel("a text", "a label")
     assert kernel.is_ready(may_wait=False) and kernel._compiling is None
@@ -91,7 +109,7 @@ def test_code_on_disk_is_read_without_nvrtc(tmp_path: Path, monkeypatch: pytest.
     try:
         assert nvrtc.is_there() and nvrtc.identity() == "libnvrtc.so.13, 9 bytes"
         assert not nvrtc.is_on_disk(text, "sm_90")
-        cache.store(nvrtc._key(text, "sm_90"), b"code", text)
+        cache.store(nvrtc._key(text, "sm_90", ""), b"code", text)
         assert nvrtc.is_on_disk(text, "sm_90") and nvrtc.compile_cuda(text, "sm_90") == b"code"
     finally:
         nvrtc.identity.cache_clear()

@@ -84,22 +84,24 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     set_table(launch.exchange_table(), None)
 
 
-def matrix(rows: int = 20) -> torch.Tensor:
-    return torch.randint(1, 5, (rows, 30)) * (torch.rand(rows, 30) < 0.2).float()
+def matrix(rows: int = 20, columns: int = 30) -> torch.Tensor:
+    return torch.randint(1, 5, (rows, columns)) * (torch.rand(rows, columns) < 0.2).float()
 
 
 CALLS: dict[str, Callable[..., Any]] = {
     "times a vector": lambda A, X, x: A @ x,
     "times a matrix": lambda A, X, x: A @ X,
     "sums": lambda A, X, x: A.sum(1),
+    "sampled product": lambda A, X, x: scorch.einsum("ij,ik,jk->ij", A, X[:20], X),
+    "each entry times": lambda A, X, x: scorch.einsum("ij,j->ij", A, x),
     "three operands": lambda A, X, x: scorch.einsum("ij,jk,j->ik", A, X, x),
 }
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("name", CALLS)
-def test_the_builtin_launches_what_the_long_way_does(name: str, made_up: Driver) -> None:
-    A, X = scorch.from_torch(matrix(), format="csr"), torch.randint(-3, 4, (30, 32)).float()
+@pytest.mark.parametrize(("name", "form"), [*((name, "csr") for name in CALLS), ("sampled product", "coo")])
+def test_the_builtin_launches_what_the_long_way_does(name: str, form: str, made_up: Driver) -> None:
+    A, X = scorch.from_torch(matrix(), format=form), torch.randint(-3, 4, (30, 32)).float()
     x, record = torch.rand(30), Launches()
     LAUNCHES.append(record)
     wanted = CALLS[name](A, X, x)
@@ -113,7 +115,30 @@ def test_the_builtin_launches_what_the_long_way_does(name: str, made_up: Driver)
     assert ctypes.c_void_p.in_dll(made_up.library, "function").value == 5
     ((kernel, *_),) = record.launched
     run_grid(kernel.source, FUNCTIONS[0], made_up.slots(), 128 * 8)  # which fills the result
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found.to_dense(), wanted.to_dense())
+
+
+def test_patterns_take_turns(made_up: Driver) -> None:
+    """Each has its own numbers of rows among the slots; those of a pattern that is gone are not taken."""
+    P, Q = torch.rand(20, 4), torch.rand(30, 4)
+    dense = [torch.eye(20, 30).roll(shift, 1) for shift in range(3)]
+    patterns = [scorch.from_torch(a, format="csr") for a in dense]
+
+    def sampled(number: int) -> Any:
+        return scorch.einsum("ij,ik,jk->ij", patterns[number], P, Q)
+
+    LAUNCHES.append(record := Launches())
+    sampled(0)
+    LAUNCHES.clear()
+    ((kernel, *_),) = record.launched
+    for _ in range(4):
+        sampled(0), sampled(1)
+    patterns[0] = patterns.pop()
+    for number in (0, 1, 0, 1):
+        before, found = made_up.number("launched").value, sampled(number)
+        assert made_up.number("launched").value > before
+        run_grid(kernel.source, FUNCTIONS[0], made_up.slots(), 128 * 8)
+        torch.testing.assert_close(found.to_dense(), patterns[number].to_dense() * (P @ Q.T))
 
 
 def launches(made_up: Driver, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
@@ -128,12 +153,13 @@ def launches(made_up: Driver, call: Callable[[], torch.Tensor], expected: torch.
 
 def test_unusual_calls_take_the_long_way(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
-    a, long, flat = torch.eye(20, 30), matrix(), torch.randint(-3, 4, (30 * 32 + 1,)).float()
+    a, long = matrix(20, 100), matrix(20, 100)
+    flat = torch.randint(-3, 4, (100 * 32 + 1,)).float()
     long[3] = 1
     A, B = (scorch.from_torch(dense, format="csr") for dense in (a, long))
-    x, elsewhere = flat[:-1].view(30, 32), flat[1:].view(30, 32)  # where runs of four cannot be loaded
+    x, elsewhere = flat[:-1].view(100, 32), flat[1:].view(100, 32)  # where runs of four cannot be loaded
     for _ in range(3):
-        A @ x
+        A @ x, B @ x
     assert launches(made_up, lambda: A @ x, a @ x)
     assert not launches(made_up, lambda: A @ elsewhere, a @ elsewhere)
     assert not launches(made_up, lambda: B @ x, long @ x)  # rows that are cut

@@ -31,6 +31,13 @@ SHAPES = [
     (20, 40, torch.float32, torch.int32),
     (1, 700, torch.float32, torch.int64),
 ]
+HALVES = [
+    (4, 16, torch.float16, torch.int32),
+    (3, 5, torch.bfloat16, torch.int64),
+    (1, 40, torch.bfloat16, torch.int32),
+    (20, 72, torch.float16, torch.int64),
+]
+TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 class RefusedKernel(CudaKernel):
@@ -58,11 +65,14 @@ def check(found: Any, wanted: Any) -> None:
 def attend(
     routines: Routines, rows: Rows, x: torch.Tensor, scores: Scores, options: Options
 ) -> list[torch.Tensor]:
-    """Compute a result and all gradients; the transposed rows are as good as any, in another order."""
+    """Compute a result and all gradients; the transposed rows are as good as any, in another order.
+
+    Gradients are those of bfloat16, so that they are the same in all dtypes.
+    """
     draw = torch.Generator().manual_seed(1)
     _, heads, width = x.shape
     grad, other = (
-        torch.randn(count, heads, width, generator=draw, dtype=torch.float64).to(x.dtype)
+        torch.randn(count, heads, width, generator=draw).bfloat16().to(x.dtype)
         for count in (rows.pos.numel() - 1, SOURCES)
     )
     places = torch.randperm(rows.crd.numel(), generator=draw).to(rows.crd.dtype)
@@ -102,6 +112,30 @@ def test_attention_is_its_reference(
         assert torch.equal(again, found[0]) and nothing is None
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(("heads", "features", "dtype", "index"), HALVES)
+def test_attention_of_halves_is_that_of_float32(
+    heads: int, features: int, dtype: torch.dtype, index: torch.dtype, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    pos, crd = pattern(lengths, index)
+    sizes = (SOURCES, heads), (len(lengths), heads), (crd.numel(), heads)
+    scores, x = (
+        [torch.randn(size).to(dtype) for size in sizes],
+        torch.randn(SOURCES, heads, features).to(dtype),
+    )
+    counts, options = torch.randint(1, 4, (crd.numel(),)).to(dtype), Options(0.2, 0.4, 12345)
+    found = attend(EmulatedRoutines(), Rows(pos, crd, counts), x, Scores(*scores), options)
+    wide = Scores(*(score.float() for score in scores))
+    wanted = attend(Routines(), Rows(pos, crd, counts.float()), x.float(), wide, options)
+    out, kept, each, totals, *last = found
+    assert {tensor.dtype for tensor in (out, totals, *last)} == {dtype}
+    check([kept, each], wanted[1:3])  # whose sums are those of float32
+    for mine, theirs in zip((out, totals, *last), (wanted[0], *wanted[3:]), strict=True):
+        torch.testing.assert_close(mine.float(), theirs, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
 @pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["short", "long"])
 def test_infinite_scores_are_those_of_the_reference(lengths: list[int]) -> None:
     torch.manual_seed(0)
@@ -124,6 +158,8 @@ def test_infinite_scores_are_those_of_the_reference(lengths: list[int]) -> None:
         (24, torch.float32, torch.int64),
         (140, torch.float32, torch.int32),
         (66, torch.float64, torch.int32),
+        (24, torch.float16, torch.int32),
+        (35, torch.bfloat16, torch.int64),
     ],
 )
 def test_maxima_are_their_reference(
@@ -135,7 +171,7 @@ def test_maxima_are_their_reference(
     x[4, 0], x[7] = torch.nan, -torch.inf
     counts = torch.randint(1, 4, (crd.numel(),)).to(dtype)
     own, best = torch.randint(2, (len(lengths), width)).to(dtype), torch.randint(2, x.shape).to(dtype)
-    shared = torch.randn(*x.shape, dtype=dtype)
+    shared = torch.randint(-9, 9, x.shape).to(dtype)  # whose sums have no rounding
     routines = EmulatedRoutines()
     for given in (None, counts):
         rows = pos, crd, given
@@ -157,17 +193,17 @@ def test_arrays_may_have_gaps_and_begin_anywhere() -> None:
     check(EmulatedRoutines().graph_attention(*given), Routines().graph_attention(*given))
 
 
-@pytest.mark.parametrize("why", ["half", "no kernel", "no entries", "no rows", "many heads"])
+@pytest.mark.parametrize("why", ["two dtypes", "no kernel", "no entries", "no rows", "many heads"])
 def test_what_has_no_kernel_is_computed_by_torch(why: str) -> None:
     torch.manual_seed(0)
-    dtype = torch.float16 if why == "half" else torch.float32
+    dtype = torch.float64 if why == "two dtypes" else torch.float32
     heads = 33 if why == "many heads" else 2
     lengths = {"no entries": [0, 0], "no rows": []}.get(why, SHORT)
     pos, crd = pattern(lengths, torch.int64)
     routines = EmulatedRoutines()
     if why == "no kernel":
         routines.make_kernel = RefusedKernel  # type: ignore[assignment]
-    x = torch.randn(SOURCES, heads, 4, dtype=dtype)
+    x = torch.randn(SOURCES, heads, 4)
     scores = Scores(torch.randn(SOURCES, heads, dtype=dtype), torch.randn(len(lengths), heads, dtype=dtype))
     given = Rows(pos, crd), x, scores, Options(0.2)
     check(attend(routines, *given), attend(Routines(), *given))

@@ -19,18 +19,20 @@ import grid_emulator
 import scorch
 from _src.backends.test_cuda import CALLS, drawn
 from _src.backends.test_cuda_new_patterns import STATEMENTS
-from _src.backends.test_cuda_routines import SHAPES
+from _src.backends.test_cuda_routines import HALVES, SHAPES
 from golden_statements import NAMES, statements
 from scorch._src.backends.cuda import (
     attention,
     coalescing,
     entries,
     levels,
+    neighbours,
     nvrtc,
+    picking,
     product,
-    routines,
     sorting,
 )
+from scorch._src.loops.grid import FUNCTIONS
 from scorch._src.loops.types import INT32
 from scorch.errors import CompilationError
 
@@ -160,17 +162,24 @@ def test_tiles_of_masks(index: torch.dtype, architecture: str) -> None:
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("shape", [*SHAPES, (32, 64, torch.float64, torch.int64)])
+@pytest.mark.parametrize("shape", [*SHAPES, *HALVES, (32, 64, torch.float64, torch.int64)])
 def test_graph_attention(shape: tuple[Any, ...], architecture: str) -> None:
     heads, features, dtype, index = shape
-    check(routines.print_attention(dtype, index, heads, features), architecture, "graph attention")
+    check(neighbours.print_attention(dtype, index, heads, features), architecture, "graph attention")
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("form", [(torch.float32, torch.int32, 4, 32), (torch.float64, torch.int64, 1, 4)])
+@pytest.mark.parametrize(
+    "form",
+    [
+        (torch.float32, torch.int32, 4, 32),
+        (torch.float64, torch.int64, 1, 4),
+        (torch.float16, torch.int32, 8, 16),
+    ],
+)
 def test_maxima_of_neighbours(form: tuple[Any, ...], architecture: str) -> None:
-    check(routines.print_neighbour_max(*form), architecture, "maxima")
+    check(neighbours.print_neighbour_max(*form), architecture, "maxima")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -187,6 +196,8 @@ def test_orders_of_entries(architecture: str) -> None:
     wide = torch.int32, torch.int64, torch.float64, 4
     for form in (narrow, wide):
         check(coalescing.print_coalesce(*form), architecture, "grid")
+    check(picking.print_pick_rows(torch.int32, torch.int64, 4), architecture, "grid")
+    check(picking.print_pick_rows(torch.int64, torch.int32, 16), architecture, "grid")
 
 
 def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +215,15 @@ def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parts_of_a_text_are_compiled_by_themselves(printed: Any) -> None:
     (text,) = printed(lambda: scorch.from_torch(torch.eye(5), format="csr") @ torch.ones(5, 4))
-    for part, functions in ((0, 1), (1, 2)):
-        code, said = nvrtc.compile_text(text, "sm_90", f"-DPART={part}", "--ptxas-options=-v")
-        assert code and said.count("Used") == functions
+    pick = picking.print_pick_rows(torch.int32, torch.int64, 4)
+    parts = [
+        (text, FUNCTIONS[0], 1),
+        (text, FUNCTIONS[1], 2),
+        *((pick, name, 1) for name in picking.FUNCTIONS),
+    ]
+    for source, part, functions in parts:
+        code, said = nvrtc.compile_text(source, "sm_90", *nvrtc.options_of(part), "--ptxas-options=-v")
+        assert code and said.count("Used") == functions and part in said
 
 
 def test_a_text_that_is_refused_is_shown() -> None:

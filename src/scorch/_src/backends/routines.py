@@ -268,13 +268,16 @@ class Routines:
         return values.index_select(0, places)
 
     def pick_rows(
-        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
+        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor, from_end: bool = True
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Select ``pos``, ``crd`` and ``values`` of the rows ``picked``; None where one is out of range."""
+        """Select ``pos``, ``crd`` and ``values`` of the rows ``picked``; None where one is out of range.
+
+        Numbers below 0 count ``from_end``, or are out of range.
+        """
         rows = pos.numel() - 1
-        picked = torch.where(picked < 0, picked + rows, picked)
-        if bool(((picked < 0) | (picked >= rows)).any()):
+        if bool(((picked < (-rows if from_end else 0)) | (picked >= rows)).any()):
             return None
+        picked = torch.where(picked < 0, picked + rows, picked)
         begin, counts = pos[picked].long(), pos.diff()[picked].long()
         new = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         row = rows_of(new, int(new[-1]))

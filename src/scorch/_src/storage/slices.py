@@ -184,10 +184,11 @@ def _sliced(pattern: Pattern, ranges: Sequence[tuple[int, int]]) -> tuple[list[A
     return pos, crd
 
 
-def select_rows(storage: Storage, picked: torch.Tensor) -> Storage | None:
+def select_rows(storage: Storage, picked: torch.Tensor, from_end: bool = True) -> Storage | None:
     """Select the coordinates ``picked`` of the outermost dimension, of rows below dense levels.
 
-    None where the general way must be taken, which also raises for a row that is out of range.
+    Numbers below 0 count ``from_end``, or are out of range. None where the general way must be taken, which
+    also raises for a row that is out of range.
     """
     pattern = storage.pattern
     form = pattern.format
@@ -197,13 +198,13 @@ def select_rows(storage: Storage, picked: torch.Tensor) -> Storage | None:
     assert pos is not None and crd is not None
     shape = list(pattern.shape)
     shape[form.order[0]] = picked.numel()
-    rows = picked.to(torch.int64).contiguous()
     each = pattern.counts[-2] // max(pattern.counts[0], 1)
     if not each:
         return None
+    rows = picked
     if each != 1:
-        rows = (rows.unsqueeze(1) * each + torch.arange(each, device=rows.device)).reshape(-1)
-    arrays = routines_for(pos).pick_rows(pos, crd, storage.values, rows)
+        rows = (rows.long().unsqueeze(1) * each + torch.arange(each, device=rows.device)).reshape(-1)
+    arrays = routines_for(pos).pick_rows(pos, crd, storage.values, rows, from_end)
     if arrays is None:
         return None
     above = [None] * (len(form) - 1)

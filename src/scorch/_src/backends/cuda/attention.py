@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.attention_blocks import MIN_PAIRS, ROWS, CudaBlocks, Work, make_work
 from scorch._src.backends.cuda.cost import tells
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel, refuse
+from scorch._src.backends.cuda.kernel import CudaKernel, read_text, refuse
 from scorch._src.backends.cuda.levels import CudaLevels
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.launcher import address_of
@@ -38,13 +37,15 @@ ALIGNMENT = 16  # bytes, of rows
 BATCH_DIMS = 3  # that kernels take
 MIN_CAPABILITY = (8, 0)  # for copies while others compute, and products of bfloat16
 
+BACKWARD = [f"scorch_attention_{what}" for what in ("delta", "queries", "keys")]
+
 # The type of elements, and the bits of their exponent, or of all of float32.
 KINDS = {torch.float32: ("f32", 32), torch.float16: ("u16", 5), torch.bfloat16: ("u16", 8)}
 
 
 def print_tiles(index: torch.dtype) -> str:
     """The CUDA source of what finds the tiles of masks."""
-    return "\n\n".join([print_prelude(), f"#define INDEX {_index(index)}", _read("attention_tiles.cu")])
+    return "\n\n".join([print_prelude(), f"#define INDEX {_index(index)}", read_text("attention_tiles.cu")])
 
 
 def print_attention(
@@ -61,15 +62,11 @@ def print_attention(
     lines += [f"#define STAGES {stages}"] if index is None else []
     used = [helpers()[name] for name in ("from_bf16", "from_f16") if kind != 32]
     main = "attention.cu" if index is None else "attention_pairs.cu"
-    return "\n\n".join([print_prelude(), *used, "\n".join(lines), _read("attention_common.cu"), _read(main)])
+    return "\n\n".join([print_prelude(), *used, "\n".join(lines), read_text("attention_common.cu", main)])
 
 
 def _index(dtype: torch.dtype | None) -> str:
     return "i64" if dtype == torch.int64 else "i32"
-
-
-def _read(name: str) -> str:
-    return (Path(__file__).parent / "c" / name).read_text(encoding="utf-8")
 
 
 def shared_bytes(dtype: torch.dtype, deep: int, wide: int, stages: int, is_forward: bool) -> int:
@@ -160,6 +157,7 @@ class CudaAttention(CudaLevels):
             for like, size in ((query, call.deep), (key, call.deep), (value, call.wide))
         )
         with in_context(query.device):
+            call.kernel.prepare(BACKWARD, query.device.index or 0)
             call.run("delta", out=out, delta=delta)
             call.run("queries", L=state, delta=delta, dQ=dQ)
             call.run("keys", L=state, delta=delta, dK=dK, dV=dV)
@@ -195,7 +193,9 @@ class CudaAttention(CudaLevels):
         known = (print_text, *key)
         kernel = self._kernels.get(known)
         if kernel is None:
-            kernel = self.make_kernel(print_text(*key), "attention at the entries of a mask")
+            first = "tiles" if print_text is print_tiles else "forward"
+            names = [f"scorch_attention_{first}"]
+            kernel = self.make_kernel(print_text(*key), "attention at the entries of a mask", names)
             self._kernels[known] = kernel
         return kernel
 

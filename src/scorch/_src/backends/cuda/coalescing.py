@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from scorch._src.backends.cuda.driver import Slots
 from scorch._src.backends.cuda.entries import FEW, CudaEntries
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, read_text
 from scorch._src.backends.cuda.streams import check_waiting, told_on
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
@@ -48,6 +47,8 @@ MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters fir
 MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
 MAX_KEPT = 4 << 10  # splitters in the shared memory of a block
 
+FUNCTIONS = [f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place")]
+
 _NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
 _INDICES = (torch.int32, torch.int64)
 
@@ -60,10 +61,10 @@ def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims
     words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
     words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED}
     words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
+    words["SUM"] = "u32"
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
-    folder = Path(__file__).parent / "c"
-    texts = [(folder / name).read_text(encoding="utf-8") for name in ("sort_entries.cu", "coalesce.cu")]
-    return "\n\n".join([print_prelude(), "\n".join(lines), *texts])
+    text = read_text("block_sums.cu", "sort_entries.cu", "coalesce.cu")
+    return "\n\n".join([print_prelude(), "\n".join(lines), text])
 
 
 class CudaCoalescing(CudaEntries):
@@ -93,7 +94,8 @@ class CudaCoalescing(CudaEntries):
         with in_context(device):
             kernel = self._coalesces.get((dtypes, len(columns)))
             if kernel is None:
-                kernel = self.make_kernel(print_coalesce(*dtypes, len(columns)), "entries that repeat")
+                text = print_coalesce(*dtypes, len(columns))
+                kernel = self.make_kernel(text, "entries that repeat", FUNCTIONS)
                 self._coalesces[dtypes, len(columns)] = kernel
             if not kernel.is_ready(may_wait=False):  # torch's sort does it until then
                 return None

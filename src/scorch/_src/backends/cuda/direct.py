@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ import torch
 from scorch._src.backends.cpu.launch import tensor_descriptor
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.kernel import LAUNCHES
-from scorch._src.backends.cuda.one_call import in_one_call
+from scorch._src.backends.cuda.one_call import by_pattern, in_one_call
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.torch_internals import cuda_device
 
@@ -121,8 +120,7 @@ def _with_one_guard(fill: Fill, place: int, shape: torch.Size, dtype: torch.dtyp
 
 def is_one_launch(executable: CudaExecutable) -> bool:
     """Check whether a call is one launch, unless rows are long, and takes nothing but arrays."""
-    is_plain = executable.writes_everything and not executable.parents and executable.listed < 0
-    return is_plain and executable.takes_addresses
+    return executable.writes_everything and executable.takes_addresses
 
 
 def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
@@ -138,38 +136,43 @@ def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
 
     if not is_one_launch(executable):
         return filled
-    aligned, header, padding, pos = executable.aligned, executable.header, executable.padding, executable.pos
+    aligned, header = executable.aligned, executable.header
     ready: dict[int, tuple[Callable[..., Any], ...]] = {}  # by device
-    uncut: weakref.ref[torch.Tensor] | None = None  # the last array of positions without long rows
 
     def fill(arrays: Sequence[torch.Tensor], device: int) -> torch.Tensor | None:
-        nonlocal uncut
         known = ready.get(device)
         if known is None:
             values = filled(arrays, device)
             if values is not None and values.numel():
-                ready[device] = _prepare(executable, values, len(arrays))
+                ready[device] = _prepare(executable, values)
             return values
         if LAUNCHES or (device >= 0 and cuda_device() != device):
             return filled(arrays, device)
-        if pos >= 0 and (uncut is None or uncut() is not arrays[pos]):
-            if executable.parts(arrays) is not None:
-                return filled(arrays, device)
-            uncut = weakref.ref(arrays[pos])
+        allocate, find = known
+        prepared = find(arrays)
         addresses = [array.data_ptr() for array in arrays]
-        if 0 in addresses or (aligned and any([addresses[place] % ALIGNMENT for place in aligned])):
+        if prepared is None or 0 in addresses:
             return filled(arrays, device)
-        allocate, launch = known
+        if aligned and any([addresses[place] % ALIGNMENT for place in aligned]):
+            return filled(arrays, device)
+        launch, last = prepared
         result: torch.Tensor = allocate()
-        launch(*header, *addresses, result.data_ptr(), *padding)
+        launch(*header, *addresses, result.data_ptr(), *last)
         return result
 
     return fill
 
 
-def _prepare(executable: CudaExecutable, values: torch.Tensor, arrays: int) -> tuple[Callable[..., Any], ...]:
-    """Return what allocates a result like ``values``, and what launches the kernel with as many arrays."""
-    blocks = driver.blocks_for(executable.threads_of(values.numel(), None))
-    slots = len(executable.header) + arrays + 1 + len(executable.padding)
-    launch = executable.launcher(blocks, slots, values.device.index)
-    return executable.allocator(tuple(values.shape), values.device), launch
+def _prepare(executable: CudaExecutable, values: torch.Tensor) -> tuple[Callable[..., Any], ...]:
+    """Return what allocates a result like ``values``; and what finds a launch of the kernel, which takes all
+    slots, and the last of these.
+    """
+    count, device = values.numel(), values.device
+
+    def make(arrays: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], list[Any]]:
+        last = executable.last_slots(arrays)
+        blocks = driver.blocks_for(executable.threads_of(count, arrays))
+        slots = len(executable.header) + len(arrays) + 1 + len(last)
+        return executable.launcher(blocks, slots, device.index), last
+
+    return executable.allocator(tuple(values.shape), device), by_pattern(executable, make)

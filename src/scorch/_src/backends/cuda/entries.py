@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, read_text
 from scorch._src.backends.cuda.streams import FINITE, WaitingRoutines, check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
@@ -22,25 +21,26 @@ is_deterministic = torch.are_deterministic_algorithms_enabled  # cuBLAS raises t
 WARP = 32
 FEW = 64  # terms of a sum that a thread adds up
 
+SUMS = "scorch_sum_few", "scorch_sum_many"
+
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
 
 
 def print_sum_runs(dtype: torch.dtype) -> str:
     """The CUDA source of sums of values."""
-    text = (Path(__file__).parent / "c" / "sum_runs.cu").read_text(encoding="utf-8")
-    return "\n\n".join([print_prelude(), f"#define T {_TYPES[dtype]}\n#define FEW {FEW}", text])
+    words = f"#define T {_TYPES[dtype]}\n#define FEW {FEW}"
+    return "\n\n".join([print_prelude(), words, read_text("sum_runs.cu")])
 
 
 def print_finite(dtype: torch.dtype) -> str:
     """The CUDA source of the search for what is not finite."""
-    text = (Path(__file__).parent / "c" / "finite.cu").read_text(encoding="utf-8")
-    return "\n\n".join([print_prelude(), f"#define T {_TYPES[dtype]}", text])
+    return "\n\n".join([print_prelude(), f"#define T {_TYPES[dtype]}", read_text("finite.cu")])
 
 
 class CudaEntries(WaitingRoutines):
     """The routines, those over all entries by kernels of their own."""
 
-    make_kernel: Callable[[str, str], CudaKernel] = CudaKernel
+    make_kernel: Callable[..., CudaKernel] = CudaKernel
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,9 @@ class CudaEntries(WaitingRoutines):
         with in_context(device):
             kernel = self._finite.get(dtype)
             if kernel is None:
-                kernel = self._finite[dtype] = self.make_kernel(print_finite(dtype), "what is not finite")
+                text = print_finite(dtype)
+                kernel = self.make_kernel(text, "what is not finite", ["scorch_find_infinite"])
+                self._finite[dtype] = kernel
             if not kernel.is_ready():
                 return super().are_finite(arrays)
             flag = self._flag(device)
@@ -100,7 +102,7 @@ class CudaEntries(WaitingRoutines):
         with in_context(device):
             kernel = self._sums.get(values.dtype)
             if kernel is None:
-                kernel = self.make_kernel(print_sum_runs(values.dtype), "sums of entries")
+                kernel = self.make_kernel(print_sum_runs(values.dtype), "sums of entries", SUMS)
                 self._sums[values.dtype] = kernel
             if not kernel.is_ready(may_wait=False):
                 sums = sum_short_runs(values, order, first)

@@ -40,14 +40,15 @@ class CudaExecutable(base.Executable):
         addresses = [array.data_ptr() for array in arrays]
         return addresses if all(addresses) else [address_of(array) for array in arrays]
 
-    make_kernel: Callable[[str, str], CudaKernel] = staticmethod(kernel_of)
+    make_kernel: Callable[..., CudaKernel] = staticmethod(kernel_of)
+    first: Sequence[str] = ()  # functions that a call needs, of a text of which they are parts
     find_builtin: Callable[[torch.device], Callable[..., Any] | None] = staticmethod(find_builtin)
     can_combine = True
     takes_addresses = True  # whether that is the address of an array
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
-        self.kernel = self.make_kernel(schedule.source, self.label)
+        self.kernel = self.make_kernel(schedule.source, self.label, self.first)
         self._pointwise: dict[Hashable, CudaKernel] = {}
         self._likes: dict[Any, torch.Tensor] = {}  # tensors of one element, by shape and device
         self._is_refused = False
@@ -61,6 +62,8 @@ class CudaExecutable(base.Executable):
         self.below = [arrays.index(name) for name in grid.below]
         self.listed = arrays.index(grid.listed) if grid.listed else -1
         self.parents = [arrays.index(name) for name in grid.parents]
+        known = (self.pos, *self.below, *self.parents, self.listed)
+        self.pattern_places = sorted({place for place in known if place >= 0})
         self.columns = sizes[grid.column] if grid.column else 1
         tiles = -(-self.columns // (grid.threads * grid.each)) if grid.column else 1
         self.threads_of_row = tiles * grid.threads
@@ -128,12 +131,9 @@ class CudaExecutable(base.Executable):
             if arrays[place].data_ptr() % ALIGNMENT:  # a view that begins anywhere
                 arrays = [array.clone() if n == place else array for n, array in enumerate(arrays)]
         slots = [*self.header, *self.slots(arrays), slot(values)]
-        if self.parents:
-            rows = [row_of_entry(arrays[place]) for place in self.parents]
-            slots += [*map(slot, rows), rows[0].numel()]
         parts = self.parts(arrays)
         if parts is None:
-            slots += self.padding
+            slots += self.last_slots(arrays)
             self.kernel.launch(FUNCTIONS[0], slots, self.threads_of(count, arrays), number)
             return
         sums = self.allocate((parts.cut * self.columns,), device)
@@ -143,6 +143,13 @@ class CudaExecutable(base.Executable):
         slots += [*map(slot, tensors), parts.count, parts.cut, parts.long]
         for name, threads in zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True):
             self.kernel.launch(name, slots, threads, number)
+
+    def last_slots(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the slots behind that of the result, where no row is cut: the rows of entries."""
+        if not self.parents:
+            return self.padding
+        rows = [row_of_entry(arrays[place]) for place in self.parents]
+        return [*map(self.slot, rows), rows[0].numel(), *self.padding]
 
     def allocate(
         self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype | None = None

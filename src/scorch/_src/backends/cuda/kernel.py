@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import re
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from scorch._src.backends.cuda import driver, nvrtc
-from scorch._src.backends.print.cuda import part_of
+from scorch._src.backends.print.cuda import as_part, part_of
 from scorch._src.bounded import BoundedCache
+from scorch._src.loops.grid import FUNCTIONS
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
+MAX_COMPILERS = 8  # at once: each needs memory
 
 
 class Launch(NamedTuple):
@@ -37,8 +42,17 @@ class Launches:
     why_not: str = ""
 
 
+_KERNELS = re.compile(r"^KERNEL void (?:LIMITS\(.*\) )?(\w+)\(const struct.*?^}$", re.MULTILINE | re.DOTALL)
+
 LAUNCHES: list[Launches] = []  # of those who record
 _kernels: BoundedCache[str, CudaKernel] = BoundedCache(MAX_KERNELS)
+
+
+def read_text(*names: str) -> str:
+    """Return the CUDA C of files, of which each kernel may be compiled by itself."""
+    folder = Path(__file__).parent / "c"
+    text = "\n\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+    return _KERNELS.sub(lambda found: as_part(found[1], found[0]), text)
 
 
 def refuse(why: str) -> None:
@@ -47,20 +61,24 @@ def refuse(why: str) -> None:
         record.why_not = why
 
 
-def kernel_of(source: str, label: str) -> CudaKernel:
+def kernel_of(source: str, label: str, first: Sequence[str] = ()) -> CudaKernel:
     """Return the kernel of a text, which all that have that text share, ``explain`` too."""
     known = _kernels.get(source)
     if known is None:
-        known = _kernels[source] = CudaKernel(source, label)
+        known = _kernels[source] = CudaKernel(source, label, first)
     return known
 
 
 class CudaKernel:
-    """The functions of a text. ``label`` says what they compute, for messages."""
+    """The functions of a text. ``label`` says what they compute, for messages.
 
-    def __init__(self, source: str, label: str) -> None:
-        self.source, self.label = source, label
-        self._codes: dict[tuple[tuple[int, int], int], bytes] = {}  # by architecture and part
+    ``first``: those that the first call needs, of a text whose kernels may be compiled by themselves. They
+    are compiled side by side, the others when they are launched.
+    """
+
+    def __init__(self, source: str, label: str, first: Sequence[str] = ()) -> None:
+        self.source, self.label, self.first = source, label, first
+        self._codes: dict[tuple[tuple[int, int], str], bytes] = {}  # by architecture and part
         self._functions: dict[tuple[str, int], Any] = {}  # by name and device
         self._is_refused = False
         self._compiling: threading.Thread | None = None
@@ -78,7 +96,7 @@ class CudaKernel:
             return False
         if not self._codes:
             try:
-                self._code(torch.cuda.current_device())
+                self._compile_first(torch.cuda.current_device())
             except (CompilationError, CompilerNotFoundError) as error:
                 self._is_refused = True
                 warn(f"{error}\nScorch falls back to PyTorch operators, which is slower.")
@@ -89,7 +107,7 @@ class CudaKernel:
         """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise."""
         if self._compiling is None:
             device = torch.cuda.current_device()
-            if nvrtc.is_on_disk(self.source, _architecture(device)):
+            if all(nvrtc.is_on_disk(self.source, _architecture(device), part) for part in self._first_parts):
                 return True
             # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
             work = functools.partial(contextvars.copy_context().run, self._compile, device)
@@ -99,7 +117,31 @@ class CudaKernel:
 
     def _compile(self, device: int) -> None:
         with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the next call raises again
-            self._code(device)
+            self._compile_first(device)
+
+    @property
+    def _first_parts(self) -> Sequence[str]:
+        return self.first or (part_of(FUNCTIONS[0]),)
+
+    def _compile_first(self, device: int) -> None:
+        self._compile_parts(self._first_parts, device)
+
+    def prepare(self, names: Sequence[str], device: int) -> None:
+        """Have functions compiled side by side that are about to be launched, one after another."""
+        missing = [name for name in names if (name, device) not in self._functions]
+        if self.first and missing:
+            self._compile_parts(missing, device)
+
+    def _compile_parts(self, parts: Sequence[str], device: int) -> None:
+        """Compile parts, each in a thread."""
+        if len(parts) == 1:
+            self._code(device, parts[0])
+            return
+        with ThreadPoolExecutor(min(len(parts), MAX_COMPILERS)) as pool:
+            runs = [contextvars.copy_context().run for _ in parts]
+            done = [pool.submit(run, self._code, device, part) for run, part in zip(runs, parts, strict=True)]
+            for each in done:
+                each.result()
 
     def launch(self, name: str, slots: Sequence[Any], threads: int, device: int) -> None:
         """Run a function with as many threads."""
@@ -127,11 +169,11 @@ class CudaKernel:
         function = self._functions.get((name, device))
         if function is None:
             function = self._functions[name, device] = driver.load(
-                self._code(device, part_of(name)), name, device
+                self._code(device, name if self.first else part_of(name)), name, device
             )
         return function
 
-    def _code(self, device: int, part: int = 0) -> bytes:
+    def _code(self, device: int, part: str) -> bytes:
         key = torch.cuda.get_device_capability(device), part
         code = self._codes.get(key)
         if code is None:

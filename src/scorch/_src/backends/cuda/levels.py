@@ -15,7 +15,7 @@ import torch
 
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel
-from scorch._src.backends.cuda.sorting import CudaSorting
+from scorch._src.backends.cuda.picking import CudaPicking
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_cuda
@@ -162,7 +162,7 @@ class _Loops:
         return ir.block(*body)
 
 
-class CudaLevels(CudaSorting):
+class CudaLevels(CudaPicking):
     """The routines, those that list levels by kernels of their own."""
 
     def __init__(self) -> None:

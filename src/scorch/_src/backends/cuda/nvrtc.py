@@ -19,10 +19,10 @@ from scorch.errors import CompilationError, CompilerNotFoundError
 OPTIONS = ("-default-device", "--std=c++17")
 
 
-def compile_cuda(source: str, architecture: str, label: str = "", part: int = 0) -> bytes:
+def compile_cuda(source: str, architecture: str, label: str = "", part: str = "") -> bytes:
     """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk.
 
-    ``part``: which of its functions are compiled (``print.cuda.part_of``), if it has several parts.
+    ``part``: which of its functions are compiled (``print.cuda.as_part``), if not all of them.
     """
     key = _key(source, architecture, part)
     found = _read_from_disk(key)
@@ -32,13 +32,13 @@ def compile_cuda(source: str, architecture: str, label: str = "", part: int = 0)
         return _read_from_disk(key) or _compile_and_store(source, architecture, key, label, part)
 
 
-def is_on_disk(source: str, architecture: str) -> bool:
+def is_on_disk(source: str, architecture: str, part: str = "") -> bool:
     """Check whether ``compile_cuda`` has nothing to compile."""
-    return cache.find(_key(source, architecture)) is not None
+    return cache.find(_key(source, architecture, part)) is not None
 
 
-def _key(source: str, architecture: str, part: int = 0) -> str:
-    return cache.make_key(source, "nvrtc", identity(), architecture, str(part), *OPTIONS)
+def _key(source: str, architecture: str, part: str) -> str:
+    return cache.make_key(source, "nvrtc", identity(), architecture, part, *OPTIONS)
 
 
 def _read_from_disk(key: str) -> bytes | None:
@@ -46,8 +46,8 @@ def _read_from_disk(key: str) -> bytes | None:
     return None if path is None else path.read_bytes()
 
 
-def _compile_and_store(source: str, architecture: str, key: str, label: str, part: int) -> bytes:
-    code, said = compile_text(source, architecture, f"-DPART={part}")
+def _compile_and_store(source: str, architecture: str, key: str, label: str, part: str) -> bytes:
+    code, said = compile_text(source, architecture, *options_of(part))
     if not code:
         path = cache.store_text(key, ".c", source)
         raise CompilationError(
@@ -56,6 +56,11 @@ def _compile_and_store(source: str, architecture: str, key: str, label: str, par
         )
     cache.store(key, code, source)
     return code
+
+
+def options_of(part: str) -> tuple[str, ...]:
+    """Return the options that leave all but a part out."""
+    return ("-DPART", f"-DPART_{part}") if part else ()
 
 
 def compile_text(source: str, architecture: str, *options: str) -> tuple[bytes, str]:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,7 @@ from scorch._src.backends.cpu import invoke, jit, launch, toolchain
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.kernel import LAUNCHES
 from scorch._src.backends.routines import do_nothing
+from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import cuda_stream_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 CALLS = 64  # that are made before it is asked for, again and again until it is there
 MAX_SLOTS = 120  # of a kernel that it launches
+MAX_PATTERNS = 16  # for which a launch is remembered
 STREAM_OF = 6  # which pointer of torch's table returns the current stream
 CUDA = 2  # devices of this kind, as DLPack numbers them
 
@@ -96,28 +98,64 @@ def _knows_streams(device: int) -> bool:
         return bool(status == 0 and found.value == cuda_stream_of(device))
 
 
+def by_pattern(
+    executable: CudaExecutable, make: Callable[[Sequence[torch.Tensor]], Any]
+) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """Return ``make`` as a function that remembers its results, for the last patterns of its arrays.
+
+    They are None where rows are cut, which takes several launches.
+    """
+    places = executable.pattern_places
+    known: BoundedCache[tuple[int, ...], _Held] = BoundedCache(MAX_PATTERNS)
+    last = NOTHING
+
+    def find(arrays: Sequence[torch.Tensor]) -> Any:
+        nonlocal last
+        held = last  # another thread may change it meanwhile
+        for place, array in held.arrays:
+            if array() is not arrays[place]:
+                break
+        else:
+            return held.made
+        key = tuple([id(arrays[place]) for place in places])
+        held = known.get(key, NOTHING)
+        if not all(array() is arrays[place] for place, array in held.arrays):
+            made = make(arrays) if executable.parts(arrays) is None else None
+            held = known[key] = _Held([(place, weakref.ref(arrays[place])) for place in places], made)
+        last = held
+        return held.made
+
+    return find
+
+
+class _Held(NamedTuple):
+    """What was made for arrays of a pattern, while these live."""
+
+    arrays: Sequence[tuple[int, Callable[[], torch.Tensor | None]]]
+    made: Any = None
+
+
+NOTHING = _Held([(0, do_nothing)])
+
+
 def in_one_call(executable: CudaExecutable, call: Call, shape: tuple[int, ...], facts: bytes) -> Call:
     """Return ``call`` for results of a shape, once it was made often by the builtin.
 
     ``facts`` are what the builtin checks of each array, from the last to the first.
     """
-    pos, left = executable.pos, CALLS
-    short: Callable[..., Any] | None = None
-    uncut: Callable[[], torch.Tensor | None] = do_nothing  # the last array of positions without long rows
+    left = CALLS
+    find: Callable[[Sequence[torch.Tensor]], Any] | None = None
 
     def run(*arrays: torch.Tensor) -> torch.Tensor | None:
-        nonlocal short, left, uncut
-        if short is None:
+        nonlocal find, left
+        if find is None:
             left -= 1
             if not left:
-                short, left = _bind(executable, shape, facts, arrays), CALLS
+                find, left = _bind(executable, shape, facts, arrays), CALLS
             return call(*arrays)
-        if LAUNCHES:
+        short = None if LAUNCHES else find(arrays)
+        if short is None:
             return call(*arrays)
-        if pos >= 0 and uncut() is not arrays[pos]:
-            if executable.parts(arrays) is not None:
-                return call(*arrays)
-            uncut = weakref.ref(arrays[pos])
         result = short(*arrays)
         if result is None:
             return call(*arrays)
@@ -128,24 +166,37 @@ def in_one_call(executable: CudaExecutable, call: Call, shape: tuple[int, ...], 
 
 def _bind(
     executable: CudaExecutable, shape: tuple[int, ...], facts: bytes, arrays: Sequence[torch.Tensor]
-) -> Callable[..., Any] | None:
-    """Return the builtin for arrays on the device of these; None where it is not there yet."""
-    device, slots = arrays[0].device, len(executable.schedule.slots) + len(executable.padding)
+) -> Callable[[Sequence[torch.Tensor]], Any] | None:
+    """Return what finds the builtin for arrays on the device of these; None where it is not there yet."""
+    device, slots = arrays[0].device, len(executable.schedule.slots) + executable.grid.added_slots
     builtin = executable.find_builtin(device) if slots <= MAX_SLOTS else None
     if builtin is None:
         return None
     facts = facts or launch.tensor_descriptor() * len(arrays)
-    blocks = driver.blocks_for(executable.threads_of(math.prod(shape), None))
-    plan = _pack(executable, executable.function_on(device), blocks, executable.place_of(device)) + facts
-    return functools.partial(builtin, plan, executable.allocator(shape, device))
+    allocate, function, place = (
+        executable.allocator(shape, device),
+        executable.function_on(device),
+        executable.place_of(device),
+    )
+
+    def make(arrays: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        blocks = driver.blocks_for(executable.threads_of(math.prod(shape), arrays))
+        plan = _pack(executable, function, (blocks, driver.THREADS, *place), executable.last_slots(arrays))
+        return functools.partial(builtin, plan + facts, allocate)
+
+    return by_pattern(executable, make)
 
 
-def _pack(executable: CudaExecutable, function: Any, blocks: int, place: tuple[int, int]) -> bytes:
-    """Describe a launch for the builtin; ``place``: the kind of a device, as in DLPack, and its number."""
+def _pack(executable: CudaExecutable, function: Any, grid: tuple[int, ...], last: Sequence[int]) -> bytes:
+    """Describe a launch for the builtin.
+
+    ``grid``: blocks, threads, the kind of a device, as in DLPack, and its number; ``last``: slots behind that
+    of the result.
+    """
     library, header, aligned = driver.driver(), executable.header, executable.aligned
     pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice, function)]
-    sizes = [blocks, driver.THREADS, *place, len(executable.padding), len(header), len(aligned)]
-    return launch.pack([*pointers, *sizes, *header, *aligned])
+    sizes = [*grid, len(header), len(last), len(aligned)]
+    return launch.pack([*pointers, *sizes, *header, *last, *aligned])
 
 
 def _address(function: Any) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -16,7 +15,7 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.cost import describe_cost
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
-from scorch._src.backends.cuda.kernel import CudaKernel, Launch
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch, read_text
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
@@ -27,6 +26,8 @@ from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
 
 ROWS = "ds"
+FUNCTIONS = [f"scorch_{what}_{rows}" for what in ("count", "fill") for rows in ("few", "many")]
+PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
 THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
 WARP = 32
 ROWS_OF_BLOCK = THREADS // WARP
@@ -100,8 +101,7 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
     else:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
     lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define AHEAD {AHEAD}"]
-    text = (Path(__file__).parent / "c" / file).read_text(encoding="utf-8")
-    return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), text])
+    return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), read_text(file)])
 
 
 def _value(element: Type, wanted: Type, used: list[str]) -> str:
@@ -134,6 +134,7 @@ class ProductExecutable(CudaExecutable):
     """The product of two matrices: one launch counts, one fills; in between the host learns the size."""
 
     direct = None
+    first = FUNCTIONS
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
@@ -231,7 +232,7 @@ class ProductExecutable(CudaExecutable):
 
     @functools.cached_property
     def parts_kernel(self) -> CudaKernel:
-        return self.make_kernel(print_product(self.plan, "product_parts.cu"), self.label)
+        return self.make_kernel(print_product(self.plan, "product_parts.cu"), self.label, PARTS)
 
     def lanes_of_group(self, entries: int) -> int:
         """Return how many threads share the sums of a part; 0 where rows are not cut into parts."""

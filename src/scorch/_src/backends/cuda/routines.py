@@ -1,8 +1,7 @@
 """Routines over the neighbors in graphs, in CUDA C: ``c/graph_attention.cu`` and ``c/neighbour_max.cu``.
 
-Texts depend on the dtypes, and on how the numbers of a row are spread over the lanes of warps. Long rows
-are cut into parts (``rows.parts_of``) that further launches put together in a fixed order, so that results
-repeat bit for bit. What has no kernel is computed with PyTorch operators.
+Long rows are cut into parts (``rows.parts_of``) that further launches put together in a fixed order, so that
+results repeat bit for bit. What has no kernel is computed with PyTorch operators.
 """
 
 from __future__ import annotations
@@ -10,88 +9,40 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import overload
 
 import torch
 
-from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.cost import tells
 from scorch._src.backends.cuda.direct import ALIGNMENT
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, refuse
+from scorch._src.backends.cuda.neighbours import (
+    INDICES,
+    TYPES,
+    WARP,
+    dtype_of_sums,
+    power_of_two,
+    print_attention,
+    print_neighbour_max,
+    run_of,
+)
 from scorch._src.backends.cuda.rows import Parts, parts_of
 from scorch._src.backends.launcher import address_of
-from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Options, Rows, Scores, Tensor
 from scorch._src.bounded import BoundedCache
 
-WARP = 32
 MAX_HEADS = WARP
+# Functions that calls launch, and those that they launch besides where rows are cut.
+ATTEND, SCORES, FEATURES = "scorch_attend", "scorch_scores", "scorch_features"
+ATTEND_PARTS = "scorch_states", "scorch_join_states", "scorch_join"
+SCORES_PARTS = "scorch_means", "scorch_join_means", "scorch_join"
+LARGEST, SHARE = "scorch_largest", "scorch_share"
 MAX_KERNELS = 256  # of each kind
-
-_TYPES = {
-    torch.float32: {
-        "T": "f32",
-        "EXP": "expf",
-        "COPYSIGN": "copysignf",
-        "LOWEST": "-3.402823466e38f",
-        "INFINITE": "__builtin_inff()",
-    },
-    torch.float64: {
-        "T": "f64",
-        "EXP": "exp",
-        "COPYSIGN": "copysign",
-        "LOWEST": "-1.7976931348623157e308",
-        "INFINITE": "__builtin_inf()",
-    },
-}
-_INDICES = {torch.int32: "i32", torch.int64: "i64"}
 
 Key = tuple[torch.dtype, torch.dtype, int, int]  # of values, of indices, and how rows are spread
 Arrays = tuple[Tensor, Tensor, Tensor | None]  # pos, crd, how often each entry counts
-
-
-def print_attention(dtype: torch.dtype, index: torch.dtype, heads: int, features: int) -> str:
-    """The CUDA source of attention with as many heads and features of each."""
-    run = _run_of(features, dtype)
-    feature_lanes = min(WARP, _power(-(-features // run)))
-    known = {
-        "HEADS": heads,
-        "FEATURES": features,
-        "RUN": run,
-        "HEAD_LANES": _power(heads),
-        "FEATURE_LANES": feature_lanes,
-        "GROUP_HEADS": min(_power(heads), WARP // feature_lanes),
-        "WARPS": driver.THREADS // WARP,
-    }
-    return _print("graph_attention.cu", dtype, index, known)
-
-
-def print_neighbour_max(dtype: torch.dtype, index: torch.dtype, run: int, lanes: int) -> str:
-    """The CUDA source of maxima of rows that ``lanes`` of a warp read, each ``run`` columns at once."""
-    return _print("neighbour_max.cu", dtype, index, {"RUN": run, "LANES": lanes})
-
-
-def _print(name: str, dtype: torch.dtype, index: torch.dtype, known: dict[str, int]) -> str:
-    words = {**_TYPES[dtype], "INDEX": _INDICES[index], **known}
-    lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
-    text = (Path(__file__).parent / "c" / name).read_text(encoding="utf-8")
-    return "\n\n".join([print_prelude(), "\n".join(lines), text])
-
-
-def _run_of(width: int, dtype: torch.dtype) -> int:
-    """Return how many of ``width`` numbers are read at once, of which rows are a multiple."""
-    run = ALIGNMENT // dtype.itemsize
-    while width % run:
-        run //= 2
-    return run
-
-
-def _power(number: int) -> int:
-    """Return the first power of two from ``number`` on."""
-    return 1 << (number - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -140,22 +91,23 @@ class CudaRoutines(CudaAttention):
     ) -> tuple[Tensor, Tensor | None]:
         given = [x, scores.sources, scores.targets, scores.edges, rows.counts]
         with in_context(x.device):
-            kernel = self._attention_kernel(rows, given)
+            kernel = self._attention_kernel(rows, given, (ATTEND, SCORES, FEATURES) if keep else (ATTEND,))
             if kernel is None:
                 return super().graph_attention(rows, x, scores, options, keep)
             (_, heads, width), count = x.shape, rows.pos.numel() - 1
             x, sources, targets = _plain(x), _plain(scores.sources), _plain(scores.targets)
             edges, counts = _plain(scores.edges), _plain(rows.counts)
             out = x.new_empty(count, heads, width)
-            kept = x.new_empty(rows.crd.numel(), heads) if keep else None
+            kept = _sums(x, rows.crd.numel(), heads) if keep else None
             units = _units_of(rows.pos)
-            states, part_out = x.new_empty(units.cut, 2 * heads), x.new_empty(units.cut, heads * width)
+            states, part_out = _sums(x, units.cut, 2 * heads), _sums(x, units.cut, heads * width)
             arrays = [counts, x, sources, targets, edges, None, kept, None, out, None, part_out, None, states]
             slots = _attention_slots(rows, units, arrays, options)
             if units.cut:
+                kernel.prepare(ATTEND_PARTS, x.device.index)
                 _launch(kernel, "scorch_states", slots, units.cut * WARP, x)
                 _launch(kernel, "scorch_join_states", slots, units.long * WARP, x)
-            _launch(kernel, "scorch_attend", slots, units.count * WARP, x)
+            _launch(kernel, ATTEND, slots, units.count * WARP, x)
             if units.cut:
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return out, kept
@@ -164,24 +116,25 @@ class CudaRoutines(CudaAttention):
     def graph_attention_scores_backward(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        given = [x, scores.sources, scores.targets, scores.edges, probabilities, grad]
+        given = [x, scores.sources, scores.targets, scores.edges, grad]
         with in_context(x.device):
-            kernel = self._attention_kernel(rows, given)
+            kernel = self._attention_kernel(rows, given, (SCORES, FEATURES), [probabilities])
             if kernel is None:
                 return super().graph_attention_scores_backward(rows, x, scores, options, probabilities, grad)
             (_, heads, width), count = x.shape, rows.pos.numel() - 1
             x, sources, targets = _plain(x), _plain(scores.sources), _plain(scores.targets)
-            edges, kept, grad = _plain(scores.edges), _plain(probabilities), _plain(grad)
-            each, totals = x.new_empty(rows.crd.numel(), heads), x.new_empty(count, heads)
+            edges, grad, kept = _plain(scores.edges), _plain(grad), _plain(probabilities)
+            each, totals = _sums(x, rows.crd.numel(), heads), x.new_empty(count, heads)
             units = _units_of(rows.pos)
-            states, part_totals = x.new_empty(units.cut, heads), x.new_empty(units.cut, heads)
+            states, part_totals = (_sums(x, units.cut, heads) for _ in range(2))
             results = [None, totals, None, part_totals, states]
             arrays = [None, x, sources, targets, edges, grad, kept, each, *results]
             slots = _attention_slots(rows, units, arrays, options)
             if units.cut:
+                kernel.prepare(SCORES_PARTS, x.device.index)
                 _launch(kernel, "scorch_means", slots, units.cut * WARP, x)
                 _launch(kernel, "scorch_join_means", slots, units.long * WARP, x)
-            _launch(kernel, "scorch_scores", slots, units.count * WARP, x)
+            _launch(kernel, SCORES, slots, units.count * WARP, x)
             if units.cut:
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return each, totals
@@ -190,30 +143,42 @@ class CudaRoutines(CudaAttention):
     def graph_attention_features_backward(
         self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        given = [grad, probabilities, each]
         with in_context(grad.device):
-            kernel = self._attention_kernel(columns, given)
+            kernel = self._attention_kernel(columns, [grad], (FEATURES,), [probabilities, each])
             if kernel is None:
                 return super().graph_attention_features_backward(columns, options, probabilities, each, grad)
             (_, heads, width), count = grad.shape, columns.pos.numel() - 1
             grad, kept, each = _plain(grad), _plain(probabilities), _plain(each)
             out, totals = grad.new_empty(count, heads, width), grad.new_empty(count, heads)
             units = _units_of(columns.pos)
-            part_out, part_totals = (grad.new_empty(units.cut, size) for size in (heads * width, heads))
+            part_out, part_totals = (_sums(grad, units.cut, size) for size in (heads * width, heads))
             results = [out, totals, part_out, part_totals, None]
             arrays = [None, None, None, None, None, grad, kept, each, *results]
             slots = _attention_slots(columns, units, arrays, options)
-            _launch(kernel, "scorch_features", slots, units.count * WARP, grad)
+            _launch(kernel, FEATURES, slots, units.count * WARP, grad)
             if units.cut:
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), grad)
         return out, totals
 
-    def _attention_kernel(self, rows: Rows, given: Sequence[Tensor | None]) -> CudaKernel | None:
-        """Return the kernel for arrays, the first of which has features; None if there is none."""
+    def _attention_kernel(
+        self,
+        rows: Rows,
+        given: Sequence[Tensor | None],
+        first: Sequence[str],
+        computed: Sequence[Tensor] = (),
+    ) -> CudaKernel | None:
+        """Return the kernel for arrays, the first of which has features; None if there is none.
+
+        ``first``: functions that this call and the next ones launch; ``computed``: arrays that another
+        routine has computed.
+        """
         features = given[0]
         assert features is not None
         _, heads, width = features.shape
         if not _is_able((rows.pos, rows.crd, rows.places), given):
+            return None
+        if any(array.dtype != dtype_of_sums(features.dtype) for array in computed):
+            refuse("what was computed before has another dtype")
             return None
         if heads > MAX_HEADS:
             refuse(f"there are more than {MAX_HEADS} heads")
@@ -221,7 +186,9 @@ class CudaRoutines(CudaAttention):
         key = features.dtype, rows.crd.dtype, heads, width
         kernel = self._attention.get(key)
         if kernel is None:
-            kernel = self.make_kernel(print_attention(*key), "attention over the neighbours in a graph")
+            kernel = self.make_kernel(
+                print_attention(*key), "attention over the neighbours in a graph", first
+            )
             self._attention[key] = kernel
         return kernel if kernel.is_ready() else None
 
@@ -231,17 +198,17 @@ class CudaRoutines(CudaAttention):
     def neighbour_max(self, rows: Arrays, x: Tensor, with_ties: bool) -> tuple[Tensor, Tensor | None]:
         pos, crd, counts = rows
         with in_context(x.device):
-            kernel = self._maxima_kernel(rows, [x, counts])
+            kernel = self._maxima_kernel(rows, [x, counts], (LARGEST, SHARE) if with_ties else (LARGEST,))
             if kernel is None:
                 return super().neighbour_max(rows, x, with_ties)
             x, counts = _plain(x), _plain(counts)
             shape = pos.numel() - 1, x.shape[1]
             out, ties = x.new_empty(shape), x.new_empty(shape) if with_ties else None
             units = _units_of(pos)
-            part_out, part_ties = (x.new_empty(units.cut, x.shape[1]) for _ in range(2))
+            part_out, part_ties = (_sums(x, units.cut, x.shape[1]) for _ in range(2))
             arrays = [counts, x, None, None, out, ties, part_out, part_ties]
             slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
-            _launch(kernel, "scorch_largest", slots, units.count * _threads_of_row(x), x)
+            _launch(kernel, LARGEST, slots, units.count * _threads_of_row(x), x)
             if units.cut:
                 _launch(kernel, "scorch_join_largest", slots, units.long * x.shape[1], x)
         return out, ties
@@ -251,20 +218,22 @@ class CudaRoutines(CudaAttention):
         pos, crd, counts = rows
         given = [x, counts, out, shared]
         with in_context(x.device):
-            kernel = self._maxima_kernel(rows, given)
+            kernel = self._maxima_kernel(rows, given, (SHARE,))
             if kernel is None:
                 return super().neighbour_max_backward(rows, x, out, shared)
             x, counts, out, shared = _plain(x), _plain(counts), _plain(out), _plain(shared)
             result, units = torch.empty_like(x), _units_of(pos)
-            part_out = x.new_empty(units.cut, x.shape[1])
+            part_out = _sums(x, units.cut, x.shape[1])
             arrays = [counts, x, out, shared, result, None, part_out, None]
             slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
-            _launch(kernel, "scorch_share", slots, units.count * _threads_of_row(x), x)
+            _launch(kernel, SHARE, slots, units.count * _threads_of_row(x), x)
             if units.cut:
                 _launch(kernel, "scorch_join_shares", slots, units.long * x.shape[1], x)
         return result
 
-    def _maxima_kernel(self, rows: Arrays, given: Sequence[Tensor | None]) -> CudaKernel | None:
+    def _maxima_kernel(
+        self, rows: Arrays, given: Sequence[Tensor | None], first: Sequence[str]
+    ) -> CudaKernel | None:
         x = given[0]
         assert x is not None
         if not _is_able(rows[:2], given):
@@ -272,7 +241,9 @@ class CudaRoutines(CudaAttention):
         key = x.dtype, rows[1].dtype, *_spread(x)
         kernel = self._maxima.get(key)
         if kernel is None:
-            kernel = self.make_kernel(print_neighbour_max(*key), "the largest of the neighbours in a graph")
+            kernel = self.make_kernel(
+                print_neighbour_max(*key), "the largest of the neighbours in a graph", first
+            )
             self._maxima[key] = kernel
         return kernel if kernel.is_ready() else None
 
@@ -288,11 +259,11 @@ def _is_able(indices: Sequence[Tensor | None], given: Sequence[Tensor | None]) -
 
 
 def _why_not(indices: Sequence[Tensor], x: Tensor, others: Sequence[Tensor]) -> str:
-    if x.dtype not in _TYPES:
+    if x.dtype not in TYPES:
         return f"{str(x.dtype).removeprefix('torch.')} has no kernel"
     if not x.numel() or indices[0].numel() < 2 or not indices[1].numel():
         return "there is nothing to compute"
-    if indices[0].dtype not in _INDICES or not all(index.is_contiguous() for index in indices):
+    if indices[0].dtype not in INDICES or not all(index.is_contiguous() for index in indices):
         return "indices are neither int32 nor int64, or have gaps"
     same = all(index.dtype == indices[0].dtype and index.device == x.device for index in indices)
     same = same and all(array.dtype == x.dtype and array.device == x.device for array in others)
@@ -301,8 +272,8 @@ def _why_not(indices: Sequence[Tensor], x: Tensor, others: Sequence[Tensor]) -> 
 
 def _spread(x: Tensor) -> tuple[int, int]:
     """Return how many columns a lane reads at once, and how many lanes of a warp are spread over columns."""
-    run = _run_of(x.shape[1], x.dtype)
-    return run, min(WARP, _power(x.shape[1] // run))
+    run = run_of(x.shape[1], x.dtype)
+    return run, min(WARP, power_of_two(x.shape[1] // run))
 
 
 def _threads_of_row(x: Tensor) -> int:
@@ -340,6 +311,11 @@ def _plain(array: Tensor | None) -> Tensor | None:
         return None
     array = array.contiguous()
     return array if array.data_ptr() % ALIGNMENT == 0 else array.clone()
+
+
+def _sums(like: Tensor, *shape: int) -> Tensor:
+    """Allocate what is computed of elements."""
+    return like.new_empty(shape, dtype=dtype_of_sums(like.dtype))
 
 
 def _bits(number: float) -> int:

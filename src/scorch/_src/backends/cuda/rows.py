@@ -94,6 +94,11 @@ def longest_row(pos: torch.Tensor) -> int:
     return facts.longest
 
 
+def know_longest_row(pos: torch.Tensor, longest: int) -> None:
+    """Take note of the number of entries of the longest row, so that nobody waits for it."""
+    _facts_of(pos).longest = longest
+
+
 def parts_of(pos: torch.Tensor, threads: int, is_few: bool = False) -> Parts | None:
     """Return the parts of rows that units of ``threads`` add up; None where no row is long.
 
@@ -106,8 +111,10 @@ def parts_of(pos: torch.Tensor, threads: int, is_few: bool = False) -> Parts | N
         width = max(MIN_PART, 2 * threads, math.isqrt(longest))
         if is_few:
             width = max(MIN_PART, threads, math.isqrt(longest)) // 2
-        facts.parts[key] = _cut(pos, width) if longest > MAX_UNCUT * width else None
-        settle(pos.device)
+        facts.parts[key] = None
+        if longest > MAX_UNCUT * width:
+            facts.parts[key] = _cut(pos, width)
+            settle(pos.device)
     return facts.parts[key]
 
 

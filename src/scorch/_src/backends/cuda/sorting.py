@@ -6,13 +6,11 @@ pass for each of their bytes.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from scorch._src.backends.cuda.coalescing import CudaCoalescing
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, read_text
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
@@ -20,6 +18,8 @@ from scorch._src.loops.types import LAST_INT32
 
 EACH = 4  # entries of which a thread finds the row
 LAST_INT16 = (1 << 15) - 1
+
+FUNCTIONS = "scorch_list_entries", "scorch_place_entries"
 
 _NAMES = {torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 
@@ -29,8 +29,7 @@ def print_transpose(index: torch.dtype, key: torch.dtype) -> str:
     bias = LAST_INT16 + 1 if key == torch.int16 else 0
     words: dict[str, object] = {"INDEX": _NAMES[index], "KEY": _NAMES[key], "BIAS": bias, "EACH": EACH}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
-    text = (Path(__file__).parent / "c" / "transpose.cu").read_text(encoding="utf-8")
-    return "\n\n".join([print_prelude(), "\n".join(lines), text])
+    return "\n\n".join([print_prelude(), "\n".join(lines), read_text("transpose.cu")])
 
 
 class CudaSorting(CudaCoalescing):
@@ -48,7 +47,7 @@ class CudaSorting(CudaCoalescing):
         with in_context(crd.device):
             kernel = self._transposes.get((index, key))
             if kernel is None:
-                kernel = self.make_kernel(print_transpose(index, key), "compressed columns")
+                kernel = self.make_kernel(print_transpose(index, key), "compressed columns", FUNCTIONS)
                 self._transposes[index, key] = kernel
             if not kernel.is_ready():
                 return super().transpose_rows(pos, crd, columns)

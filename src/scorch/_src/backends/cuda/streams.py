@@ -16,9 +16,9 @@ from scorch.errors import DeviceError
 
 MAX_FREE = 8  # memory of numbers that is free
 FINITE = "whether all values are finite"
-MAX_LOOKS = (
-    20_000  # at numbers, about a millisecond; beyond, the host sleeps between looks, which may last longer
-)
+PICKED = "the number of entries of selected rows"
+# Looks at numbers, about a millisecond; beyond, the host sleeps between looks, which may last longer.
+MAX_LOOKS = 20_000
 LOOKS_AT_STREAM = 256  # looks at numbers for each at their stream, which takes ten times as long
 
 
@@ -135,7 +135,7 @@ class WaitingRoutines(Routines):
         return super().sort_entries(columns, sizes)
 
     def pick_rows(
-        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor
+        self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor, from_end: bool = True
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        check_waiting(crd.device, "the number of entries of selected rows")
-        return super().pick_rows(pos, crd, values, picked)
+        check_waiting(crd.device, PICKED)
+        return super().pick_rows(pos, crd, values, picked, from_end)

@@ -70,9 +70,16 @@ def print_prelude() -> str:
     return "\n\n".join([TYPEDEFS.replace("__SIZE_TYPE__", "unsigned long long"), _BUILTINS])
 
 
-def part_of(function: str) -> int:
-    """Return which part of a text has a function: 1 for those that cut long rows, which few calls need."""
-    return int(function in FUNCTIONS[1:])
+def part_of(function: str) -> str:
+    """Return which part of a text has a function: those that cut long rows, which few calls need, are one of
+    their own.
+    """
+    return FUNCTIONS[int(function in FUNCTIONS[1:])]
+
+
+def as_part(part: str, text: str) -> str:
+    """Have the text compiled only as a part (``nvrtc.compile_cuda``), or where no part is requested."""
+    return f"#if !defined(PART) || defined(PART_{part})\n{text}\n#endif"
 
 
 def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
@@ -80,11 +87,8 @@ def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
     printer = _CudaPrinter(kernel, is_narrow)
     bodies = [printer.function(function) for function in kernel.functions]
     if len(bodies) > 1:  # a call needs those of one part only
-        numbers = [part_of(function.name) for function in kernel.functions]
-        bodies = [
-            f"#if !defined(PART) || PART == {number}\n{body}\n#endif"
-            for number, body in zip(numbers, bodies, strict=True)
-        ]
+        names = [part_of(function.name) for function in kernel.functions]
+        bodies = [as_part(name, body) for name, body in zip(names, bodies, strict=True)]
     _, named = printer.needed()
     parts = [print_header(kernel)] if kernel.header else []
     parts += [print_prelude(), f"struct slots {{ i64 at[{len(kernel.slots)}]; }};"]

@@ -46,13 +46,13 @@ def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
         raise CallError(f"index_select expected an int32 or int64 index, but got {index.dtype}")
     if index.dim() > 1:
         raise IndexRangeError(f"index_select expected a 1-D index, but got a {index.dim()}-D tensor")
-    shape = infer_shape(aten.index_select.default, self, dim, index.to("meta"))
+    shape = infer_shape(aten.index_select.default, self, dim, index)
     if not self.numel():
         return run_on_empty(aten.index_select.default, self, dim, index)
     dim %= self.dim()
-    index = check_indices(index, self.shape[dim], dim)
-    if (rows := _select_rows(self, dim, index)) is not None:
+    if (rows := _select_rows(self, dim, index.reshape(-1), from_end=False)) is not None:
         return rows
+    index = check_indices(index, self.shape[dim], dim)
     entries = entries_of(self)
     crd = entries.coordinates
     stored_numbers, requested_numbers = join(crd[dim], index.reshape(-1).to(torch.int64))
@@ -60,12 +60,23 @@ def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     return build_from_coordinates(self, columns, entries.values[stored_numbers], shape, False)
 
 
-def _select_rows(self: SparseTensor, dim: int, index: torch.Tensor) -> SparseTensor | None:
+def _select_rows(
+    self: SparseTensor, dim: int, index: torch.Tensor, from_end: bool = True
+) -> SparseTensor | None:
     """Copy whole rows; None if they are not contiguous, or one of them does not exist."""
     if dim != outer_dim(self.format) or index.dtype not in (torch.int64, torch.int32):
         return None
-    rows = select_rows(self.storage, index)
+    rows = select_rows(self.storage, index, from_end)
     return None if rows is None else SparseTensor(rows)
+
+
+def _rows_at(self: SparseTensor, index: torch.Tensor | None) -> SparseTensor | None:
+    """Copy whole rows, the usual case; None where it is another."""
+    is_plain = type(index) is torch.Tensor and index.dim() == 1 and index.device == self.storage.device
+    if not is_plain or not all(self.storage.pattern.shape):
+        return None
+    assert index is not None
+    return _select_rows(self, 0, index)
 
 
 def check_indices(index: torch.Tensor, size: int, dim: int, from_end: bool = False) -> torch.Tensor:
@@ -100,6 +111,10 @@ def run_on_empty(func: Any, self: SparseTensor, *args: Any, **kwargs: Any) -> An
 @implements(aten.index.Tensor)
 def index(self: SparseTensor, indices: Indices) -> Any:
     """Compute ``self[...]`` with tensors: indices in some dimensions, broadcast together."""
+    if isinstance(self, SparseTensor) and len(indices) == 1:
+        selected = _rows_at(self, indices[0])
+        if selected is not None:
+            return selected
     normalized = normalize_indices(self, indices)
     if not isinstance(self, SparseTensor):
         return aten.index.Tensor(self, normalized)

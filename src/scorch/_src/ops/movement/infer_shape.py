@@ -32,7 +32,7 @@ def infer_shape(func: Any, tensor: SparseTensor, *args: Any, **kwargs: Any) -> S
     if shape is not None:
         return shape
     try:
-        return tuple(func(as_meta(tensor), *args, **kwargs).shape)
+        return tuple(func(as_meta(tensor), *map(as_meta, args), **kwargs).shape)
     except AssertionError as error:  # of a dimension, before torch 2.13
         raise IndexRangeError(f"Dimension out of range: {error}") from None
 
@@ -58,17 +58,20 @@ def _gather(shape: Shape, dim: int, index: torch.Tensor) -> Shape | None:
     return tuple(index.shape) if _is_inside(shape, dim, index) else None
 
 
+def _index_select(shape: Shape, dim: int, index: torch.Tensor) -> Shape | None:
+    rank = len(shape)
+    if index.dtype not in (torch.int64, torch.int32) or index.dim() != 1 or not -rank <= dim < rank:
+        return None
+    dim %= rank
+    return (*shape[:dim], index.shape[0], *shape[dim + 1 :])
+
+
 def _scatter(shape: Shape, dim: int, index: torch.Tensor, value: Any) -> Shape | None:
     return shape if type(value) in (int, float) and _is_inside(shape, dim, index) else None
 
 
 def _index_add(shape: Shape, dim: int, index: torch.Tensor, source: torch.Tensor) -> Shape | None:
-    rank = len(shape)
-    if index.dtype not in (torch.int64, torch.int32) or index.dim() != 1 or not -rank <= dim < rank:
-        return None
-    dim %= rank
-    is_right = tuple(source.shape) == (*shape[:dim], index.shape[0], *shape[dim + 1 :])
-    return shape if is_right else None
+    return shape if tuple(source.shape) == _index_select(shape, dim, index) else None
 
 
 def _diag_embed(shape: Shape, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Shape | None:
@@ -98,6 +101,7 @@ RULES: dict[Any, Callable[..., Shape | None]] = {
     aten.roll.default: _roll,
     aten.repeat.default: _repeat,
     aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
     aten.scatter.value: _scatter,
     aten.index_add.default: _index_add,
     aten.diag_embed.default: _diag_embed,

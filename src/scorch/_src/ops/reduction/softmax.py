@@ -4,13 +4,14 @@ For a matrix and ``dim=1`` these are the steps, the first and third over stored 
 
     m[i] = max(j, A[i,j])    E[i,j] = exp(A[i,j] - m[i])    s[i] = sum(j, E[i,j])    R[i,j] = E[i,j] / s[i]
 
-``E`` and ``R`` have the pattern of ``A``.
+``E`` and ``R`` have the pattern of ``A``. The rows of a matrix of compressed rows take one kernel for all
+steps, where the backend fuses them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from scorch._src.compiler.plan import Step
 from scorch._src.engine.additions import is_deterministic
 from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import Task, copy_step, prepared_step, run_stored
+from scorch._src.engine.fused_executable import FusedKernel, Steps, fused_kernel
+from scorch._src.events import LISTENERS
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.ops.fallback import run_densely
@@ -36,6 +39,7 @@ aten = torch.ops.aten
 MAX_CACHED_CALLS = 1024
 Kernels = list[tuple[str, Prepared]]
 _cached_kernels: BoundedCache[Hashable, Kernels] = BoundedCache(MAX_CACHED_CALLS, "softmax")
+_fused_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MAX_CACHED_CALLS, "fused softmax")
 
 
 def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: str) -> SparseTensor:
@@ -50,6 +54,9 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
         )
     if half_to_float:
         storage = Storage(storage.pattern, storage.values.float())
+    fused = _run_fused(storage, dim, name)
+    if fused is not None:
+        return SparseTensor(fused)
     key = (name, dim % len(shape), storage.key, current().disable, is_deterministic())
     kernels = None if current().debug else _cached_kernels.get(key)
     if kernels is not None:
@@ -58,25 +65,56 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
             tensors_by_name[target] = prepared([tensors_by_name[source] for source, _ in prepared.sources])
         return SparseTensor(_as_storage(tensors_by_name["R"]))
     indices, kept_indices, summed, sizes = _indices(shape, dim)
-    a, e = Access("A", indices), Access("E", indices)
-    m, s = Access("m", kept_indices), Access("s", kept_indices)
     tensors: dict[str, Storage | torch.Tensor] = {"A": storage}
-    shifted = Op("sub", (a, m))
-    last = _on_pattern(e, Op("div", (e, s)))
-    if name == "log_softmax":
-        last = _on_pattern(a, Op("sub", (shifted, Op("log", (s,)))))
-    steps = (
-        Step(m, a, "max", summed),
-        Step(e, _on_pattern(a, Op("exp", (shifted,))), "sum", ()),
-        Step(s, e, "sum", summed),
-        Step(Access("R", indices), last, "sum", ()),
-    )
+    steps = _steps(indices, kept_indices, summed, name, _on_pattern)
     for step in steps:
         tensors[step.target.tensor] = run_stored(Task(step, tensors, sizes))
     if not isinstance(tensors["m"], Storage) and not current().debug:  # else it depends on the stored rows
         tasks = (Task(step, tensors, sizes).narrowed() for step in steps)
         _cached_kernels[key] = [(task.step.target.tensor, prepared_step(task)) for task in tasks]
     return SparseTensor(_as_storage(tensors["R"]))
+
+
+def _steps(
+    indices: tuple[str, ...],
+    kept: tuple[str, ...],
+    summed: tuple[str, ...],
+    name: str,
+    at: Callable[[Access, Expr], Expr],
+) -> tuple[Step, ...]:
+    """Return the steps; ``at`` restricts an expression to where a tensor has entries."""
+    a, e, m, s = Access("A", indices), Access("E", indices), Access("m", kept), Access("s", kept)
+    shifted = Op("sub", (a, m))
+    last = at(e, Op("div", (e, s)))
+    if name == "log_softmax":
+        last = at(a, Op("sub", (shifted, Op("log", (s,)))))
+    return (
+        Step(m, a, "max", summed),
+        Step(e, at(a, Op("exp", (shifted,))), "sum", ()),
+        Step(s, e, "sum", summed),
+        Step(Access("R", indices), last, "sum", ()),
+    )
+
+
+def _run_fused(storage: Storage, dim: int, name: str) -> Storage | None:
+    """Compute all steps by one kernel; None where there is none, or steps are to be seen one by one."""
+    pattern = storage.pattern
+    form = pattern.format
+    if not form.is_compressed_matrix or form.order != (0, 1) or dim not in (1, -1) or not pattern.size:
+        return None
+    if current().debug or LISTENERS:
+        return None
+    key = (name, storage.key, current().disable, current().backend)
+    kernel = _fused_kernels.get(key)
+    if kernel is None:
+        indices, kept, summed, sizes = _indices(pattern.shape, 1)
+        steps = _steps(indices, kept, summed, name, lambda access, value: value)
+        wanted = Steps(steps, ("R",), indices, frozenset("AER"), tuple(sizes.items()))
+        kernel = _fused_kernels[key] = fused_kernel(wanted, pattern, {"A": storage.values})
+    if isinstance(kernel, str):
+        return None
+    (values,) = kernel.run(pattern, [storage.values], pattern.size)
+    return Storage.of_new(pattern, values)
 
 
 def _indices(shape: tuple[int, ...], dim: int) -> tuple[Any, ...]:

@@ -2,17 +2,17 @@
  * asked for: each adds up the lengths of its rows, then writes where they begin, and copies them.
  */
 typedef void (*work_t)(i64, i64, void *);
-enum { PARALLEL, THREADS, ROWS, ASKED, PICKED, POS, CRD, VALUES, NEW_POS, COUNT,
+enum { PARALLEL, THREADS, ROWS, ASKED, LEAST, PICKED, POS, CRD, VALUES, NEW_POS, COUNT,
        DISCARD = NEW_POS + 6, NEW_CRD, NEW_VALUES };
 enum { MOST_THREADS = 256, AHEAD = 8, MISSING = -1 };
 typedef struct { i64 *args, totals[MOST_THREADS]; } job_t;
 
 static i64 share_of(const i64 *args, i64 part) { return args[ASKED] * part / args[THREADS]; }
 
-/* Rows may be counted from the end. */
+/* Rows may be counted from the end, unless the least number is 0. */
 static i64 row_of(const i64 *args, i64 i) {
     const i64 row = ((const i64 *)args[PICKED])[i];
-    return row < 0 ? row + args[ROWS] : row;
+    return row < args[LEAST] ? MISSING : row < 0 ? row + args[ROWS] : row;
 }
 
 static void add_lengths(i64 begin, i64 end, void *context) {

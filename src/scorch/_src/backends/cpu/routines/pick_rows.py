@@ -25,9 +25,9 @@ Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @emits("rows taken out")
 def picked_rows(
-    pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, picked: torch.Tensor
+    pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, picked: torch.Tensor, from_end: bool = True
 ) -> Rows | None:
-    """Copy ``pos``, ``crd`` and ``values`` of the rows numbered ``picked`` (int64, without gaps).
+    """Copy ``pos``, ``crd`` and ``values`` of the rows numbered ``picked``.
 
     None where this machine cannot compile it, or a row is out of range.
     """
@@ -40,7 +40,9 @@ def picked_rows(
         return None
     work = count + count * crd.numel() // max(rows, 1)
     runtime, threads = parallel.shared_by(work, MIN_ELEMENTS_PER_THREAD)
-    first = pack([runtime, max(1, min(threads, MAX_THREADS)), rows, count])
+    least = -rows if from_end else 0
+    first = pack([runtime, max(1, min(threads, MAX_THREADS)), rows, count, least])
+    picked = picked.to(torch.int64).contiguous()
     try:
         arrays = functions.rows(
             addresses, first, row_descriptor(count, index, BITS[size]), None, picked, pos, crd, values

@@ -4,15 +4,17 @@
 // are spread over entries and heads. For features they are spread over entries, heads and runs of features,
 // which they read at once. Parts leave what they add up to functions named join, which add in the order of
 // parts: no sum depends on which thread is first.
+//
+// Elements are of a type E, and what is computed of them, by VALUE and back by ELEMENT, of a type T.
 
 struct slots {
   const INDEX *pos, *crd, *places;
   const INDEX *row, *start, *stop;  // of units, if some rows are cut; the parts of long rows come first
   const INDEX *long_row, *long_first;
   i64 units, cut, longs;  // how many units, parts of long rows, and long rows there are
-  const T *counts, *x, *sources, *targets, *edges, *grad;
+  const E *counts, *x, *sources, *targets, *edges, *grad;
   T *kept, *each;
-  T *out, *totals;            // for each row
+  E *out, *totals;            // for each row
   T *part_out, *part_totals;  // for each part of a long row
   T *states;                  // of each part at first, then of its row
   double slope, scale;
@@ -21,7 +23,7 @@ struct slots {
 
 struct unit { i64 row, begin; int size; };
 struct state { T most, sum; };  // of exponentials: the largest exponent, and the sum of all relative to it
-struct ALIGNED(RUN * sizeof(T)) run { T at[RUN]; };
+struct ALIGNED(RUN * sizeof(E)) run { E at[RUN]; };
 
 #define CHUNK 32  // entries whose numbers are in shared memory at once
 #define COLUMNS (HEADS * FEATURES)
@@ -98,15 +100,15 @@ static inline u64 draw(u64 seed, u64 n) {
 }
 
 static inline T target_of(const struct slots a, i64 row) {
-  return LANE_HEAD < HEADS ? a.targets[row * HEADS + LANE_HEAD] : 0;
+  return LANE_HEAD < HEADS ? VALUE(a.targets[row * HEADS + LANE_HEAD]) : 0;
 }
 
 // The sums of scores of a batch of entries, for the head of a lane.
 static inline void scores_of(const struct slots a, i64 begin, int e, int size, T target, T *scores) {
   INDEX columns[BATCH];
   EACH(k) columns[k] = a.crd[begin + PAIR(e, k, size)];
-  EACH(k) scores[k] = a.sources[(i64)columns[k] * HEADS + LANE_HEAD] + target;
-  if (a.edges) EACH(k) scores[k] += a.edges[(begin + PAIR(e, k, size)) * HEADS + LANE_HEAD];
+  EACH(k) scores[k] = VALUE(a.sources[(i64)columns[k] * HEADS + LANE_HEAD]) + target;
+  if (a.edges) EACH(k) scores[k] += VALUE(a.edges[(begin + PAIR(e, k, size)) * HEADS + LANE_HEAD]);
 }
 
 static inline void exponents_of(const struct slots a, i64 begin, int e, int size, T target, T *exponents) {
@@ -122,39 +124,52 @@ static inline struct state state_of_unit(const struct slots a, struct unit u, T 
     EACH(k) if (IS_PAIR(e, k, u.size)) {
       const int own = e + k * ENTRIES_AT_ONCE;
       if (exponents && u.size <= CHUNK) exponents[own * HEADS + LANE_HEAD] = some[k];
-      s = with(s, some[k], a.counts ? a.counts[u.begin + own] : 1);
+      s = with(s, some[k], a.counts ? VALUE(a.counts[u.begin + own]) : 1);
     }
   }
   return state_of_head(s);
 }
 
 // Add the rows of x at columns times their weights, for some turns.
-static inline void add_rows(const T *x, const INDEX *columns, const T *weights, int size, int first,
+static inline void add_rows(const E *x, const INDEX *columns, const T *weights, int size, int first,
                             T (*sums)[RUN]) {
 #pragma unroll (TURNS_AT_ONCE * RUN <= 8 ? 4 : 2)
   for (int e = LANE / (FEATURE_LANES * GROUP_HEADS); e < size; e += GROUPS) {
-    const T *from = x + (i64)columns[e] * COLUMNS;
+    const E *from = x + (i64)columns[e] * COLUMNS;
     UNROLL for (int turn = 0; turn < TURNS_AT_ONCE; turn++) {
       if (!IS_HEAD(first + turn) || !IS_FEATURE(first + turn)) continue;
       const struct run run = *(const struct run *)(from + PLACE_AT(first + turn));
       const T weight = weights[e * HEADS + HEAD_AT(first + turn)];
-      UNROLL for (int k = 0; k < RUN; k++) sums[turn][k] += weight * run.at[k];
+      UNROLL for (int k = 0; k < RUN; k++) sums[turn][k] += weight * VALUE(run.at[k]);
     }
   }
 }
 
-// Put the sums of all groups of lanes together, and write them.
-static inline void write_rows(T *out, T scale, int first, T (*sums)[RUN]) {
+// Put the sums of all groups of lanes together, and write them: those of a unit, which may be a part.
+static inline void write_rows(const struct slots a, i64 number, i64 row, int first, T (*sums)[RUN]) {
   UNROLL for (int turn = 0; turn < TURNS_AT_ONCE; turn++) {
-    struct run run;
+    T all[RUN];
     UNROLL for (int k = 0; k < RUN; k++) {
-      T sum = sums[turn][k];
-      for (int step = 16; step >= FEATURE_LANES * GROUP_HEADS; step /= 2) sum += EXCHANGE(sum, step, 32);
-      run.at[k] = sum * scale;
+      all[k] = sums[turn][k];
+      for (int step = 16; step >= FEATURE_LANES * GROUP_HEADS; step /= 2) all[k] += EXCHANGE(all[k], step, 32);
+      all[k] *= (T)a.scale;
     }
-    if (LANE < FEATURE_LANES * GROUP_HEADS && IS_HEAD(first + turn) && IS_FEATURE(first + turn))
-      *(struct run *)(out + PLACE_AT(first + turn)) = run;
+    if (LANE >= FEATURE_LANES * GROUP_HEADS || !IS_HEAD(first + turn) || !IS_FEATURE(first + turn)) continue;
+    if (number < a.cut) {
+      UNROLL for (int k = 0; k < RUN; k++) a.part_out[number * COLUMNS + PLACE_AT(first + turn) + k] = all[k];
+    } else {
+      struct run run;
+      UNROLL for (int k = 0; k < RUN; k++) run.at[k] = ELEMENT(all[k]);
+      *(struct run *)(a.out + row * COLUMNS + PLACE_AT(first + turn)) = run;
+    }
   }
+}
+
+static inline void write_total(const struct slots a, i64 number, i64 row, T total) {
+  total = sum_of_head(total);
+  if (LANE >= HEADS) return;
+  if (number < a.cut) a.part_totals[number * HEADS + LANE] = total;
+  else a.totals[row * HEADS + LANE] = ELEMENT(total);
 }
 
 // Forward -------------------------------------------------------------------------------------------------
@@ -211,7 +226,7 @@ KERNEL void scorch_attend(const struct slots a) {
             const int own = e + k * ENTRIES_AT_ONCE;
             const i64 place = (begin + own) * HEADS + LANE_HEAD;
             T p = EXP(some[k] - s.most) * share;
-            if (a.counts) p *= a.counts[begin + own];
+            if (a.counts) p *= VALUE(a.counts[begin + own]);
             if (a.below && draw(a.seed, (u64)place) < a.below) p = -p;
             if (a.kept && first == 0) a.kept[place] = p;
             weights[own * HEADS + LANE_HEAD] = p < 0 ? 0 : p;
@@ -221,7 +236,7 @@ KERNEL void scorch_attend(const struct slots a) {
         add_rows(a.x, a.crd + begin, weights, size, first, sums);
         SYNC_WARP();
       }
-      write_rows(is_part ? a.part_out + number * COLUMNS : a.out + u.row * COLUMNS, (T)a.scale, first, sums);
+      write_rows(a, number, u.row, first, sums);
     }
   }
 }
@@ -230,7 +245,7 @@ KERNEL void scorch_attend(const struct slots a) {
 
 // Compute the inner products of a gradient and the rows of x at columns, for each head.
 #if TURNS * RUN <= 16
-static inline void multiply_rows(const T *x, const INDEX *columns, const T *grad, int size, T *products) {
+static inline void multiply_rows(const E *x, const INDEX *columns, const E *grad, int size, T *products) {
   const int group = LANE / (FEATURE_LANES * GROUP_HEADS);
   struct run held[TURNS];
   UNROLL for (int turn = 0; turn < TURNS; turn++)
@@ -239,7 +254,7 @@ static inline void multiply_rows(const T *x, const INDEX *columns, const T *grad
     struct run runs[ROWS_AT_ONCE][TURNS];
     UNROLL for (int r = 0; r < ROWS_AT_ONCE; r++) {
       const int own = done + r * GROUPS;
-      const T *from = x + (i64)columns[own < size ? own : size - 1] * COLUMNS;
+      const E *from = x + (i64)columns[own < size ? own : size - 1] * COLUMNS;
       UNROLL for (int turn = 0; turn < TURNS; turn++)
         if (IS_HEAD(turn) && IS_FEATURE(turn)) runs[r][turn] = *(const struct run *)(from + PLACE_AT(turn));
     }
@@ -248,7 +263,7 @@ static inline void multiply_rows(const T *x, const INDEX *columns, const T *grad
         T product = 0;
         UNROLL for (int turn = h * FEATURE_TURNS; turn < (h + 1) * FEATURE_TURNS; turn++)
           if (IS_HEAD(turn) && IS_FEATURE(turn))
-            UNROLL for (int k = 0; k < RUN; k++) product += held[turn].at[k] * runs[r][turn].at[k];
+            UNROLL for (int k = 0; k < RUN; k++) product += VALUE(held[turn].at[k]) * VALUE(runs[r][turn].at[k]);
         for (int step = FEATURE_LANES / 2; step; step /= 2) product += EXCHANGE(product, step, 32);
         if (LANE % FEATURE_LANES == 0 && done + r * GROUPS < size && IS_HEAD(h * FEATURE_TURNS))
           products[(done + r * GROUPS) * HEADS + HEAD_AT(h * FEATURE_TURNS)] = product;
@@ -256,10 +271,10 @@ static inline void multiply_rows(const T *x, const INDEX *columns, const T *grad
   }
 }
 #else
-static inline void multiply_rows(const T *x, const INDEX *columns, const T *grad, int size, T *products) {
+static inline void multiply_rows(const E *x, const INDEX *columns, const E *grad, int size, T *products) {
   const int group = LANE / (FEATURE_LANES * GROUP_HEADS);
   for (int own = group; own - group < size; own += GROUPS) {
-    const T *from = x + (i64)columns[own < size ? own : size - 1] * COLUMNS;
+    const E *from = x + (i64)columns[own < size ? own : size - 1] * COLUMNS;
 #pragma unroll 2
     for (int h = 0; h < HEAD_TURNS; h++) {
       T product = 0;
@@ -268,7 +283,7 @@ static inline void multiply_rows(const T *x, const INDEX *columns, const T *grad
         if (!IS_HEAD(turn) || !IS_FEATURE(turn)) continue;
         const struct run run = *(const struct run *)(from + PLACE_AT(turn));
         const struct run flow = *(const struct run *)(grad + PLACE_AT(turn));
-        UNROLL for (int k = 0; k < RUN; k++) product += flow.at[k] * run.at[k];
+        UNROLL for (int k = 0; k < RUN; k++) product += VALUE(flow.at[k]) * VALUE(run.at[k]);
       }
       for (int step = FEATURE_LANES / 2; step; step /= 2) product += EXCHANGE(product, step, 32);
       if (LANE % FEATURE_LANES == 0 && own < size && IS_HEAD(h * FEATURE_TURNS))
@@ -350,8 +365,7 @@ KERNEL void scorch_scores(const struct slots a) {
         total += down;
       }
     }
-    total = sum_of_head(total);
-    if (LANE < HEADS) (is_part ? a.part_totals + number * HEADS : a.totals + u.row * HEADS)[LANE] = total;
+    write_total(a, number, u.row, total);
     SYNC_WARP();
   }
 }
@@ -361,7 +375,6 @@ KERNEL void scorch_features(const struct slots a) {
   T *weights = of_warps[threadIdx.x / 32];
   for (i64 number = FIRST_UNIT(32); number < a.units; number += UNITS(32)) {
     const struct unit u = unit_at(a, number);
-    const int is_part = number < a.cut;
     T total = 0;
     for (int first = 0; first < TURNS; first += TURNS_AT_ONCE) {
       T sums[TURNS_AT_ONCE][RUN] = {{0}};
@@ -383,21 +396,20 @@ KERNEL void scorch_features(const struct slots a) {
         add_rows(a.grad, a.crd + begin, weights, size, first, sums);
         SYNC_WARP();
       }
-      write_rows(is_part ? a.part_out + number * COLUMNS : a.out + u.row * COLUMNS, (T)a.scale, first, sums);
+      write_rows(a, number, u.row, first, sums);
     }
-    total = sum_of_head(total);
-    if (LANE < HEADS) (is_part ? a.part_totals + number * HEADS : a.totals + u.row * HEADS)[LANE] = total;
+    write_total(a, number, u.row, total);
   }
 }
 
 // Long rows -----------------------------------------------------------------------------------------------
 
-static inline void join(const struct slots a, i64 number, const T *parts, T *rows, i64 width, i64 column) {
+static inline void join(const struct slots a, i64 number, const T *parts, E *rows, i64 width, i64 column) {
   T sum = 0;
 #pragma unroll 4
   for (i64 part = a.long_first[number]; part < a.long_first[number + 1]; part++)
     sum += parts[part * width + column];
-  rows[a.long_row[number] * width + column] = sum;
+  rows[a.long_row[number] * width + column] = ELEMENT(sum);
 }
 
 KERNEL void scorch_join(const struct slots a) {

@@ -1,7 +1,8 @@
 // The maximum of the rows of a dense matrix that each row of a sparse one picks, and its gradient.
 //
 // A warp has some columns of a unit: a row, or a part of a row that is long, which functions named join put
-// together in the order of parts. Its lanes are spread over entries and runs of columns.
+// together in the order of parts. Its lanes are spread over entries and runs of columns. Elements are of a type
+// E, and what is computed of them, by VALUE and back by ELEMENT, of a type T.
 
 struct slots {
   const INDEX *pos, *crd;
@@ -9,11 +10,12 @@ struct slots {
   const INDEX *long_row, *long_first;
   i64 units, cut, longs;  // how many units, parts of long rows, and long rows there are
   i64 width;
-  const T *counts, *x, *best, *shared;
-  T *out, *ties, *part_out, *part_ties;
+  const E *counts, *x, *best, *shared;
+  E *out, *ties;
+  T *part_out, *part_ties;
 };
 
-struct ALIGNED(RUN * sizeof(T)) run { T at[RUN]; };
+struct ALIGNED(RUN * sizeof(E)) run { E at[RUN]; };
 struct most { T value, ties; };
 
 #define LANE ((int)threadIdx.x % 32)
@@ -27,8 +29,8 @@ static inline struct most larger(struct most a, struct most b) {
 }
 
 static inline void write_most(const struct slots a, struct most m, int is_empty, i64 place) {
-  a.out[place] = is_empty ? 0 : m.value;
-  if (a.ties) a.ties[place] = is_empty ? 1 : m.value == m.value ? m.ties : 0;
+  a.out[place] = ELEMENT(is_empty ? 0 : m.value);
+  if (a.ties) a.ties[place] = ELEMENT(is_empty ? 1 : m.value == m.value ? m.ties : 0);
 }
 
 // Set unit, row, begin and size, and the first column of each lane, at every turn.
@@ -45,13 +47,13 @@ KERNEL void scorch_largest(const struct slots a) {
     UNIT(a)
     struct most most[RUN];
     for (int k = 0; k < RUN; k++) most[k].value = -INFINITE, most[k].ties = 0;
-#pragma unroll 4
+#pragma unroll (RUN > 4 ? 2 : 4)
     for (int e = LANE / LANES; e < (is_there ? size : 0); e += GROUPS) {
       const struct run run = *(const struct run *)(a.x + (i64)a.crd[begin + e] * a.width + column);
-      const T times = a.counts ? a.counts[begin + e] : 1;
+      const T times = a.counts ? VALUE(a.counts[begin + e]) : 1;
 #pragma unroll
       for (int k = 0; k < RUN; k++) {
-        const struct most here = {run.at[k], times};
+        const struct most here = {VALUE(run.at[k]), times};
         most[k] = larger(most[k], here);
       }
     }
@@ -93,20 +95,22 @@ KERNEL void scorch_share(const struct slots a) {
     T sums[RUN] = {0};
     struct run own;
     if (is_there) own = *(const struct run *)(a.x + row * a.width + column);
-#pragma unroll 4
+#pragma unroll (RUN > 4 ? 2 : 4)
     for (int e = LANE / LANES; e < (is_there ? size : 0); e += GROUPS) {
       const i64 place = (i64)a.crd[begin + e] * a.width + column;
       const struct run best = *(const struct run *)(a.best + place);
       const struct run flow = *(const struct run *)(a.shared + place);
-      const T times = a.counts ? a.counts[begin + e] : 1;
+      const T times = a.counts ? VALUE(a.counts[begin + e]) : 1;
 #pragma unroll
-      for (int k = 0; k < RUN; k++) sums[k] += own.at[k] == best.at[k] ? flow.at[k] * times : 0;
+      for (int k = 0; k < RUN; k++)
+        sums[k] += VALUE(own.at[k]) == VALUE(best.at[k]) ? VALUE(flow.at[k]) * times : 0;
     }
-    T *out = unit < a.cut ? a.part_out + unit * a.width : a.out + row * a.width;
 #pragma unroll
     for (int k = 0; k < RUN; k++) {
       for (int step = 16; step >= LANES; step /= 2) sums[k] += EXCHANGE(sums[k], step, 32);
-      if (LANE < LANES && is_there) out[column + k] = sums[k];
+      if (LANE >= LANES || !is_there) continue;
+      if (unit < a.cut) a.part_out[unit * a.width + column + k] = sums[k];
+      else a.out[row * a.width + column + k] = ELEMENT(sums[k]);
     }
   }
 }
@@ -118,6 +122,6 @@ KERNEL void scorch_join_shares(const struct slots a) {
 #pragma unroll 4
     for (i64 part = a.long_first[number]; part < a.long_first[number + 1]; part++)
       sum += a.part_out[part * a.width + column];
-    a.out[a.long_row[number] * a.width + column] = sum;
+    a.out[a.long_row[number] * a.width + column] = ELEMENT(sum);
   }
 }

@@ -64,57 +64,7 @@ static inline u64 draw(const struct slots a, u64 number) {
   return number_of(a, (i64)(begin + ((hash ^ hash >> 13) * width >> 32)), &is_outside);
 }
 
-// sums over a block -------------------------------------------------------------------------------------------
-
-// The sum over the lanes of a warp.
-static inline u32 sum_of_warp(u32 own) {
-  for (int step = 16; step; step /= 2) own += EXCHANGE(own, step, 32);
-  return own;
-}
-
-// The sum of what threads below have, and of what all have.
-static inline u32 sum_below(u32 own, u32 *all) {
-  STATIC_SHARED u32 totals[32];
-  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  u32 total = own, below = 0;  // of the lanes of this one's group, and of those below it
-  for (int step = 1; step < 32; step *= 2) {
-    const u32 others = EXCHANGE(total, step, 32);
-    if (lane & step) below += others;
-    total += others;
-  }
-  if (lane == 0) totals[warp] = total;
-  __syncthreads();
-  const u32 other = lane < blockDim.x / 32 ? totals[lane] : 0;
-  *all = sum_of_warp(other);
-  below += sum_of_warp(lane < warp ? other : 0);
-  __syncthreads();
-  return below;
-}
-
-// Whether this is the last block to arrive, which sees what the first threads of others wrote, and atomics.
-static inline int is_last(u32 *arrived) {
-  STATIC_SHARED u32 turn;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    turn = atomicAdd(arrived, 1u);
-    __threadfence();
-  }
-  __syncthreads();
-  return turn + 1 == gridDim.x;
-}
-
-// The sum of counts before each, and of all behind the last.
-static inline void add_up(const u32 *counts, i64 stride, u32 *sums, i64 number) {
-  u32 before = 0, all;
-  for (i64 start = 0; start < number; start += blockDim.x) {
-    const i64 at = start + threadIdx.x;
-    const u32 below = sum_below(at < number ? counts[at * stride] : 0, &all);
-    if (at < number) sums[at] = before + below;
-    before += all;
-  }
-  if (threadIdx.x == 0) sums[number] = before;
-}
+// buckets ----------------------------------------------------------------------------------------------------
 
 static inline u32 count_of(const struct slots a, i64 bucket) {
   return a.state[STATES + bucket * APART];

@@ -1,0 +1,98 @@
+"""Rows are picked by the text of kernels for CUDA devices, run on the host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import scorch
+from grid_emulator import EmulatedKernel, EmulatedRoutines
+from scorch._src.backends.cuda import kernel, picking, rows
+from scorch._src.backends.cuda.kernel import Launches
+from scorch._src.backends.routines import Routines
+from scorch._src.ops.movement import index
+from scorch.errors import IndexRangeError
+
+ROUTINES = EmulatedRoutines()
+PLAIN = Routines()
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32]
+DTYPES += [torch.int8, torch.bool, torch.complex64, torch.complex128]
+
+
+@given(st.data())
+def test_rows_are_those_of_torch(data: st.DataObject) -> None:
+    dtype, picked = (data.draw(st.sampled_from([torch.int32, torch.int64])) for _ in range(2))
+    lengths = torch.tensor(data.draw(st.lists(st.integers(0, 9) | st.just(700), min_size=1, max_size=40)))
+    pos = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(dtype)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+    crd = torch.randint(1000, (int(pos[-1]),), generator=generator).to(dtype)
+    values = torch.randint(2, crd.shape, generator=generator).to(data.draw(st.sampled_from(DTYPES)))
+    from_end, count = data.draw(st.booleans()), data.draw(st.sampled_from([0, 1, 5, 1300]))
+    numbers = torch.randint(-len(lengths) if from_end else 0, len(lengths), (count,), generator=generator)
+    given = pos, crd, values, numbers.to(picked), from_end
+    found, wanted = ROUTINES.pick_rows(*given), PLAIN.pick_rows(*given)
+    assert found is not None and wanted is not None
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+    assert rows.longest_row(found[0]) == int(wanted[0].diff().max() if count else 0)
+
+
+@pytest.mark.parametrize(("numbers", "from_end"), [([0, 3], True), ([-4], True), ([1, -1], False)])
+def test_rows_out_of_range_are_none(numbers: list[int], from_end: bool) -> None:
+    pos, crd, values = torch.tensor([0, 1, 1, 3]), torch.tensor([0, 1, 2]), torch.ones(3)
+    for routines in (ROUTINES, PLAIN):
+        assert routines.pick_rows(pos, crd, values, torch.tensor(numbers * 300), from_end) is None
+    found = ROUTINES.pick_rows(pos, crd, values, torch.tensor([2]))  # nothing is left of calls before
+    assert found is not None and found[1].tolist() == [1, 2]
+
+
+def test_values_may_be_conjugated_or_have_gaps() -> None:
+    pos, crd = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])
+    values, picked = torch.randn(3, dtype=torch.complex64).conj(), torch.tensor([1, 9, 0, 9, -1])[::2]
+    found = ROUTINES.pick_rows(pos, crd, values, picked)
+    assert found is not None and torch.equal(found[2], values[[1, 2, 0, 1, 2]])
+
+
+def test_more_entries_than_indices_count_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picking, "LAST_INT32", 5)
+    pos, crd = torch.tensor([0, 3], dtype=torch.int32), torch.arange(3, dtype=torch.int32)
+    kernel = ROUTINES._pick_kernel(pos, crd, crd, torch.zeros(2, dtype=torch.int64))
+    assert kernel is not None
+    assert ROUTINES._pick(kernel, pos, crd, crd, torch.zeros(2, dtype=torch.int64), True) is None
+    assert ROUTINES._pick(kernel, pos, crd, crd, torch.zeros(1, dtype=torch.int64), True) is not None
+
+
+def test_a_batch_takes_two_launches_and_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2)
+    S, picked, x = scorch.from_torch(dense, format="csr"), torch.randint(30, (50,)), torch.rand(40, 4)
+    record = Launches()
+    monkeypatch.setattr(kernel, "LAUNCHES", [record])
+    monkeypatch.setattr(rows, "check_waiting", lambda device, what: 1 / 0)
+    monkeypatch.setattr(index, "check_indices", lambda *arguments: 1 / 0)
+    with scorch.settings(backend="emulated"):
+        batch, product = S[picked], S[picked] @ x
+        selected = S.index_select(0, picked.int())
+    monkeypatch.undo()
+    names = [launch.name for _, launch, _ in record.launched]
+    assert names.count("scorch_count_rows") == names.count("scorch_copy_rows") == 3
+    assert torch.equal(batch.to_dense(), dense[picked]) and torch.equal(selected.to_dense(), dense[picked])
+    torch.testing.assert_close(product, dense[picked] @ x)
+
+
+def test_index_select_refuses_what_torch_refuses() -> None:
+    S = scorch.from_torch(torch.eye(5), format="csr")
+    for backend in ("cpu", "emulated"):
+        with scorch.settings(backend=backend):
+            for number in (-1, 5):
+                with pytest.raises(IndexRangeError, match=f"index {number} is out of bounds"):
+                    S.index_select(0, torch.tensor([0, number]))
+
+
+def test_torch_picks_rows_until_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, crd, picked = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2]), torch.tensor([1, 0])
+    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True: may_wait)
+    monkeypatch.setattr(EmulatedKernel, "launch", lambda *arguments: 1 / 0)
+    found = ROUTINES.pick_rows(pos, crd, torch.arange(3), picked)
+    assert found is not None and found[2].tolist() == [1, 2, 0]
