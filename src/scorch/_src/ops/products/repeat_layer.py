@@ -51,7 +51,7 @@ class LayerCall:
             return None
         if is_grad_enabled() and any_requires_grad(input, values, bias, residual):
             return None
-        if not all(_is_plain(tensor) for tensor in (input, bias, residual) if tensor is not None):
+        if input.is_neg() or not _is_plain(bias) or not _is_plain(residual):
             return None
         if not self._is_bound:
             if input.shape != self.shape or not input.is_contiguous():
@@ -65,5 +65,5 @@ class LayerCall:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether memory has a tensor's elements as they are: signs may be left to a flag."""
-    return type(tensor) in _PLAIN and not tensor.is_neg()
+    """Whether memory has the elements of a tensor, if any, as they are: signs may be left to a flag."""
+    return tensor is None or (type(tensor) in _PLAIN and not tensor.is_neg())

@@ -118,29 +118,29 @@ static void pack_##T(const i64 *args, i64 tile, T *to) { \
     const i64 features = args[FEATURES], width = args[WIDTH], at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at); \
     const T *x = (const T *)args[X] + at * features; \
-    for (i64 first = 0; first < features; first += 64) \
+    for (i64 first = 0; first < features; first += 64) { \
+        for (i64 b = 0; b < count; b++) FETCH(x + b * features + first + 64, 64 * sizeof(T)) \
         for (i64 b = 0; b < count; b += LINES) \
             turn_##T(x + b * features + first, features, to + first * width + b, width, \
                      CLAMP((i64)LINES, count - b), CLAMP((i64)64, features - first)); \
+    } \
     for (i64 j = 0; j < features && count < width; j++) \
         for (i64 b = count; b < width; b++) to[j * width + b] = 0; \
 } \
-/* Threads begin with different tiles, and go on to the parts that are left of others. */ \
+/* Threads begin with different tiles, and go on to those of others where enough is left for what packing takes. */ \
 static void products_##T##_##I(i64 worker, i64 end, void *context) { \
     product_t *job = context; \
-    const i64 *args = job->rows.args, tiles = job->tiles, parts = job->rows.chunks; \
+    const i64 *args = job->rows.args, tiles = job->tiles, parts = job->rows.chunks, threads = args[THREADS]; \
+    const i64 home = worker * tiles / threads, homes = (end * tiles + threads - 1) / threads - home; \
     T *in = (T *)args[SPACE] + worker * space_of(args[FEATURES], args[WIDTH]); \
-    (void)end; \
     for (i64 step = 0; step < tiles; step++) { \
-        const i64 tile = (worker * tiles / args[THREADS] + step) % tiles; \
-        for (int is_packed = 0;; is_packed = 1) { \
-            i64 *next = &job->next[tile].part; \
-            if (__atomic_load_n(next, __ATOMIC_RELAXED) >= parts) break; /* which leaves the line where it is */ \
-            const i64 part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); \
-            if (part >= parts) break; \
-            if (!is_packed) pack_##T(args, tile, in); \
+        const i64 tile = (home + step) % tiles; \
+        i64 *next = &job->next[tile].part, part = __atomic_load_n(next, __ATOMIC_RELAXED); \
+        if (part >= parts || (step >= homes && parts - part <= parts / 4)) continue; \
+        part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); \
+        if (part < parts) pack_##T(args, tile, in); \
+        for (; part < parts; part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) \
             multiply_##T##_##I(args, in, tile, first_line(&job->rows, part), first_line(&job->rows, part + 1)); \
-        } \
     } \
 } \
 static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, next_t *next) { \

@@ -13,6 +13,7 @@ two passes, those of what follows, and much of the time of small calls. Values m
 from __future__ import annotations
 
 import functools
+from time import monotonic_ns
 
 import torch
 from torch.nn.functional import gelu
@@ -36,6 +37,7 @@ STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
 MAX_NARROW_GELU = 1 << 15  # elements of a result, up to which GELU pays in registers of NARROW_BYTES
 NARROW_BYTES = 16
+MIN_WORK = 2 * by_rows.MIN_ELEMENTS_PER_THREAD  # products that several threads share
 _NO_FACTS = tensor_descriptor()
 _WHAT = "the product with a sparse weight"
 
@@ -107,7 +109,7 @@ def _multiply(
     size = _size(weight, x, block)
     work = parallel.shared_by(size[1] * values.numel(), by_rows.MIN_ELEMENTS_PER_THREAD)
     follows = (bias is not None, residual is not None, ACTIVATIONS[activation])
-    header, elements = _first_arguments(work, size, follows)
+    header, elements = _plan(work, size, follows)
     space = empty((elements,), x.dtype) if elements else x
     result = _describe(x.dtype, (*x.shape[:-1], size[0] * block[0]))
     others = (values if other is None else other for other in (scales, bias, residual))
@@ -135,12 +137,19 @@ def _bind(
     others = (values if other is None else other for other in (scales, bias, residual))
     facts = (_facts(tensor.dtype, tensor.shape) for tensor in (values, *others, x))
     guard = _NO_FACTS + _NO_FACTS + b"".join(facts) + _NO_FACTS
+    plans: dict[int, tuple[_Plan, _Plan]] = {}  # on a quiet machine and on a busy one, by allowed threads
+    busy = parallel.busy_until()
 
     def multiply(
         values: Tensor, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None, x: Tensor
     ) -> Tensor | None:
-        threads = parallel.shared_by(work, by_rows.MIN_ELEMENTS_PER_THREAD)
-        header, elements = _first_arguments(threads, size, follows)
+        allowed = parallel.allowed_threads()
+        either = plans.get(allowed)
+        if either is None:
+            either = _plan_by_load(allowed, work, size, follows)
+            if parallel.is_settled(allowed, work, MIN_WORK):
+                plans[allowed] = either
+        header, elements = either[monotonic_ns() < busy.value]
         space = empty((elements,), dtype) if elements else x
         scales, bias = values if scales is None else scales, values if bias is None else bias
         rest = values if residual is None else residual
@@ -163,16 +172,26 @@ def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
     return weight[0].numel() - 1, x.numel() // features, features, block[0], x.dtype.itemsize
 
 
+_Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of memory that its threads need
+
+
 @functools.lru_cache(maxsize=1024)
-def _first_arguments(
-    work: tuple[int, int], size: _Size, follows: tuple[bool, bool, int]
-) -> tuple[bytes, int]:
-    """Return the numbers that the routine takes, and the elements of memory that its threads need."""
+def _plan(work: tuple[int, int], size: _Size, follows: tuple[bool, bool, int]) -> _Plan:
+    """Return the plan for what ``parallel.shared_by`` returns."""
     rows, batch, features, block_rows, element_bytes = size
     width = _tile_width(batch, features, element_bytes, work[1])
     tiles = work[1] * (width + block_rows) * features
     elements = 0 if batch == 1 or tiles < MIN_POOLED else tiles + LINE * work[1]
     return pack([*work, rows, batch, features, width, *follows]), elements
+
+
+def _plan_by_load(
+    allowed: int, work: int, size: _Size, follows: tuple[bool, bool, int]
+) -> tuple[_Plan, _Plan]:
+    """Return the plans for a quiet machine and for a busy one."""
+    loop = parallel.parallel_runtime()
+    quiet, busy = parallel.threads_by_load(allowed, work, MIN_WORK) if loop else (1, 1)
+    return _plan((loop, quiet), size, follows), _plan((loop, busy), size, follows)
 
 
 @functools.lru_cache(maxsize=64)
