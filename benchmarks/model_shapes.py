@@ -45,15 +45,23 @@ class EncoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks of Llama's shape that take one token; ``cache`` has the keys and values of those before it."""
+    """Blocks of Llama's shape that take one token; ``cache`` has the keys and values of those before it.
 
-    def __init__(self, blocks: int, width: int, heads: int, hidden: int) -> None:
+    The angles of the rotary embedding are computed once, as in Llama.
+    """
+
+    def __init__(self, blocks: int, width: int, heads: int, hidden: int, tokens: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(DecoderBlock(width, heads, hidden) for _ in range(blocks))
+        half = width // heads // 2
+        angles = torch.arange(tokens)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()], 1), persistent=False)
 
     def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        position = cache.shape[-2] - 1
+        turn = self.turns[position].to(x.dtype)  # type: ignore[index]
         for number, block in enumerate(self.blocks):
-            x = block(x, cache[number])
+            x = block(x, cache[number], turn)
         return x
 
 
@@ -66,27 +74,25 @@ class DecoderBlock(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
 
-    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, cache: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
         normed = self.norm1(x)
         position = cache.shape[-2] - 1
         q, k, v = (
             layer(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.q, self.k, self.v)
         )
-        cache[0, :, :, position:] = rotate(k, position)
+        cache[0, :, :, position:] = rotate(k, turn)
         cache[1, :, :, position:] = v
-        heads = F.scaled_dot_product_attention(rotate(q, position), cache[0], cache[1])
+        heads = F.scaled_dot_product_attention(rotate(q, turn), cache[0], cache[1])
         x = x + self.o(heads.transpose(1, 2).flatten(2))
         normed = self.norm2(x)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
 
 
-def rotate(x: torch.Tensor, position: int) -> torch.Tensor:
-    """Rotary embedding of one position."""
-    half = x.shape[-1] // 2
-    angle = position * 10000.0 ** (-torch.arange(half, dtype=torch.float32) / half)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
+def rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of one position, whose cosines and sines ``turn`` has."""
+    cos, sin = turn
+    a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
@@ -159,7 +165,7 @@ def shapes(layers: int, blocks: int, tiny: bool) -> dict[str, Shape]:
             lambda: transformer(layers, width, heads, hidden), lambda n: (torch.randn(n, tokens, width),)
         ),
         "Llama-7B": Shape(
-            lambda: Decoder(blocks, llama, llama_heads, llama_hidden),
+            lambda: Decoder(blocks, llama, llama_heads, llama_hidden, past),
             lambda n: (
                 torch.randn(n, 1, llama),
                 torch.randn(blocks, 2, n, llama_heads, past, llama // llama_heads),

@@ -20,6 +20,8 @@ from scorch._src.torch_internals import row_pointers_of
 
 Tensor = torch.Tensor
 Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
+# Takes the values, scales, bias and residual of a layer, and its input; None: one is not as it was.
+BatchProduct = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor], Tensor | None]
 
 
 def do_nothing() -> None:
@@ -403,6 +405,23 @@ class Routines:
         those of ``stored_batch_dtypes``, int8 with ``scales`` of the rows. ``activation``, one of relu, gelu,
         gelu_tanh and silu, is applied to the result, and ``residual`` added to that. The weight may have
         blocks of a size in ``batch_blocks``, whose sizes divide its own.
+        """
+        del weight, bias, x, scales, activation, residual, block
+        return None
+
+    def bind_batch(
+        self,
+        weight: Matrix,
+        bias: Tensor | None,
+        x: Tensor,
+        scales: Tensor | None = None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+        block: tuple[int, int] = (1, 1),
+    ) -> BatchProduct | None:
+        """Return ``multiply_batch`` for tensors of the same dtypes and shapes; None: it cannot be.
+
+        The function reads the memory that its arguments have when it is called.
         """
         del weight, bias, x, scales, activation, residual, block
         return None

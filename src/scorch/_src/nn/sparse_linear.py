@@ -39,12 +39,15 @@ from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_t
 from scorch._src.ops.products.activations import check_activation, finish
 from scorch._src.ops.products.layer import apply_layer
 from scorch._src.ops.products.linear import linear_of_parameter
+from scorch._src.ops.products.repeat_layer import LayerCall
 from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
+
+_CACHED = ("_inference_cache", "_last_call")  # attributes that copies and files do without
 
 
 class SparseLinear(torch.nn.Module):
@@ -291,9 +294,14 @@ class SparseLinear(torch.nn.Module):
             and is_tracked_by_autograd_alone()
         ):
             self._check_seal()
-            weight = self._detached_weight(values)
-            output = linear_of_parameter(input, weight, bias, scales, activation, residual)
+            last: LayerCall | None = self.__dict__.get("_last_call")
+            follows = (bias, scales, activation, residual)
+            output = None if last is None else last.repeat(input, self.pattern, values, *follows)
             if output is not None:
+                return output
+            output = linear_of_parameter(input, self._detached_weight(values), *follows)
+            if output is not None:
+                self.__dict__["_last_call"] = LayerCall(input, self.pattern, bias, activation, residual)
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():
             self._check_seal()
@@ -320,7 +328,7 @@ class SparseLinear(torch.nn.Module):
         return detached
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_inference_cache"}
+        return {name: value for name, value in self.__dict__.items() if name not in _CACHED}
 
     def _check_seal(self) -> None:
         """Raise if another process has sent a different fingerprint."""

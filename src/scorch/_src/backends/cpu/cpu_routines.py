@@ -19,7 +19,7 @@ from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.groups import multiply_groups
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
-from scorch._src.backends.cpu.routines.linear import multiply_batch
+from scorch._src.backends.cpu.routines.linear import bind_batch, multiply_batch
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
 from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
@@ -74,6 +74,7 @@ class CpuRoutines(Routines):
         features_backward, Routines.graph_attention_features_backward
     )
     multiply_batch = staticmethod(multiply_batch)
+    bind_batch = staticmethod(bind_batch)
     multiply_groups = staticmethod(multiply_groups)
     plan_convolution = staticmethod(plan_convolution)
     convolve = _or_torch(convolve, Routines.convolve)

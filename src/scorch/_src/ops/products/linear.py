@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
+from scorch._src.backends.routines import BatchProduct
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference
 from scorch._src.ops.fallback import (
@@ -20,7 +21,7 @@ from scorch._src.ops.fallback import (
     store_like,
     write_out,
 )
-from scorch._src.ops.products.groups import find_groups
+from scorch._src.ops.products.groups import Groups, find_groups
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import repeat_differentiable
@@ -124,6 +125,43 @@ def multiply_batch(
 
     Unless all three have one dtype, the dtypes and sizes of the input, the bias and the residual are checked.
     """
+    block = _find_batch_block(input, weight, bias, scales, activation, residual)
+    if block is None:
+        return None
+    routines, pattern, values = routines_for(input), weight.storage.pattern, weight.storage.values
+    own, read = None if bias is None else _as_read(bias), _as_read(input)
+    rest = None if residual is None else _as_read(residual)
+    groups = _find_groups(input, pattern, block)
+    if groups is not None:
+        grouped: Any = (pattern.pos[1], groups.codes, values)
+        found = routines.multiply_groups(grouped, groups.table, own, read, scales, activation, rest)
+        if found is not None:
+            return found
+    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
+    return routines.multiply_batch(matrix, own, read, scales, activation, rest, block)
+
+
+def bind_batch(
+    input: torch.Tensor,
+    weight: SparseTensor,
+    bias: Any,
+    scales: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: Any = None,
+) -> BatchProduct | None:
+    """Return ``multiply_batch`` for plain tensors of the same dtypes and shapes; None: it cannot be."""
+    block = _find_batch_block(input, weight, bias, scales, activation, residual)
+    pattern, values = weight.storage.pattern, weight.storage.values
+    if block is None or _find_groups(input, pattern, block) is not None:
+        return None
+    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
+    return routines_for(input).bind_batch(matrix, bias, input, scales, activation, residual, block)
+
+
+def _find_batch_block(
+    input: torch.Tensor, weight: SparseTensor, bias: Any, scales: Any, activation: str | None, residual: Any
+) -> tuple[int, int] | None:
+    """Return the size of the weight's blocks; None where ``multiply_batch`` takes no such tensors."""
     pattern, values = weight.storage.pattern, weight.storage.values
     block = (1, 1) if pattern.format is CSR else _find_block(pattern.format)
     if block is None:
@@ -133,21 +171,17 @@ def multiply_batch(
         return None
     if dtype not in routines.batch_dtypes or not input.numel() or not values.is_contiguous():
         return None
-    own, read = None if bias is None else _as_read(bias), _as_read(input)
     if values.dtype is not dtype or activation is not None or residual is not None:
         is_stored = values.dtype is dtype or values.dtype in routines.stored_batch_dtypes.get(dtype, ())
         if not is_stored or not _agrees(input, pattern, bias, scales, residual):
             return None
-    rest = None if residual is None else _as_read(residual)
-    if dtype in routines.group_dtypes and input.numel() == pattern.shape[1] and block == (1, 1):
-        groups = find_groups(pattern)
-        if groups is not None:
-            grouped: Any = (pattern.pos[1], groups.codes, values)
-            found = routines.multiply_groups(grouped, groups.table, own, read, scales, activation, rest)
-            if found is not None:
-                return found
-    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
-    return routines.multiply_batch(matrix, own, read, scales, activation, rest, block)
+    return block
+
+
+def _find_groups(input: torch.Tensor, pattern: Pattern, block: tuple[int, int]) -> Groups | None:
+    """Return the groups of an N:M sparse weight, where ``multiply_groups`` may take one row of input."""
+    is_one_row = input.numel() == pattern.shape[1] and block == (1, 1)
+    return find_groups(pattern) if is_one_row and input.dtype in routines_for(input).group_dtypes else None
 
 
 def can_multiply_batch(input: Any, weight: SparseTensor, bias: Any, scales: Any, residual: Any) -> bool:

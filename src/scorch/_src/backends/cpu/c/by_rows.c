@@ -27,7 +27,13 @@ VECTOR(i64, f64m);
 typedef void (*work_t)(i64, i64, void *);
 typedef void (*rows_t)(const i64 *, i64, i64, i64);
 enum { PARALLEL, THREADS, ROWS, POS, CRD, FIRST };
-typedef struct { const i64 *args; rows_t rows; int wide; i64 chunks, next; } job_t;
+typedef struct {
+    const i64 *args;
+    rows_t rows;
+    int wide;
+    i64 chunks, own; /* of all threads; of each for itself */
+    i64 next __attribute__((aligned(64)));
+} job_t;
 
 static i64 pointer(const i64 *args, int wide, i64 row) {
     return wide ? ((const i64 *)args[POS])[row] : ((const i32 *)args[POS])[row];
@@ -52,19 +58,29 @@ static i64 first_row(const job_t *job, i64 chunk) {
     return low;
 }
 
+static void run_chunks(const job_t *job, i64 begin, i64 end, i64 worker) {
+    job->rows(job->args, first_row(job, begin), first_row(job, end), worker);
+}
+
+/* Threads begin with chunks of their own, and share the rest: a counter that all of them change goes from core to
+   core, which takes longer than some rows do. */
 static void some_chunks(i64 worker, i64 end, void *context) {
     job_t *job = context;
-    (void)end;
-    for (;;) {
+    const i64 own = job->own, chunks = job->chunks;
+    for (i64 thread = worker; thread < end; thread++) run_chunks(job, thread * own, (thread + 1) * own, worker);
+    while (__atomic_load_n(&job->next, __ATOMIC_RELAXED) < chunks) {
         const i64 chunk = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
-        if (chunk >= job->chunks) return;
-        job->rows(job->args, first_row(job, chunk), first_row(job, chunk + 1), worker);
+        if (chunk < chunks) run_chunks(job, chunk, chunk + 1, worker);
     }
 }
 
-static i64 by_rows(const i64 *args, int wide, rows_t rows) {
-    job_t job = {args, rows, wide, args[THREADS] > 1 ? 8 * args[THREADS] : 1, 0};
-    if (args[THREADS] <= 1) some_chunks(0, 1, &job);
-    else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, args[THREADS], 1, some_chunks, &job);
+/* So many chunks for each thread, half of which are its own; a single one is. */
+static i64 in_chunks(const i64 *args, int wide, rows_t rows, i64 each) {
+    const i64 threads = args[THREADS], own = (each + 1) / 2;
+    job_t job = {args, rows, wide, threads * each, own, threads * own};
+    if (threads <= 1) rows(args, 0, args[ROWS], 0);
+    else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, threads, 1, some_chunks, &job);
     return 0;
 }
+
+static i64 by_rows(const i64 *args, int wide, rows_t rows) { return in_chunks(args, wide, rows, 8); }

@@ -13,8 +13,10 @@ enum { LINES = 16, GROUP = LINES / BLOCK_ROWS };
 void *malloc(unsigned long);
 void free(void *);
 typedef int (*loop_t)(i64, i64, i64, work_t, void *);
-/* TILES of the batch times as many parts of the weight's rows as ROWS has chunks; NEXT of each tile. */
-typedef struct { job_t rows; i64 tiles, *next; } product_t;
+/* TILES of the batch times as many parts of the weight's rows as ROWS has chunks; the next part of each tile, in a
+   cache line of its own. */
+typedef struct { i64 part; char rest[LINE - sizeof(i64)]; } next_t;
+typedef struct { job_t rows; i64 tiles; next_t *next; } product_t;
 
 static i64 count_tiles(i64 batch, i64 width) { return (batch + width - 1) / width; }
 
@@ -27,6 +29,11 @@ static i64 space_of(i64 features, i64 width) {
 static i64 first_line(const job_t *rows, i64 part) {
     const i64 row = (first_row(rows, part) + GROUP - 1) / GROUP * GROUP;
     return CLAMP(row, rows->args[ROWS]);
+}
+
+/* How many chunks of rows each thread has where the batch has one row: few products are not worth a second. */
+static i64 chunks_of_dots(const i64 *args, int wide) {
+    return pointer(args, wide, args[ROWS]) * BLOCK < args[THREADS] * 8192 ? 1 : 8;
 }
 
 #define INTRINSICS(T, I) \
@@ -111,33 +118,35 @@ static void pack_##T(const i64 *args, i64 tile, T *to) { \
     const i64 features = args[FEATURES], width = args[WIDTH], at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at); \
     const T *x = (const T *)args[X] + at * features; \
-    for (i64 first = 0; first < features; first += 64) \
+    for (i64 first = 0; first < features; first += 64) { \
+        for (i64 b = 0; b < count; b++) FETCH(x + b * features + first + 64, 64 * sizeof(T)) \
         for (i64 b = 0; b < count; b += LINES) \
             turn_##T(x + b * features + first, features, to + first * width + b, width, \
                      CLAMP((i64)LINES, count - b), CLAMP((i64)64, features - first)); \
+    } \
     for (i64 j = 0; j < features && count < width; j++) \
         for (i64 b = count; b < width; b++) to[j * width + b] = 0; \
 } \
-/* Threads begin with different tiles, and go on to the parts that are left of others. */ \
+/* Threads begin with different tiles, and go on to those of others where enough is left for what packing takes. */ \
 static void products_##T##_##I(i64 worker, i64 end, void *context) { \
     product_t *job = context; \
-    const i64 *args = job->rows.args, tiles = job->tiles, parts = job->rows.chunks; \
+    const i64 *args = job->rows.args, tiles = job->tiles, parts = job->rows.chunks, threads = args[THREADS]; \
+    const i64 home = worker * tiles / threads, homes = (end * tiles + threads - 1) / threads - home; \
     T *in = (T *)args[SPACE] + worker * space_of(args[FEATURES], args[WIDTH]); \
-    (void)end; \
     for (i64 step = 0; step < tiles; step++) { \
-        const i64 tile = (worker * tiles / args[THREADS] + step) % tiles; \
-        for (int is_packed = 0;; is_packed = 1) { \
-            const i64 part = __atomic_fetch_add(job->next + tile, 1, __ATOMIC_RELAXED); \
-            if (part >= parts) break; \
-            if (!is_packed) pack_##T(args, tile, in); \
+        const i64 tile = (home + step) % tiles; \
+        i64 *next = &job->next[tile].part, part = __atomic_load_n(next, __ATOMIC_RELAXED); \
+        if (part >= parts || (step >= homes && parts - part <= parts / 4)) continue; \
+        part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); \
+        if (part < parts) pack_##T(args, tile, in); \
+        for (; part < parts; part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) \
             multiply_##T##_##I(args, in, tile, first_line(&job->rows, part), first_line(&job->rows, part + 1)); \
-        } \
     } \
 } \
-static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, i64 *next) { \
+static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, next_t *next) { \
     const i64 threads = args[THREADS], wanted = threads > 1 ? 8 * threads : 1; \
-    product_t product = {{args, 0, sizeof(I) == 8, (wanted + tiles - 1) / tiles, 0}, tiles, next}; \
-    for (i64 tile = 0; tile < tiles; tile++) next[tile] = 0; \
+    product_t product = {{args, 0, sizeof(I) == 8, (wanted + tiles - 1) / tiles}, tiles, next}; \
+    for (i64 tile = 0; tile < tiles; tile++) next[tile].part = 0; \
     if (threads <= 1) products_##T##_##I(0, 1, &product); \
     else ((loop_t)args[PARALLEL])(0, threads, 1, products_##T##_##I, &product); \
 } \
@@ -145,16 +154,16 @@ i64 scorch_linear_##T##_##I(i64 *given) { \
     const i64 batch = given[G_BATCH], features = given[G_FEATURES], width = given[G_WIDTH]; \
     const i64 tiles = count_tiles(batch, width), is_own = given[G_SPACE] == given[G_X]; \
     const i64 space = batch > 1 && is_own ? given[THREADS] * space_of(features, width) * sizeof(T) : 0; \
-    i64 *own = batch > 1 ? malloc(tiles * sizeof(i64) + LINE + space) : 0; \
+    char *own = batch > 1 ? malloc(tiles * sizeof(next_t) + LINE + space) : 0; \
     if (batch > 1 && !own) return 1; \
-    const i64 aligned = ((i64)(own + tiles) + LINE - 1) / LINE * LINE; \
+    next_t *next = (next_t *)(((i64)own + LINE - 1) / LINE * LINE); \
     const i64 args[] = { \
         given[PARALLEL], given[THREADS], given[ROWS], given[G_POS], given[G_CRD], given[G_VALUES], \
         HAS_SCALES ? given[G_SCALES] : 0, given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
-        given[G_HAS_RESIDUAL] ? given[G_RESIDUAL] : 0, given[G_X], is_own ? aligned : given[G_SPACE], \
+        given[G_HAS_RESIDUAL] ? given[G_RESIDUAL] : 0, given[G_X], is_own ? (i64)(next + tiles) : given[G_SPACE], \
         given[G_OUT], batch, features, width, given[G_ACTIVATION]}; \
-    if (batch > 1) multiply_batch_##T##_##I(args, tiles, own); \
-    else by_rows(args, sizeof(I) == 8, dots_##T##_##I); \
+    if (batch > 1) multiply_batch_##T##_##I(args, tiles, next); \
+    else in_chunks(args, sizeof(I) == 8, dots_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
     free(own); \
     return 0; \
 }

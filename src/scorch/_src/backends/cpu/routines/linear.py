@@ -13,15 +13,16 @@ two passes, those of what follows, and much of the time of small calls. Values m
 from __future__ import annotations
 
 import functools
+from time import monotonic_ns
 
 import torch
 from torch.nn.functional import gelu
 
 from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.jit import read_source
-from scorch._src.backends.cpu.launch import builtins, empty, pack, result_descriptor
+from scorch._src.backends.cpu.launch import builtins, empty, pack, result_descriptor, tensor_descriptor
 from scorch._src.backends.cpu.routines import by_rows
-from scorch._src.backends.routines import Matrix, Tensor
+from scorch._src.backends.routines import BatchProduct, Matrix, Tensor
 from scorch._src.compiler.target import LINE, target
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits
@@ -36,6 +37,8 @@ STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
 MAX_NARROW_GELU = 1 << 15  # elements of a result, up to which GELU pays in registers of NARROW_BYTES
 NARROW_BYTES = 16
+MIN_WORK = 2 * by_rows.MIN_ELEMENTS_PER_THREAD  # products that several threads share
+_NO_FACTS = tensor_descriptor()
 _WHAT = "the product with a sparse weight"
 
 
@@ -50,17 +53,44 @@ def multiply_batch(
     block: tuple[int, int] = (1, 1),
 ) -> Tensor | None:
     """Multiply the rows of ``x`` by the weight; None where a kernel must."""
+    if activation == "gelu" and _has_faster_gelu(x, (weight[0].numel() - 1) * block[0]):
+        product = _multiply(weight, bias, x, scales, None, None, block)
+        return None if product is None else _apply_gelu(product, residual)
+    return _multiply(weight, bias, x, scales, activation, residual, block)
+
+
+def bind_batch(
+    weight: Matrix,
+    bias: Tensor | None,
+    x: Tensor,
+    scales: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    block: tuple[int, int] = (1, 1),
+) -> BatchProduct | None:
+    """Return ``multiply_batch`` by this pattern as a function of all else; None where a kernel must."""
     if activation != "gelu" or not _has_faster_gelu(x, (weight[0].numel() - 1) * block[0]):
-        return _multiply(weight, bias, x, scales, activation, residual, block)
-    product = _multiply(weight, bias, x, scales, None, None, block)
-    result = None if product is None else gelu(product)
-    return result if result is None or residual is None else result.add_(residual)
+        return _bind(weight, bias, x, scales, activation, residual, block)
+    product = _bind(weight, bias, x, scales, None, None, block)
+
+    def multiply(
+        values: Tensor, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None, x: Tensor
+    ) -> Tensor | None:
+        result = None if product is None else product(values, scales, bias, None, x)
+        return None if result is None else _apply_gelu(result, residual)
+
+    return multiply
 
 
 def _has_faster_gelu(x: Tensor, outputs: int) -> bool:
     """Check whether PyTorch computes GELU of ``outputs`` for each row of ``x`` faster, in another pass."""
     is_large = x.numel() * outputs > MAX_NARROW_GELU * x.shape[-1]
     return is_large and x.dtype == torch.float32 and target().vector_bytes <= NARROW_BYTES
+
+
+def _apply_gelu(product: Tensor, residual: Tensor | None) -> Tensor:
+    result = gelu(product)
+    return result if residual is None else result.add_(residual)
 
 
 def _multiply(
@@ -73,25 +103,95 @@ def _multiply(
     block: tuple[int, int],
 ) -> Tensor | None:
     pos, crd, values = weight
-    functions, dtype, shape = builtins(), x.dtype, x.shape
-    if functions is None:
+    functions, at = builtins(), _address(weight, x, block)
+    if functions is None or not at:
         return None
-    source = _source(crd.dtype == torch.int16, STORED.get(values.dtype), block)
-    at = by_rows.address(source, _WHAT, "linear", dtype, pos.dtype)
-    if not at:
-        return None
-    features, size = shape[-1], x.numel()
-    batch = size // features
-    work = parallel.shared_by(batch * values.numel(), by_rows.MIN_ELEMENTS_PER_THREAD)
-    width = _tile_width(batch, features, dtype.itemsize, work[1])
-    tiles = work[1] * (width + block[0]) * features
-    space = x if batch == 1 or tiles < MIN_POOLED else empty((tiles + LINE * work[1],), dtype)
-    rows = pos.numel() - 1
+    size = _size(weight, x, block)
+    work = parallel.shared_by(size[1] * values.numel(), by_rows.MIN_ELEMENTS_PER_THREAD)
     follows = (bias is not None, residual is not None, ACTIVATIONS[activation])
-    header = pack([*work, rows, batch, features, width, *follows])
-    result = _describe(dtype, (*shape[:-1], rows * block[0]))
+    header, elements = _plan(work, size, follows)
+    space = empty((elements,), x.dtype) if elements else x
+    result = _describe(x.dtype, (*x.shape[:-1], size[0] * block[0]))
     others = (values if other is None else other for other in (scales, bias, residual))
     return functions.fill(at, header, result, None, pos, crd, values, *others, x, space)
+
+
+def _bind(
+    weight: Matrix,
+    bias: Tensor | None,
+    x: Tensor,
+    scales: Tensor | None,
+    activation: str | None,
+    residual: Tensor | None,
+    block: tuple[int, int],
+) -> BatchProduct | None:
+    """Do as ``_multiply`` whenever the function is called; it checks the tensors it gets."""
+    pos, crd, values = weight
+    functions, at, dtype = builtins(), _address(weight, x, block), x.dtype
+    if functions is None or not at:
+        return None
+    fill, size = functions.fill, _size(weight, x, block)
+    work = size[1] * values.numel()
+    follows = (bias is not None, residual is not None, ACTIVATIONS[activation])
+    result = _describe(dtype, (*x.shape[:-1], size[0] * block[0]))
+    others = (values if other is None else other for other in (scales, bias, residual))
+    facts = (_facts(tensor.dtype, tensor.shape) for tensor in (values, *others, x))
+    guard = _NO_FACTS + _NO_FACTS + b"".join(facts) + _NO_FACTS
+    plans: dict[int, tuple[_Plan, _Plan]] = {}  # on a quiet machine and on a busy one, by allowed threads
+    busy = parallel.busy_until()
+
+    def multiply(
+        values: Tensor, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None, x: Tensor
+    ) -> Tensor | None:
+        allowed = parallel.allowed_threads()
+        either = plans.get(allowed)
+        if either is None:
+            either = _plan_by_load(allowed, work, size, follows)
+            if parallel.is_settled(allowed, work, MIN_WORK):
+                plans[allowed] = either
+        header, elements = either[monotonic_ns() < busy.value]
+        space = empty((elements,), dtype) if elements else x
+        scales, bias = values if scales is None else scales, values if bias is None else bias
+        rest = values if residual is None else residual
+        return fill(at, header, result, guard, pos, crd, values, scales, bias, rest, x, space)
+
+    return multiply
+
+
+def _address(weight: Matrix, x: Tensor, block: tuple[int, int]) -> int:
+    pos, crd, values = weight
+    source = _source(crd.dtype == torch.int16, STORED.get(values.dtype), block)
+    return by_rows.address(source, _WHAT, "linear", x.dtype, pos.dtype)
+
+
+_Size = tuple[int, int, int, int, int]  # rows of blocks, of the batch, features, rows of a block, bytes
+
+
+def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
+    features = x.shape[-1]
+    return weight[0].numel() - 1, x.numel() // features, features, block[0], x.dtype.itemsize
+
+
+_Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of memory that its threads need
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(work: tuple[int, int], size: _Size, follows: tuple[bool, bool, int]) -> _Plan:
+    """Return the plan for what ``parallel.shared_by`` returns."""
+    rows, batch, features, block_rows, element_bytes = size
+    width = _tile_width(batch, features, element_bytes, work[1])
+    tiles = work[1] * (width + block_rows) * features
+    elements = 0 if batch == 1 or tiles < MIN_POOLED else tiles + LINE * work[1]
+    return pack([*work, rows, batch, features, width, *follows]), elements
+
+
+def _plan_by_load(
+    allowed: int, work: int, size: _Size, follows: tuple[bool, bool, int]
+) -> tuple[_Plan, _Plan]:
+    """Return the plans for a quiet machine and for a busy one."""
+    loop = parallel.parallel_runtime()
+    quiet, busy = parallel.threads_by_load(allowed, work, MIN_WORK) if loop else (1, 1)
+    return _plan((loop, quiet), size, follows), _plan((loop, busy), size, follows)
 
 
 @functools.lru_cache(maxsize=64)
@@ -110,6 +210,10 @@ def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 @functools.lru_cache(maxsize=256)
+def _facts(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    return tensor_descriptor(type_of_dtype(dtype), shape, range(len(shape)))
+
+
 def _tile_width(batch: int, features: int, size: int, threads: int) -> int:
     """Return how many rows of a batch make a tile: whole vectors of elements of ``size`` bytes.
 
