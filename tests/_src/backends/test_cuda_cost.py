@@ -174,11 +174,11 @@ def test_graph_attention_and_maxima_name_their_way(dtype: torch.dtype) -> None:
     maxima = told(lambda: routines.neighbour_max((pos, crd, None), x.flatten(1), False))
     if dtype == torch.float32:
         assert (
-            attention == "attention of neighbours, by CUDA kernels: scorch_attend (blocks x threads 5 x 128)"
+            attention == "attention of neighbors, by CUDA kernels: scorch_attend (blocks x threads 5 x 128)"
         )
         assert (
-            maxima == "largest of the neighbours, by CUDA kernels: scorch_largest (blocks x threads 5 x 128)"
+            maxima == "largest of the neighbors, by CUDA kernels: scorch_largest (blocks x threads 5 x 128)"
         )
     else:
-        assert attention == "attention of neighbours, by torch's operations: float16 has no kernel"
-        assert maxima == "largest of the neighbours, by torch's operations: float16 has no kernel"
+        assert attention == "attention of neighbors, by torch's operations: float16 has no kernel"
+        assert maxima == "largest of the neighbors, by torch's operations: float16 has no kernel"
