@@ -10,6 +10,7 @@ from fork_server import run_python
 from nn.test_graph_pyg import pyg, random_graph
 from scorch.compat import pyg as compat
 from scorch.compat import torch_sparse
+from scorch.errors import CallError
 
 torch_geometric = pytest.importorskip("torch_geometric", exc_type=ImportError)
 
@@ -167,9 +168,33 @@ def test_hetero_graphs_and_datasets_in_memory_keep_their_matrices() -> None:
 
 
 @pytest.mark.usefixtures("_installed")
-def test_sparse_features_are_concatenated() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sparse_features_are_concatenated(workers: int) -> None:
     features = [scorch.eye(nodes, 5, format="csr") for nodes in (2, 3)]
     graphs = [torch_geometric.data.Data(x=x, adj_t=scorch.eye(x.shape[0], format="csr")) for x in features]
-    batch = torch_geometric.data.Batch.from_data_list(graphs)
+    batch = next(iter(torch_geometric.loader.DataLoader(graphs, batch_size=2, num_workers=workers)))
+    assert torch.equal(batch.adj_t.to_dense(), torch.eye(5))
     assert torch.equal(batch.x.to_dense(), torch.cat(features).to_dense())
     assert torch.equal(batch[1].x.to_dense(), features[1].to_dense())
+
+
+class StackedGraph(torch_geometric.data.Data):
+    """A graph whose matrix is to be stacked like features."""
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 0
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_graph_may_say_otherwise() -> None:
+    graphs = [StackedGraph(adj_t=scorch.eye(3, format="csr"), num_nodes=3) for _ in range(2)]
+    assert torch_geometric.data.Batch.from_data_list(graphs).adj_t.shape == (6, 3)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("key", "sizes"), [("adj_t", (3, 3)), ("edge_index", (3, 3)), ("adj", (3, 4))])
+def test_matrices_are_not_batched_as_features(key: str, sizes: tuple[int, int]) -> None:
+    graphs = [graph_of(nodes, key=key) for nodes in sizes]
+    with pytest.raises(CallError, match=rf"'{key}' as an adjacency matrix.*scorch.compat.pyg.install"):
+        torch_geometric.data.Batch.from_data_list(graphs)
+    assert torch.cat([graphs[0][key]] * 2).shape == (6, 3)  # which only the batch is not

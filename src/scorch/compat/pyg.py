@@ -41,7 +41,13 @@ def install() -> None:
         layer = torch_geometric.nn.GCNConv(16, 8)
         layer(x, scorch.from_edge_index(edge_index).T)
     """
-    from torch_geometric.data import collate, separate, storage  # type: ignore[import-untyped]
+    from torch_geometric.data import (  # type: ignore[import-untyped]
+        collate,
+        data,
+        hetero_data,
+        separate,
+        storage,
+    )
     from torch_geometric.nn import MessagePassing  # type: ignore[import-untyped]
 
     if _replaced:
@@ -50,6 +56,8 @@ def install() -> None:
     _replace(collate, "_collate", _collate_with_sparse_tensors(collate._collate))
     _replace(separate, "_separate", _separate_with_sparse_tensors(separate._separate))
     _replace(storage, "is_torch_sparse_tensor", _or_scorch_s(storage.is_torch_sparse_tensor))
+    for module in (data, hetero_data):
+        _replace(module, "is_sparse", _or_scorch_s(module.is_sparse))
 
 
 def uninstall() -> None:
@@ -84,21 +92,35 @@ def _call_with_sparse_tensors(cls: Any) -> Callable[..., Any]:
 
 
 def _collate_with_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return PyG's function that batches one attribute, with Scorch's adjacency matrices as blocks.
+    """Return PyG's function that batches one attribute, with Scorch's tensors as blocks or concatenated.
 
     It returns the batched value, where each graph begins in it, and what was added to indices, as PyG's does.
     """
 
     @wraps(original)
     def collate(key: Any, values: list[Any], graphs: Any, stores: Any, increment: bool) -> Any:
-        if not isinstance(values[0], SparseTensor) or not _is_adjacency(key, values[0], graphs[0], stores[0]):
+        if not isinstance(values[0], SparseTensor):
             return original(key, values, graphs, stores, increment)
-        if not increment:  # a dataset in memory, which gives them back one by one
-            return values, torch.arange(len(values) + 1, device=HOST), None
-        sizes = [(0, 0), *(tuple(value.shape) for value in values)]
-        return torch.block_diag(*values), torch.tensor(sizes, device=HOST).cumsum(0), None
+        dim = graphs[0].__cat_dim__(str(key), values[0], stores[0])
+        if isinstance(dim, tuple):
+            return _on_diagonal(values) if increment else (values, _starts([1] * len(values)), None)
+        added = [graph.__inc__(str(key), *of) for graph, *of in zip(graphs, values, stores, strict=True)]
+        if not isinstance(dim, int) or any(number != 0 for number in added):
+            return original(key, values, graphs, stores, increment)
+        return torch.cat(values, dim), _starts([value.shape[dim] for value in values]), None
 
     return collate
+
+
+def _on_diagonal(matrices: list[Any]) -> tuple[SparseTensor, torch.Tensor, None]:
+    blocks: Any = torch.block_diag(*matrices)
+    return blocks, _starts([tuple(matrix.shape) for matrix in matrices]), None
+
+
+def _starts(sizes: list[Any]) -> torch.Tensor:
+    """Return where each part begins in the whole, and the size of the whole."""
+    lengths = torch.tensor(sizes, device=HOST)
+    return torch.cat([torch.zeros_like(lengths[:1]), lengths.cumsum(0)])
 
 
 def _separate_with_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,15 +138,9 @@ def _separate_with_sparse_tensors(original: Callable[..., Any]) -> Callable[...,
     return separate
 
 
-def _or_scorch_s(is_torch_s: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return PyG's question whether it may count the stored elements of a matrix, also for Scorch's."""
-    return lambda value: isinstance(value, SparseTensor) or is_torch_s(value)
-
-
-def _is_adjacency(key: Any, value: SparseTensor, graph: Any, store: Any) -> bool:
-    """Whether PyG puts a sparse matrix of this name on the diagonal of a batch."""
-    is_named = "adj" in str(key) or "edge_index" in str(key)
-    return value.dim() == 2 and (is_named or isinstance(graph.__cat_dim__(str(key), value, store), tuple))
+def _or_scorch_s(is_sparse: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return PyG's question whether something is a sparse matrix, which Scorch's are, too."""
+    return lambda value: isinstance(value, SparseTensor) or is_sparse(value)
 
 
 def _as_adjacency(value: Any) -> Any:
