@@ -71,7 +71,7 @@ def sharded_graph(data: Data, method: str) -> tuple[Any, float]:
     graph = sd.shard(data.matrix())
     if method != "given":
         graph = sd.partition(graph, method, features=[*WIDTHS, data.classes])
-    graph = sd.normalise(graph, 1.0)
+    graph = sd.normalize(graph, 1.0)
     return graph, time.perf_counter() - start
 
 

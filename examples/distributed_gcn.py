@@ -56,7 +56,7 @@ x = F.one_hot(y, features).float() + 1.5 * torch.randn(nodes, features)
 A = sd.shard(graph, mesh)
 if world > 1:
     A = sd.partition(A, "label", features=[features, 16, classes])
-A = sd.normalise(A, 1.0)
+A = sd.normalize(A, 1.0)
 own_x, own_y = A.rows_of(x), A.rows_of(y)
 print(A)
 

@@ -27,7 +27,7 @@ GROWING = {
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",
     "scorch._src.backends.base._ROUTINES": "one entry for each device",
     "scorch._src.backends.base._NEEDS": "one entry for each type of device",
-    "scorch.compat.pyg._originals": "what install() replaces, until uninstall()",
+    "scorch.compat.pyg._replaced": "what install() replaces, until uninstall()",
     "scorch.compat.torch_sparse.imported_pyg._replaced": "what install() replaces, until uninstall()",
     "scorch.compat.torch_sparse.install._libraries": "what install() registers, until uninstall()",
     "scorch._src.tensor.dispatch_rules._registered": "names of operators of torch",

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import scorch
+import scorch.distributed
 import scorch.utils.data
 from fork_server import run_python
 from scorch._src.namespace import DEPRECATED_NAMES
+from scorch._src.ops.graph.neighbours import sum_neighbours
 from scorch.settings import current, read_environment
 
 OLD_NAMES = [(module, old, new) for module, names in DEPRECATED_NAMES.items() for old, new in names.items()]
@@ -58,3 +60,10 @@ def test_rigl_every_and_until() -> None:
     assert (exchange.update_every, exchange.stop_step) == (3, 9)
     with pytest.warns(DeprecationWarning, match="use update_every"):
         assert exchange.every == 3
+
+
+def test_over_neighbours_of_sharded_graphs() -> None:
+    matrix = scorch.distributed.shard(scorch.eye(2, format="csr"))
+    with pytest.warns(DeprecationWarning, match="over_neighbours is deprecated; use over_neighbors"):
+        total = matrix.over_neighbours(sum_neighbours, (matrix, torch.ones(2, 1), 2), {})
+    assert total.tolist() == [[1.0], [1.0]]

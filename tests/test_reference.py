@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from words import AMERICAN, REPLACED
+
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 PAGES = "\n".join(page.read_text(encoding="utf-8") for page in sorted(REFERENCE.glob("*.md")))
 MODULES = [
@@ -41,6 +43,14 @@ def public_names(module: str) -> dict[str, Any]:
         if (getattr(value, "__module__", None) or "").startswith("scorch")
         and not (inspect.isclass(value) and issubclass(value, Exception))
     }
+
+
+def names_within(name: str, value: Any) -> Iterator[str]:
+    """Yield the names that users write: of a function or class, its own methods, and their parameters."""
+    yield from (name, *inspect.signature(value).parameters)
+    for member, method in vars(value).items() if inspect.isclass(value) else ():
+        if member[0] != "_":
+            yield from (member, *(inspect.signature(method).parameters if inspect.isfunction(method) else ()))
 
 
 def section(doc: str, title: str) -> str:
@@ -106,3 +116,10 @@ def test_examples_of_generated_docstrings_print_what_they_say(module: str) -> No
         test = doctest.DocTestParser().get_doctest(value.__doc__, {}, name, None, None)
         runner.run(test, out=said.append)
     assert runner.tries >= 3 * len(generated) > 0 and runner.failures == 0, "".join(said)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_names_have_american_spelling(module: str) -> None:
+    names = {each for name, value in public_names(module).items() for each in names_within(name, value)}
+    british = re.compile("|".join(words for words, instead in REPLACED.items() if instead == AMERICAN))
+    assert [name for name in sorted(names) if british.search(name.replace("_", " "))] == []

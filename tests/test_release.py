@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tools import release
 
 import scorch
@@ -20,6 +21,33 @@ def test_one_version() -> None:
     recipe = (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
     [named] = re.findall(r'version: "(.+)"', recipe)
     assert release.read_version() == scorch.__version__ == named
+
+
+def test_the_conda_package_needs_and_starts_what_the_wheel_does() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    [command] = re.findall(r'\[project.scripts\]\n(\w+) = "(.+)"', project)
+    assert recipe["build"]["python"]["entry_points"] == [" = ".join(command)]
+    listed = project[project.index("dependencies = [") : project.index("[project.scripts]")]
+    needed = {
+        name.replace("torch", "pytorch", 1) for name in re.findall(r'^    "(.+?)"', listed, re.MULTILINE)
+    }
+    assert {needs.replace(" ", "") for needs in recipe["requirements"]["run"]} == {
+        *needed, "python>=3.10", "c-compiler"
+    }  # fmt: skip
+
+
+def test_badges_have_the_supported_versions() -> None:
+    readme, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "pyproject.toml"))
+    badges = re.findall(
+        r"!\[(.+?)\]\(https://img\.shields\.io/badge/\w+-([\w.%]+)-[0-9a-z]+(?: .*?)?\)", readme
+    )
+    shown = dict((name.split()[0], message.replace("%20", " ")) for name, message in badges)
+    pythons = re.findall(r"Python :: (3\.\d+)", project)
+    assert shown["Python"] == f"{pythons[0]} to {pythons[-1]}"
+    [(least, beyond)] = re.findall(r'"torch>=(2\.\d+),<2\.(\d+)"', project)
+    assert shown["PyTorch"] == f"{least} to 2.{int(beyond) - 1}"
+    assert len(badges) == readme.count("img.shields.io")
 
 
 def test_a_tag_names_the_version_and_a_section_of_the_changelog(

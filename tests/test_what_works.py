@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from tools.what_works.check import Outcome, check
 from tools.what_works.operators import DTYPES, FORMATS
 from tools.what_works.page import operators_on, write_page
 from tools.what_works.tally import Report, tallied
-from tools.what_works.workers import Call, Task, run
+from tools.what_works.workers import Call, Task, calls, run
 from torch.utils._pytree import tree_flatten
 
 from fork_server import run_python
@@ -204,14 +205,39 @@ def test_a_few_operators(tmp_path: Path) -> None:
     assert operators_on(page_file.read_text()) == set(report.operators)
 
 
-def test_the_page_in_the_docs_is_about_what_the_command_tries() -> None:
+@pytest.fixture
+def page() -> str:
+    """The page in the docs, if its operators can be tried here."""
     pytest.importorskip("expecttest")
     pytest.importorskip("scipy")  # without it torch has fewer operators to test
-    page = command.PAGE.read_text(encoding="utf-8")
-    if f"with torch {torch.__version__.split('+')[0]}" not in page:
+    text = command.PAGE.read_text(encoding="utf-8")
+    if f"with torch {torch.__version__.split('+')[0]}" not in text:
         pytest.skip("the page was made with another version of torch")
+    return text
+
+
+def test_the_page_in_the_docs_is_about_what_the_command_tries(page: str) -> None:
     assert operators_on(page) == set(operators.all_operators())
     for format in FORMATS:
         assert f"\n| {format} | " in page
     assert f"| format | {' | '.join(DTYPES)} |" in page
     assert "python -m tools.what_works" in page
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch says of its samples
+def test_a_sample_of_the_page_in_the_docs_is_what_happens_now(page: str) -> None:
+    infos = operators.all_operators()
+    rows = {
+        cells[0].strip("`"): cells
+        for line in page.splitlines()
+        if len(cells := line.strip("| ").split(" | ")) >= 2 + len(FORMATS)
+    }
+    formats = ("csr", "bsr(2,2)")
+    for name in ("sum", "masked.cumprod", "as_strided", "chalf"):  # two that pass, and two that are refused
+        found: dict[str, set[str]] = {}
+        for _, _, format, case in calls(Task(name, "float32", formats, 1), infos[name]):
+            if (now := check(case, format)) is not None:
+                found.setdefault(format, set()).add(now.kind)
+        cells = {format: rows[name][2 + FORMATS.index(format)] for format in formats}
+        shown = {format: re.findall(r"(\w+): [^;]*f32", cell) for format, cell in cells.items()}
+        assert found == {format: set(kinds or ["passed"]) for format, kinds in shown.items()}, name

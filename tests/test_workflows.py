@@ -38,6 +38,12 @@ def test_a_workflow_is_one(path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_commands_contain_no_names_that_others_choose(path: Path) -> None:
+    inserted = re.findall(r"\$\{\{ (.+?) \}\}", "\n".join(step.get("run", "") for step in steps(read(path))))
+    assert set(inserted) <= {"github.sha", "matrix.tests"}
+
+
 @pytest.mark.parametrize("name", ["tests", "nightly"])
 def test_workflows_run_the_command_that_developers_run(name: str) -> None:
     path = ROOT / ".github" / "workflows" / f"{name}.yml"

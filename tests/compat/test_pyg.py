@@ -10,6 +10,7 @@ from fork_server import run_python
 from nn.test_graph_pyg import pyg, random_graph
 from scorch.compat import pyg as compat
 from scorch.compat import torch_sparse
+from scorch.errors import CallError
 
 torch_geometric = pytest.importorskip("torch_geometric", exc_type=ImportError)
 
@@ -113,3 +114,87 @@ def test_calls_of_layers_can_be_traced_and_taken_back(monkeypatch: pytest.Monkey
     compat.uninstall()
     assert seen == [layer]
     assert "__call__" not in vars(pyg.MessagePassing)
+
+
+@pytest.fixture
+def _installed():
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+def graph_of(nodes: int, form: str = "csr", key: str = "adj_t"):
+    """A graph of PyG's with its adjacency matrix in one of Scorch's formats."""
+    weight = torch.rand(nodes, nodes) * (torch.rand(nodes, nodes) < 0.5)
+    matrix = scorch.tensor(weight, format=form)
+    return torch_geometric.data.Data(x=torch.randn(nodes, 5), **{key: matrix})
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize(("form", "key"), [("csr", "adj_t"), ("coo", "adj"), ("csc", "edge_index")])
+def test_batches_of_graphs_have_a_block_diagonal_matrix(form: str, key: str) -> None:
+    graphs = [graph_of(nodes, form, key) for nodes in (3, 1, 4)]
+    batch = next(iter(torch_geometric.loader.DataLoader(graphs, batch_size=3)))
+    blocks = [graph[key].to_dense() for graph in graphs]
+    assert isinstance(batch[key], scorch.SparseTensor)
+    assert torch.equal(batch[key].to_dense(), torch.block_diag(*blocks))
+    for i, block in enumerate(blocks):
+        assert torch.equal(batch[i][key].to_dense(), block)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_layer_of_a_batch_is_that_of_its_graphs() -> None:
+    graphs, layer = [graph_of(3), graph_of(5)], pyg.GraphConv(5, 2)
+    weight = graphs[0].adj_t.requires_grad_()
+    batch = torch_geometric.data.Batch.from_data_list(graphs)
+    assert batch.num_edges == sum(graph.adj_t.nnz for graph in graphs)
+    found = layer(batch.x, batch.adj_t)
+    torch.testing.assert_close(found, torch.cat([layer(graph.x, graph.adj_t) for graph in graphs]))
+    found.sum().backward()
+    assert weight.grad.nnz == weight.nnz
+
+
+@pytest.mark.usefixtures("_installed")
+def test_hetero_graphs_and_datasets_in_memory_keep_their_matrices() -> None:
+    graphs = [torch_geometric.data.HeteroData(user={"x": torch.randn(n, 2)}) for n in (2, 3)]
+    for graph in graphs:
+        graph["user", "likes", "item"].adj_t = scorch.ones(4, graph["user"].num_nodes, format="csr")
+    batch = torch_geometric.data.Batch.from_data_list(graphs)
+    assert batch["user", "likes", "item"].adj_t.shape == (8, 5)
+    assert batch[1]["user", "likes", "item"].adj_t.shape == (4, 3)
+    dataset = torch_geometric.data.InMemoryDataset()
+    dataset.data, dataset.slices = dataset.collate([graph_of(3), graph_of(4)])
+    assert [dataset[i].adj_t.shape for i in (0, 1)] == [(3, 3), (4, 4)]
+
+
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sparse_features_are_concatenated(workers: int) -> None:
+    features = [scorch.eye(nodes, 5, format="csr") for nodes in (2, 3)]
+    graphs = [torch_geometric.data.Data(x=x, adj_t=scorch.eye(x.shape[0], format="csr")) for x in features]
+    batch = next(iter(torch_geometric.loader.DataLoader(graphs, batch_size=2, num_workers=workers)))
+    assert torch.equal(batch.adj_t.to_dense(), torch.eye(5))
+    assert torch.equal(batch.x.to_dense(), torch.cat(features).to_dense())
+    assert torch.equal(batch[1].x.to_dense(), features[1].to_dense())
+
+
+class StackedGraph(torch_geometric.data.Data):
+    """A graph whose matrix is to be stacked like features."""
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        return 0
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_graph_may_say_otherwise() -> None:
+    graphs = [StackedGraph(adj_t=scorch.eye(3, format="csr"), num_nodes=3) for _ in range(2)]
+    assert torch_geometric.data.Batch.from_data_list(graphs).adj_t.shape == (6, 3)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("key", "sizes"), [("adj_t", (3, 3)), ("edge_index", (3, 3)), ("adj", (3, 4))])
+def test_matrices_are_not_batched_as_features(key: str, sizes: tuple[int, int]) -> None:
+    graphs = [graph_of(nodes, key=key) for nodes in sizes]
+    with pytest.raises(CallError, match=rf"'{key}' as an adjacency matrix.*scorch.compat.pyg.install"):
+        torch_geometric.data.Batch.from_data_list(graphs)
+    assert torch.cat([graphs[0][key]] * 2).shape == (6, 3)  # which only the batch is not

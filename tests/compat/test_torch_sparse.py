@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +16,7 @@ from scorch.compat import torch_sparse as ts
 from scorch.compat.torch_sparse import SparseTensor
 from scorch.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
 
+PRODUCTS = importlib.import_module("scorch.compat.torch_sparse.matmul")  # not the function of this name
 DTYPES = [torch.float32, torch.float64, torch.int64]
 
 
@@ -297,6 +300,24 @@ def test_products_with_dense_tensors(dtype, data):
     check(A.matmul(A.t()), dense @ dense.t())
 
 
+def test_tiny_products_round_like_message_passing(monkeypatch):
+    monkeypatch.setattr(PRODUCTS, "einsum", None)  # whose kernels use fused multiply-adds, except at -O0
+    generator = torch.Generator().manual_seed(0)
+    edges, value = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]]), torch.randn(4, generator=generator)
+    x = torch.randn(3, 4, 16, generator=generator)
+    messages = value.view(-1, 1) * x[:, edges[0]]
+    expected = torch.zeros(3, 4, 16).index_add(1, edges[1], messages)
+    assert torch.equal(SparseTensor.from_edge_index(edges, value, (4, 4)).t() @ x, expected)
+
+
+@pytest.fixture(params=["kernel", "tiny"])
+def _products_of_both_sizes(request, monkeypatch):
+    """Run a test with its small products computed by a kernel, and by PyTorch's operators."""
+    if request.param == "kernel":
+        monkeypatch.setattr(PRODUCTS, "_TINY", 0)
+
+
+@pytest.mark.usefixtures("_products_of_both_sizes")
 @pytest.mark.parametrize("reduce", ["sum", "mean", "min", "max"])
 @pytest.mark.parametrize("has_value", [True, False])
 def test_reduced_products(reduce, has_value):
@@ -312,6 +333,7 @@ def test_reduced_products(reduce, has_value):
         assert torch.allclose(found[i], wanted)
 
 
+@pytest.mark.usefixtures("_products_of_both_sizes")
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 @pytest.mark.parametrize("repeats", [False, True])
 def test_gradients_of_products(reduce, repeats):

@@ -168,7 +168,7 @@ def check_gathered_gradients(rank: int) -> None:
     assert A.local.grad is None
     zero = torch.tensor([[0, 1.0, -1], [1, 0, 0], [0, 1, 0]])
     A = shard(zero).requires_grad_()
-    (sd.normalise(A) @ A.columns_of(torch.ones(3, 1))).sum().backward()
+    (sd.normalize(A) @ A.columns_of(torch.ones(3, 1))).sum().backward()
     assert A.grad.local.values().isfinite().all()
 
 

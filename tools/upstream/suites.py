@@ -28,7 +28,6 @@ PYG_EXCEPTIONS = {
     "test.loader.test_neighbor_loader::test_memmap_neighbor_loader": (
         "workers that are spawned, after another test chose that, do not run what installs the alias"
     ),
-    "test.nn.conv.test_message_passing::test_my_static_graph_conv": "float32 sums agree to 1e-6, not 1e-8",
     f"{_SAMPLER}::test_homogeneous_neighbor_sampler_basic": _PYG_LIB,
     f"{_SAMPLER}::test_homogeneous_neighbor_sampler_weighted_backwards": _PYG_LIB,
     f"{_SAMPLER}::test_homogeneous_neighbor_sampler_temporal_backwards": _PYG_LIB,

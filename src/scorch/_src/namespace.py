@@ -55,6 +55,7 @@ OLD_NAMES = {
 
 # Names that users wrote before, by module, and those to use instead.
 DEPRECATED_NAMES = {
+    "scorch.distributed": {"normalise": "normalize"},
     "scorch.utils.data": {"SparseRows": "SparseDataset", "MappedRows": "MemmapSparseDataset"},
 }
 

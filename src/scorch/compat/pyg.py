@@ -1,9 +1,9 @@
-"""``install()`` lets PyG's own layers accept a ``scorch.SparseTensor`` as adjacency matrix.
+"""``install()`` lets PyG's layers and mini-batches accept a ``scorch.SparseTensor`` as adjacency matrix.
 
 PyG supports two kinds of sparse matrices, PyTorch's and torch_sparse's. A layer that is called with one of
 Scorch's gets the second kind if ``scorch.compat.torch_sparse.install()`` was called, and then sums over
 neighbors with Scorch's kernels; otherwise it gets the first kind, and uses PyTorch's kernels. Both provide
-gradients of the values.
+gradients of the values. A batch of graphs gets the block diagonal matrix of theirs, which is Scorch's.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.compat import torch_sparse
 
 _entries: WeakKeyDictionary[Pattern, torch_sparse.SparseStorage] = WeakKeyDictionary()
-_originals: dict[type, Callable[..., Any] | None] = {}  # None: inherited
+_replaced: list[tuple[Any, str, Any]] = []  # an attribute of PyG's, and what it was; None: inherited
 
 
 def install() -> None:
-    """Let every layer of PyG (every ``MessagePassing``) accept a ``scorch.SparseTensor``.
+    """Let every layer of PyG (every ``MessagePassing``) and every ``Data`` accept a ``scorch.SparseTensor``.
 
     The matrix has shape (targets, sources), like PyG's ``adj_t``; the layers of ``scorch.nn`` take the same
-    matrix. A second call has no effect.
+    matrix. As the attribute ``adj`` or ``adj_t`` of a ``Data`` or ``HeteroData``, it is batched like an
+    adjacency matrix, not like features. Call it in every process that batches graphs. A second call has no
+    effect.
 
     Raises:
         ImportError: PyG is not installed.
@@ -38,32 +41,106 @@ def install() -> None:
         layer = torch_geometric.nn.GCNConv(16, 8)
         layer(x, scorch.from_edge_index(edge_index).T)
     """
+    from torch_geometric.data import (  # type: ignore[import-untyped]
+        collate,
+        data,
+        hetero_data,
+        separate,
+        storage,
+    )
     from torch_geometric.nn import MessagePassing  # type: ignore[import-untyped]
 
-    if MessagePassing in _originals:
+    if _replaced:
         return
-    own = _originals[MessagePassing] = vars(MessagePassing).get("__call__")
+    _replace(MessagePassing, "__call__", _call_with_sparse_tensors(MessagePassing))
+    _replace(collate, "_collate", _collate_with_sparse_tensors(collate._collate))
+    _replace(separate, "_separate", _separate_with_sparse_tensors(separate._separate))
+    _replace(storage, "is_torch_sparse_tensor", _or_scorch_s(storage.is_torch_sparse_tensor))
+    for module in (data, hetero_data):
+        _replace(module, "is_sparse", _or_scorch_s(module.is_sparse))
 
-    @wraps(MessagePassing.__call__)
-    def with_sparse_tensors(layer: Any, *args: Any, **kwargs: Any) -> Any:
+
+def uninstall() -> None:
+    """Undo ``install``."""
+    while _replaced:
+        owner, name, old = _replaced.pop()
+        if old is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, old)
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    _replaced.append((owner, name, vars(owner).get(name)))
+    setattr(owner, name, new)
+
+
+def _call_with_sparse_tensors(cls: Any) -> Callable[..., Any]:
+    """Return the ``__call__`` of PyG's layers that converts Scorch's matrices."""
+    own = vars(cls).get("__call__")
+
+    @wraps(cls.__call__)
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, SparseTensor) for value in (*args, *kwargs.values())):
             args = tuple(map(_as_adjacency, args))
             kwargs = {name: _as_adjacency(value) for name, value in kwargs.items()}
         if own is not None:
             return own(layer, *args, **kwargs)
-        return super(MessagePassing, layer).__call__(*args, **kwargs)  # looked up now: tracers replace it
+        return super(cls, layer).__call__(*args, **kwargs)  # looked up now: tracers replace it
 
-    MessagePassing.__call__ = with_sparse_tensors
+    return call
 
 
-def uninstall() -> None:
-    """Undo ``install``."""
-    while _originals:
-        layer, own = _originals.popitem()
-        if own is None:
-            del layer.__call__
-        else:
-            setattr(layer, "__call__", own)  # noqa: B010  (mypy takes methods for constant)
+def _collate_with_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyG's function that batches one attribute, with Scorch's tensors as blocks or concatenated.
+
+    It returns the batched value, where each graph begins in it, and what was added to indices, as PyG's does.
+    """
+
+    @wraps(original)
+    def collate(key: Any, values: list[Any], graphs: Any, stores: Any, increment: bool) -> Any:
+        if not isinstance(values[0], SparseTensor):
+            return original(key, values, graphs, stores, increment)
+        dim = graphs[0].__cat_dim__(str(key), values[0], stores[0])
+        if isinstance(dim, tuple):
+            return _on_diagonal(values) if increment else (values, _starts([1] * len(values)), None)
+        added = [graph.__inc__(str(key), *of) for graph, *of in zip(graphs, values, stores, strict=True)]
+        if not isinstance(dim, int) or any(number != 0 for number in added):
+            return original(key, values, graphs, stores, increment)
+        return torch.cat(values, dim), _starts([value.shape[dim] for value in values]), None
+
+    return collate
+
+
+def _on_diagonal(matrices: list[Any]) -> tuple[SparseTensor, torch.Tensor, None]:
+    blocks: Any = torch.block_diag(*matrices)
+    return blocks, _starts([tuple(matrix.shape) for matrix in matrices]), None
+
+
+def _starts(sizes: list[Any]) -> torch.Tensor:
+    """Return where each part begins in the whole, and the size of the whole."""
+    lengths = torch.tensor(sizes, device=HOST)
+    return torch.cat([torch.zeros_like(lengths[:1]), lengths.cumsum(0)])
+
+
+def _separate_with_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyG's function that takes one graph's attribute out of a batch, with blocks of matrices."""
+
+    @wraps(original)
+    def separate(key: Any, values: Any, idx: int, slices: Any, *rest: Any, **named: Any) -> Any:
+        is_matrix = isinstance(values, SparseTensor) and isinstance(slices, torch.Tensor)
+        if not is_matrix or slices.dim() != 2:
+            return original(key, values, idx, slices, *rest, **named)
+        for dim, (start, end) in enumerate(slices[idx : idx + 2].T.tolist()):
+            values = values.narrow(dim, start, end - start)
+        return values
+
+    return separate
+
+
+def _or_scorch_s(is_sparse: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return PyG's question whether something is a sparse matrix, which Scorch's are, too."""
+    return lambda value: isinstance(value, SparseTensor) or is_sparse(value)
 
 
 def _as_adjacency(value: Any) -> Any:

@@ -19,7 +19,7 @@ from scorch._src.distributed.cuts import cuts
 from scorch._src.distributed.dropout import dropout
 from scorch._src.distributed.dtensor import from_dtensor, to_dtensor
 from scorch._src.distributed.load_rows import load_rows
-from scorch._src.distributed.neighbours import add_loops, normalise
+from scorch._src.distributed.neighbours import add_loops, normalize
 from scorch._src.distributed.partition.partition import partition
 from scorch._src.distributed.products import matmul
 from scorch._src.distributed.reductions import softmax
@@ -47,7 +47,7 @@ __all__ = [
     "load_rows",
     "matmul",
     "mean",
-    "normalise",
+    "normalize",
     "optimizer_state",
     "partition",
     "repartition",

@@ -130,7 +130,7 @@ from scorch._src.distributed.checkpoint.load import load as load
 from scorch._src.distributed.load_rows import load_rows as load_rows
 from scorch._src.distributed.products import matmul as matmul
 from scorch._src.distributed.training import mean as mean
-from scorch._src.distributed.neighbours import normalise as normalise
+from scorch._src.distributed.neighbours import normalize as normalize
 from scorch._src.distributed.checkpoint.save import optimizer_state as optimizer_state
 from scorch._src.distributed.partition.partition import partition as partition
 from scorch._src.distributed.repartition import repartition as repartition

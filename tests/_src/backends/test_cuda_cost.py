@@ -173,12 +173,12 @@ def test_graph_attention_and_maxima_name_their_way(index: torch.dtype) -> None:
     maxima = told(lambda: routines.neighbour_max((pos, crd, None), x.flatten(1), False))
     if index == torch.int32:
         assert (
-            attention == "attention of neighbours, by CUDA kernels: scorch_attend (blocks x threads 5 x 128)"
+            attention == "attention of neighbors, by CUDA kernels: scorch_attend (blocks x threads 5 x 128)"
         )
         assert (
-            maxima == "largest of the neighbours, by CUDA kernels: scorch_largest (blocks x threads 5 x 128)"
+            maxima == "largest of the neighbors, by CUDA kernels: scorch_largest (blocks x threads 5 x 128)"
         )
     else:
         why = "by torch's operations: indices are neither int32 nor int64, or have gaps"
-        assert attention == f"attention of neighbours, {why}"
-        assert maxima == f"largest of the neighbours, {why}"
+        assert attention == f"attention of neighbors, {why}"
+        assert maxima == f"largest of the neighbors, {why}"

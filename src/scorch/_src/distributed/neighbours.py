@@ -68,7 +68,7 @@ def _sum(
     else:
         weighted = adj.to(x.dtype) if adj.dtype != x.dtype else adj
         if how == "normalised":
-            weighted = _kept(adj, (loop, x.dtype), lambda: normalise(weighted, loop))
+            weighted = _kept(adj, (loop, x.dtype), lambda: normalize(weighted, loop))
         result = weighted @ x
     return result if bias is None else result + bias
 
@@ -84,7 +84,7 @@ def _degrees(adj: RowSharded, like: Tensor) -> Tensor:
     return _sum_edges(adj, ones).squeeze(1)
 
 
-def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
+def normalize(adj: RowSharded, loop: float | None = None) -> RowSharded:
     """Return the symmetrically normalized matrix ``D^-1/2 A D^-1/2``, where D has the row sums of A.
 
     Args:
@@ -101,7 +101,7 @@ def normalise(adj: RowSharded, loop: float | None = None) -> RowSharded:
 
         >>> import torch, scorch, scorch.distributed as sd
         >>> A = sd.shard(scorch.from_torch(torch.tensor([[0.0, 4.0], [4.0, 0.0]]), format="csr"))
-        >>> sd.normalise(A).gather().to_dense()
+        >>> sd.normalize(A).gather().to_dense()
         tensor([[0., 1.],
                 [1., 0.]])
     """

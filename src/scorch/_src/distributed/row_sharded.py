@@ -322,7 +322,7 @@ class RowSharded(TensorNames, ShardedGraph):
         """Return the softmax over the stored elements of each row (1) or column (0)."""
         return call(torch.sparse.softmax, (self, dim), options)  # type: ignore[no-any-return]
 
-    def over_neighbours(
+    def over_neighbors(
         self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
         """Run an aggregation of a graph layer over the neighbors of this rank's nodes."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scorch._src.devices import HOST
+from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
@@ -16,6 +18,9 @@ from scorch.errors import OperandError, ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
+
+_TINY = 256  # products of two numbers
+_ROUNDED_ALIKE = {torch.float32, torch.float64}  # sums of shorter floats need a longer accumulator
 
 
 def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
@@ -82,7 +87,7 @@ def _with_columns(src: SparseTensor, value: Tensor | None, other: Tensor, reduce
 
 def _dense_product(src: SparseTensor, value: Tensor | None, other: Tensor, reduce: str) -> Tensor:
     storage = src.storage
-    if reduce in ("sum", "add", "mean"):
+    if reduce in ("sum", "add", "mean") and not _is_tiny(src, value, other):
         matrix = storage.matrix(other.new_ones(src.nnz()) if value is None else value)
         product = einsum("ij,jk->ik", matrix, other, format="dense")
         assert isinstance(product, Tensor)
@@ -90,10 +95,22 @@ def _dense_product(src: SparseTensor, value: Tensor | None, other: Tensor, reduc
             return product
         counts = storage.rowcount().clamp(min=1).unsqueeze(1)
         return product / counts if product.is_floating_point() or product.is_complex() else product // counts
-    parts = other[storage.col()]
+    parts = other.index_select(0, storage.col())
     if value is not None:
         parts = parts * value.unsqueeze(-1)
     return combine(parts, storage.row(), src.sparse_size(0), reduce)
+
+
+def _is_tiny(src: SparseTensor, value: Tensor | None, other: Tensor) -> bool:
+    """Whether to multiply without a kernel, which rounds twice as PyG's ``message`` and ``aggregate`` do.
+
+    Kernels round once, by fused multiply-adds. For so few products, PyTorch's operators take no longer than a
+    training step with a kernel, and compile nothing.
+    """
+    if src.nnz() * other.shape[1] > _TINY or other.device != HOST:
+        return False
+    types = {other.dtype, other.dtype if value is None else value.dtype}
+    return types <= _ROUNDED_ALIKE and not is_autocast()
 
 
 def _sparse_product(src: SparseTensor, other: SparseTensor) -> SparseTensor:

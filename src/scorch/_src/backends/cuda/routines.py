@@ -85,7 +85,7 @@ class CudaRoutines(CudaAttention):
 
     # attention -----------------------------------------------------------------------------------------
 
-    @tells("attention of neighbours")
+    @tells("attention of neighbors")
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
     ) -> tuple[Tensor, Tensor | None]:
@@ -112,7 +112,7 @@ class CudaRoutines(CudaAttention):
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return out, kept
 
-    @tells("gradients of neighbours' scores")
+    @tells("gradients of neighbors' scores")
     def graph_attention_scores_backward(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, probabilities: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -139,7 +139,7 @@ class CudaRoutines(CudaAttention):
                 _launch(kernel, "scorch_join", slots, units.long * heads * (width + 1), x)
         return each, totals
 
-    @tells("gradients of neighbours' features")
+    @tells("gradients of neighbors' features")
     def graph_attention_features_backward(
         self, columns: Rows, options: Options, probabilities: Tensor, each: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -186,15 +186,13 @@ class CudaRoutines(CudaAttention):
         key = features.dtype, rows.crd.dtype, heads, width
         kernel = self._attention.get(key)
         if kernel is None:
-            kernel = self.make_kernel(
-                print_attention(*key), "attention over the neighbours in a graph", first
-            )
+            kernel = self.make_kernel(print_attention(*key), "attention over the neighbors in a graph", first)
             self._attention[key] = kernel
         return kernel if kernel.is_ready() else None
 
     # maxima --------------------------------------------------------------------------------------------
 
-    @tells("largest of the neighbours")
+    @tells("largest of the neighbors")
     def neighbour_max(self, rows: Arrays, x: Tensor, with_ties: bool) -> tuple[Tensor, Tensor | None]:
         pos, crd, counts = rows
         with in_context(x.device):
@@ -213,7 +211,7 @@ class CudaRoutines(CudaAttention):
                 _launch(kernel, "scorch_join_largest", slots, units.long * x.shape[1], x)
         return out, ties
 
-    @tells("gradient of the largest of the neighbours")
+    @tells("gradient of the largest of the neighbors")
     def neighbour_max_backward(self, rows: Arrays, x: Tensor, out: Tensor, shared: Tensor) -> Tensor:
         pos, crd, counts = rows
         given = [x, counts, out, shared]
@@ -242,7 +240,7 @@ class CudaRoutines(CudaAttention):
         kernel = self._maxima.get(key)
         if kernel is None:
             kernel = self.make_kernel(
-                print_neighbour_max(*key), "the largest of the neighbours in a graph", first
+                print_neighbour_max(*key), "the largest of the neighbors in a graph", first
             )
             self._maxima[key] = kernel
         return kernel if kernel.is_ready() else None

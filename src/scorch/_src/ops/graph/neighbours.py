@@ -20,7 +20,7 @@ from scorch._src.backends.routines import Scores, sum_rows
 from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.graph import Graph, graph_of
-from scorch.errors import ArgumentError, ShapeError, UnsupportedError
+from scorch.errors import ArgumentError, ShapeError, UnsupportedError, warn_deprecated
 
 Tensor = torch.Tensor
 Run = TypeVar("Run", bound=Callable[..., Tensor])
@@ -30,10 +30,17 @@ class ShardedGraph(abc.ABC):
     """A graph sharded over several processes: it defines how they sum over neighbors."""
 
     @abc.abstractmethod
-    def over_neighbours(
+    def over_neighbors(
         self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Tensor:
         """Compute ``run``, one of the functions below, for this process's nodes."""
+
+    def over_neighbours(
+        self, run: Callable[..., Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Tensor:
+        """Call ``over_neighbors``; this name is deprecated."""
+        warn_deprecated(f"{type(self).__name__}.over_neighbours", "over_neighbors")
+        return self.over_neighbors(run, args, kwargs)
 
 
 def refuse_shards(adj: Any, what: str) -> None:
@@ -52,7 +59,7 @@ def as_operator(run: Run) -> Run:
     @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
         if isinstance(args[0], ShardedGraph):
-            return args[0].over_neighbours(call, args, kwargs)
+            return args[0].over_neighbors(call, args, kwargs)
         if is_compiling():
             others = [kwargs.get(option, default) for option, default in defaults[len(args) :]]
             return getattr(torch.ops.scorch, name)(*args, *others)

@@ -7,6 +7,7 @@ its offset, which changes one array, and all are added: no two have an entry at 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,13 +23,18 @@ from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.entries import Shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import CallError
 
 aten = torch.ops.aten
+PYG_BATCHES = "torch_geometric.data.collate"
+MAX_FRAMES_OF_CAT = 8  # between PyG's call of torch.cat and ours
 
 
 @implements(torch.cat, torch.concat, torch.concatenate)
 def cat_by_fast_path(tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Concatenate matching sparse tensors without torch's dispatcher; everything else as torch does."""
+    if PYG_BATCHES in sys.modules:
+        _refuse_batch_of_matrices()
     dim = args[0] if args else kwargs.get("dim", 0)
     is_plain = len(args) + len(kwargs) <= 1 and kwargs.keys() <= {"dim"} and type(dim) is int
     if is_plain and isinstance(tensors, (list, tuple)) and tensors:
@@ -36,6 +42,23 @@ def cat_by_fast_path(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if result is not None:
             return result
     return run_torch(torch.cat, tensors, *args, **kwargs)
+
+
+def _refuse_batch_of_matrices() -> None:
+    """Refuse to stack the adjacency matrices of a batch, which PyG takes for features."""
+    frame: Any = sys._getframe(2)
+    for _ in range(MAX_FRAMES_OF_CAT):
+        if frame is None:
+            return
+        if frame.f_globals.get("__name__") == PYG_BATCHES:
+            key, caller = str(frame.f_locals.get("key")), frame.f_back.f_globals.get("__name__")
+            if ("adj" in key or "edge_index" in key) and caller == PYG_BATCHES:
+                raise CallError(
+                    f"PyG does not batch the SparseTensor {key!r} as an adjacency matrix, but as features; "
+                    "call scorch.compat.pyg.install() first, in every process that batches graphs"
+                )
+            return
+        frame = frame.f_back
 
 
 def _join_if_alike(tensors: Sequence[Any], dim: int) -> SparseTensor | None:

@@ -27,10 +27,10 @@ from scorch._src.compiler.target import target
 from scorch._src.events import emits
 
 SOURCE = read_source("graph_attention.c")
-_WHAT = "attention over the neighbours in a graph"
+_WHAT = "attention over the neighbors in a graph"
 
 
-@emits("attention of neighbours")
+@emits("attention of neighbors")
 def attend(
     rows: Rows, x: torch.Tensor, scores: Scores, options: Options, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -49,7 +49,7 @@ def attend(
     return out, probabilities
 
 
-@emits("gradients of neighbours' scores")
+@emits("gradients of neighbors' scores")
 def scores_backward(
     rows: Rows,
     x: torch.Tensor,
@@ -69,7 +69,7 @@ def scores_backward(
     return each, total
 
 
-@emits("gradients of neighbours' features")
+@emits("gradients of neighbors' features")
 def features_backward(
     columns: Rows, options: Options, probabilities: torch.Tensor, each: torch.Tensor, grad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:

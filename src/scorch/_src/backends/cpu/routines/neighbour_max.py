@@ -22,7 +22,7 @@ _WHAT = "the largest of picked rows"
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # pos, crd, how often each entry counts
 
 
-@emits("largest of the neighbours")
+@emits("largest of the neighbors")
 def largest(
     rows: Arrays, x: torch.Tensor, with_ties: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -37,7 +37,7 @@ def largest(
     return out, ties
 
 
-@emits("gradient of the largest of the neighbours")
+@emits("gradient of the largest of the neighbors")
 def largest_backward(
     rows: Arrays, x: torch.Tensor, out: torch.Tensor, shared: torch.Tensor
 ) -> torch.Tensor | None:
