@@ -82,12 +82,12 @@ class Places:
 class Collected:
     """The entries of a new pattern in the order of its levels: coordinates in each dimension, and values.
 
-    Without values, ``entries`` has their numbers in each sparse operand, -1 where that has none.
+    Without values, ``places`` has their numbers in each sparse operand.
     """
 
     columns: Sequence[torch.Tensor]
     values: torch.Tensor | None
-    entries: Sequence[torch.Tensor]
+    places: Sequence[Places]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from scorch._src.backends.cuda.facts import is_narrow
 from scorch._src.backends.cuda.kernel import Launch
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_cuda
+from scorch._src.compiler import lattice
 from scorch._src.compiler.lower.driven import COUNT, FILL, lower_driven
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import Drivers, drivers_of
@@ -85,7 +86,8 @@ class NewPatternExecutable(CudaExecutable):
         order = self.plan.result.order
         columns = [crds[order.index(dim)] for dim in range(len(order))]
         if self.drivers.is_located:
-            return base.Collected(columns, None, found)
+            pairs = zip(found, self._are_full, strict=True)
+            return base.Collected(columns, None, [base.Places(entry, is_full) for entry, is_full in pairs])
         return base.Collected(columns, found[0], [])
 
     def _launch(self, name: str, slots: Sequence[int], turns: Sequence[int], device: torch.device) -> None:
@@ -100,6 +102,13 @@ class NewPatternExecutable(CudaExecutable):
             return [self.dtype]
         operands = [self.plan.operand(access.tensor) for access in self.plan.step.accesses]
         return [dtype_of_type(operand.index) for operand in operands if operand.is_sparse]
+
+    @functools.cached_property
+    def _are_full(self) -> list[bool]:
+        """Which sparse operands have an entry wherever the result has one."""
+        sparse = [access for access in self.plan.step.accesses if self.plan.operand(access.tensor).is_sparse]
+        required = lattice.required(lattice.support_by(self.plan.step.body, sparse))
+        return [access in required for access in sparse]
 
     def _turns(self, access: Access, arrays: Sequence[torch.Tensor]) -> int:
         """Return the number of entries of a driver."""
