@@ -187,10 +187,18 @@ class Executable(ABC):
     can_combine = False  # whether there may be a kernel for ``combine``
 
     def combine(
-        self, places: Sequence[Places], values: Sequence[torch.Tensor], count: int
+        self,
+        places: Sequence[Places],
+        values: Sequence[torch.Tensor],
+        count: int,
+        columns: Sequence[torch.Tensor] = (),
+        dense: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor | None:
-        """Compute ``count`` values, each from entries with known numbers; None where there is no kernel."""
-        del places, values, count
+        """Compute ``count`` values, each from entries with known numbers; None where there is no kernel.
+
+        ``dense`` operands, contiguous, are read at the coordinates ``columns`` in each index of the result.
+        """
+        del places, values, count, columns, dense
         return None
 
     @property

@@ -85,9 +85,13 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
         structure.wait()
     count = structure.pattern.size
     values: torch.Tensor | None = None
-    if prepared.kernel.can_combine and structure.padding is None and len(stored) == len(step.accesses):
+    if prepared.kernel.can_combine and structure.padding is None:
         given = [tensor.values.detach() for tensor in stored]
-        values = prepared.kernel.combine(list(structure.places.values()), given, count)
+        dense = [
+            _as_read(tensor) for a in step.accesses if not isinstance(tensor := tensors[a.tensor], Storage)
+        ]
+        columns = [structure.columns[index] for index in step.target.indices] if dense else []
+        values = prepared.kernel.combine(list(structure.places.values()), given, count, columns, dense)
     if values is None:
         statement = Statement(step, tensors, prepared.sizes)
         statement.use(structure.columns, structure.origins, count)
@@ -95,6 +99,11 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
     if structure.padding is not None:
         values = values.masked_fill(structure.padding, 0)
     return Storage(structure.pattern, values.to(prepared.dtype))
+
+
+def _as_read(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense operand as kernels read it that compute values one by one."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[Pattern]) -> Structure:
@@ -110,7 +119,8 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
     if _is_on_one_pattern(step, sparse, patterns, form):
         same: Mapping[str, torch.Tensor] = {}
         if has_dense:
-            same = next(iter(Statement(step, tensors, prepared.sizes).stored.values())).columns
+            stored = Statement(step, tensors, prepared.sizes).stored[sparse[0]]
+            same = {index: column.long() for index, column in stored.columns.items()}
         return Structure(patterns[0], same, dict.fromkeys(sparse, Places()), None, others)
     found = _collected(prepared, tensors) or _joined(prepared, tensors, patterns)
     columns, places = found.columns, found.places
