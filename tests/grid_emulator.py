@@ -249,6 +249,9 @@ class EmulatedProduct(EmulatedExecutable, ProductExecutable):
 class EmulatedNewPattern(EmulatedExecutable, NewPatternExecutable):
     direct = None
 
+    def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self.allocate((count,), device, dtype)
+
 
 class EmulatedBackend(CudaBackend):
     """Plans and kernels for CUDA devices, on arrays of the host: all but the device itself."""

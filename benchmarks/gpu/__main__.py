@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import attention, fused, host, kernels, networks, tensors
+from benchmarks.gpu import attention, fused, host, kernels, networks, tensors, unions
 from benchmarks.gpu.cases import OURS, Case, Measured, first_line, measure
 from benchmarks.gpu.matrices import Matrix, Source, sources
 from benchmarks.gpu.timing import Device
@@ -38,6 +38,7 @@ MODELS: dict[str, Callable[[str, Path | None, bool], Iterator[Case]]] = {
     **networks.SECTIONS,
     **attention.SECTIONS,
     **tensors.SECTIONS,
+    **unions.SECTIONS,
 }
 # Sections that measure by themselves, given a device, seconds and whether to be tiny.
 OTHERS: dict[str, Callable[[Device, float, bool], Iterator[Measured]]] = {

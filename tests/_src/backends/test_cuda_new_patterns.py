@@ -217,3 +217,14 @@ def test_levels_that_kernels_list_are_those_of_torch(letters: str, launched: lis
         arrays = zip(found.pattern.arrays, expected.pattern.arrays, strict=True)
         assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in arrays)
     assert bool(launched) == (letters not in ("oo", "sdo"))
+
+
+def test_dense_operands_are_read_by_the_kernel_that_computes_values(launched: list[str]) -> None:
+    A, B = matrices(2)
+    X, y = torch.arange(36.0, dtype=torch.float64).view(6, 6).T, torch.arange(6.0, dtype=torch.float64)
+    text = "R[i,j] = A[i,j] * X[i,j] + B[i,j] * y[i]"
+    scorch.evaluate(text, A=A, B=B, X=X, y=y, format="csr")
+    launched.clear()
+    found = scorch.evaluate(text, A=A, B=B, X=X, y=y, format="csr")
+    assert launched == ["scorch_compute"]
+    torch.testing.assert_close(found.to_dense(), A.to_dense() * X + B.to_dense() * y[:, None])

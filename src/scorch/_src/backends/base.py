@@ -82,12 +82,12 @@ class Places:
 class Collected:
     """The entries of a new pattern in the order of its levels: coordinates in each dimension, and values.
 
-    Without values, ``entries`` has their numbers in each sparse operand, -1 where that has none.
+    Without values, ``places`` has their numbers in each sparse operand.
     """
 
     columns: Sequence[torch.Tensor]
     values: torch.Tensor | None
-    entries: Sequence[torch.Tensor]
+    places: Sequence[Places]
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,18 @@ class Executable(ABC):
     can_combine = False  # whether there may be a kernel for ``combine``
 
     def combine(
-        self, places: Sequence[Places], values: Sequence[torch.Tensor], count: int
+        self,
+        places: Sequence[Places],
+        values: Sequence[torch.Tensor],
+        count: int,
+        columns: Sequence[torch.Tensor] = (),
+        dense: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor | None:
-        """Compute ``count`` values, each from entries with known numbers; None where there is no kernel."""
-        del places, values, count
+        """Compute ``count`` values, each from entries with known numbers; None where there is no kernel.
+
+        ``dense`` operands, contiguous, are read at the coordinates ``columns`` in each index of the result.
+        """
+        del places, values, count, columns, dense
         return None
 
     @property

@@ -163,7 +163,12 @@ class CudaExecutable(base.Executable):
         return torch.empty_like(like, memory_format=torch.contiguous_format)
 
     def combine(
-        self, places: Sequence[base.Places], values: Sequence[torch.Tensor], count: int
+        self,
+        places: Sequence[base.Places],
+        values: Sequence[torch.Tensor],
+        count: int,
+        columns: Sequence[torch.Tensor] = (),
+        dense: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor | None:
         device = values[0].device
         numbers = [known.entries for known in places if known.entries is not None]
@@ -180,7 +185,8 @@ class CudaExecutable(base.Executable):
             return None
         result = self.allocate((count,), device)
         if count:
-            slots = [count, *map(self.slot, numbers), *map(self.slot, values), self.slot(result)]
+            arrays = [*numbers, *values, *columns, *dense, result]
+            slots = [count, *self.shape, *map(self.slot, arrays)]
             with in_context(device):
                 kernel.launch(FUNCTIONS[0], slots, count, device.index)
         return result

@@ -15,6 +15,7 @@ from scorch._src.backends.cuda.facts import is_narrow
 from scorch._src.backends.cuda.kernel import Launch
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_cuda
+from scorch._src.compiler import lattice
 from scorch._src.compiler.lower.driven import COUNT, FILL, lower_driven
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import Drivers, drivers_of
@@ -70,23 +71,27 @@ class NewPatternExecutable(CudaExecutable):
         given = [*self.header, *self.slots(arrays)]
         for number in range(len(turns)):
             given += [turns[number], sum(turns[:number])]
-        counts = self.allocate((sum(turns),), device, torch.int64)
+        counts = self.empty(sum(turns), torch.int64, device)
         before = torch.zeros(sum(turns) + 1, dtype=torch.int64, device=device)
-        results = len(self.plan.result) + len(self._result_dtypes)
-        self._launch(COUNT, [*given, self.slot(counts), self.slot(before), *[0] * results], turns, device)
+        given += [self.slot(counts), self.slot(before)]
+        levels = len(self.plan.result)
+        self._launch(COUNT, [*given, *[0] * (levels + len(self._result_dtypes))], turns, device)
         torch.cumsum(counts, 0, out=before[1:])
         count = int(before[-1])
-        index = dtype_of_type(self.plan.index)
-        crds = [self.allocate((count,), device, index) for _ in self.plan.result.levels]
-        found = [self.allocate((count,), device, dtype) for dtype in self._result_dtypes]
-        slots = [*given, self.slot(counts), self.slot(before), *map(self.slot, (*crds, *found))]
+        dtypes = [*[dtype_of_type(self.plan.index)] * levels, *self._result_dtypes]
+        results = [self.empty(count, dtype, device) for dtype in dtypes]
         if count:
-            self._launch(FILL, slots, turns, device)
-        order = self.plan.result.order
-        columns = [crds[order.index(dim)] for dim in range(len(order))]
+            self._launch(FILL, [*given, *map(self.slot, results)], turns, device)
+        columns = [results[self.plan.result.order.index(dim)] for dim in range(levels)]
+        found = results[levels:]
         if self.drivers.is_located:
-            return base.Collected(columns, None, found)
+            pairs = zip(found, self._are_full, strict=True)
+            return base.Collected(columns, None, [base.Places(entry, is_full) for entry, is_full in pairs])
         return base.Collected(columns, found[0], [])
+
+    def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for as many elements."""
+        return torch.empty(count, dtype=dtype, device=device)
 
     def _launch(self, name: str, slots: Sequence[int], turns: Sequence[int], device: torch.device) -> None:
         for number, count in enumerate(turns):
@@ -100,6 +105,13 @@ class NewPatternExecutable(CudaExecutable):
             return [self.dtype]
         operands = [self.plan.operand(access.tensor) for access in self.plan.step.accesses]
         return [dtype_of_type(operand.index) for operand in operands if operand.is_sparse]
+
+    @functools.cached_property
+    def _are_full(self) -> list[bool]:
+        """Which sparse operands have an entry wherever the result has one."""
+        sparse = [access for access in self.plan.step.accesses if self.plan.operand(access.tensor).is_sparse]
+        required = lattice.required(lattice.support_by(self.plan.step.body, sparse))
+        return [access in required for access in sparse]
 
     def _turns(self, access: Access, arrays: Sequence[torch.Tensor]) -> int:
         """Return the number of entries of a driver."""
@@ -127,10 +139,8 @@ class NewPatternExecutable(CudaExecutable):
         why = "" if call.arrays is None else self._why_not(self._all_turns(call.arrays))
         if why:
             return base.Description(inner, f"none: {why}; falls back to joins (PyTorch's sort and search)")
-        how = (
-            "a CUDA thread for each turn; launches that count, then launches that fill; in between the host "
-        )
-        how += "waits for the size"
+        how = "a CUDA thread for each turn; launches that count, then launches that fill; in between the "
+        how += "host waits for the size"
         how += "; positions are cached: the next call is one kernel" if self.drivers.is_located else ""
         said, seconds = self._cost(call)
         return base.Description(inner, f"{how}; {said}", seconds)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.lower.express import converted, value_of
 from scorch._src.compiler.plan import Plan
+from scorch._src.formats.scratch import join_key
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT32, INT64
 from scorch._src.notation.nodes import Access, Expr, Op
@@ -15,10 +16,12 @@ SAME, EVERYWHERE, SOMEWHERE = "same", "everywhere", "somewhere"  # where operand
 
 
 def print_pointwise(plan: Plan, kinds: Mapping[Access, str], is_wide: bool) -> str:
-    """The CUDA source of a plan over entries: their numbers come first, then the values, then the result.
+    """The CUDA source of a plan over entries.
 
     The entries of an operand are all of its own in their order (``SAME``), or have a number at every place of
-    the result, or at some, and -1 at the others, where it is zero. "" where it matters what is stored.
+    the result, or at some, and -1 at the others, where it is zero. "" where it matters what is stored. Slots
+    are how many there are, the sizes of indices, their numbers and values in sparse operands, coordinates and
+    values of dense operands, if there are some, and the result.
     """
     if _asks_where(plan.step.body):
         return ""
@@ -26,8 +29,11 @@ def print_pointwise(plan: Plan, kinds: Mapping[Access, str], is_wide: bool) -> s
     place, count = ir.Var("place"), ir.Var("places")
     numbers = {a: ir.Array(f"entry_{n}", index) for n, a in enumerate(kinds) if kinds[a] != SAME}
     values = {a: ir.Array(f"values_{n}", plan.operand(a.tensor).element) for n, a in enumerate(kinds)}
+    sizes = [ir.Var(f"{index}_size") for index in plan.step.target.indices]
+    columns, reads = _dense_reads(plan, [a for a in plan.step.accesses if a not in kinds], sizes, place)
+    tensors = [read.array for read in reads.values()]
     body: list[ir.Stmt] = []
-    reads: dict[Access, ir.Expr] = {}
+    known: dict[Access, ir.Expr] = dict(reads)
     for n, (access, kind) in enumerate(kinds.items()):
         entry: ir.Expr = place
         if kind != SAME:
@@ -37,16 +43,30 @@ def print_pointwise(plan: Plan, kinds: Mapping[Access, str], is_wide: bool) -> s
         if kind == SOMEWHERE:
             value = ir.Select(ir.Const(-1) < entry, value, ir.Const(0, value.type))
         body.append(ir.Declare(ir.Var(f"value_{n}", value.type), value))
-        reads[access] = ir.Var(f"value_{n}", value.type)
+        known[access] = ir.Var(f"value_{n}", value.type)
     types = {operand.name: operand.element for operand in plan.operands}
     result = ir.Array("results", plan.element)
-    found = converted(value_of(plan.step.body, types, reads.get), plan.element)
+    found = converted(value_of(plan.step.body, types, known.get), plan.element)
     body.append(ir.Store(result, place, found))
-    arrays = (*numbers.values(), *values.values(), result)
+    arrays = (*numbers.values(), *values.values(), *columns, *tensors, result)
+    slots: tuple[ir.Var | ir.Array, ...] = (count, *sizes, *arrays)
     nothing = ir.Block(())
     loop = ir.Parallel(place, count, ir.Const(1), nothing, ir.block(*body), nothing)
-    function = ir.Function("scorch_compute", (count, *arrays), ir.block(loop), exported=True)
-    return print_cuda(ir.Kernel(plan.header, (count, *arrays), (function,)))
+    function = ir.Function("scorch_compute", slots, ir.block(loop), exported=True)
+    return print_cuda(ir.Kernel(plan.header, slots, (function,)))
+
+
+def _dense_reads(
+    plan: Plan, dense: Sequence[Access], sizes: Sequence[ir.Expr], place: ir.Var
+) -> tuple[list[ir.Array], dict[Access, ir.Load]]:
+    """The arrays of coordinates, and what is read of dense operands at those of a place."""
+    columns = [ir.Array(f"column_{n}", INT64) for n in range(len(sizes))] if dense else []
+    reads = {}
+    for n, access in enumerate(dense):
+        dims = [plan.step.target.indices.index(index) for index in access.indices]
+        at = join_key([ir.Load(columns[dim], place) for dim in dims], [sizes[dim] for dim in dims])
+        reads[access] = ir.Load(ir.Array(f"dense_{n}", plan.operand(access.tensor).element), at)
+    return columns, reads
 
 
 def _asks_where(body: Expr) -> bool:

@@ -53,7 +53,7 @@ class Statement:
     """A step on its tensors, the sparse ones as lists of entries."""
 
     def __init__(self, step: Step, tensors: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
-        self.step, self.sizes, self.tensors = step, sizes, list(tensors.values())
+        self.step, self.sizes = step, sizes
         self.device = next((tensor.device for tensor in tensors.values()), HOST)
         self.types: dict[str, Type] = {}
         self.dense: dict[Access, torch.Tensor] = {}

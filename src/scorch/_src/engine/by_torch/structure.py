@@ -10,14 +10,15 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from scorch._src.backends.base import Places
+from scorch._src.backends.base import Collected, Places
 from scorch._src.backends.routines import Routines
 from scorch._src.compiler import lattice
+from scorch._src.compiler.plan import Step
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Origins, Statement
 from scorch._src.engine.by_torch.list_entries import keys_in_levels
@@ -84,9 +85,13 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
         structure.wait()
     count = structure.pattern.size
     values: torch.Tensor | None = None
-    if prepared.kernel.can_combine and structure.padding is None and len(stored) == len(step.accesses):
+    if prepared.kernel.can_combine and structure.padding is None:
         given = [tensor.values.detach() for tensor in stored]
-        values = prepared.kernel.combine(list(structure.places.values()), given, count)
+        dense = [
+            _as_read(tensor) for a in step.accesses if not isinstance(tensor := tensors[a.tensor], Storage)
+        ]
+        columns = [structure.columns[index] for index in step.target.indices] if dense else []
+        values = prepared.kernel.combine(list(structure.places.values()), given, count, columns, dense)
     if values is None:
         statement = Statement(step, tensors, prepared.sizes)
         statement.use(structure.columns, structure.origins, count)
@@ -96,6 +101,11 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
     return Storage(structure.pattern, values.to(prepared.dtype))
 
 
+def _as_read(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense operand as kernels read it that compute values one by one."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[Pattern]) -> Structure:
     step, form, shape = prepared.planned.plan.step, prepared.format, prepared.shape
     if prepared.is_transposition:
@@ -103,61 +113,62 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
         return Structure(
             transposed, {}, {step.accesses[0]: Places(entries.to(transposed.index_dtype))}, None, ()
         )
-    statement = Statement(step, tensors, prepared.sizes)
     others = tuple(weakref.ref(pattern) for pattern in patterns[1:])
-    if _is_on_one_pattern(statement, patterns, form):
+    sparse = [access for access in step.accesses if isinstance(tensors[access.tensor], Storage)]
+    has_dense = len(sparse) < len(step.accesses)  # whose values are read at coordinates
+    if _is_on_one_pattern(step, sparse, patterns, form):
         same: Mapping[str, torch.Tensor] = {}
-        if statement.dense:  # which are read at coordinates
-            same = next(iter(statement.stored.values())).columns
-        return Structure(patterns[0], same, dict.fromkeys(statement.sparse, Places()), None, others)
-    columns, places = _collected(prepared, statement) or _joined(prepared, statement, patterns)
+        if has_dense:
+            stored = Statement(step, tensors, prepared.sizes).stored[sparse[0]]
+            same = {index: column.long() for index, column in stored.columns.items()}
+        return Structure(patterns[0], same, dict.fromkeys(sparse, Places()), None, others)
+    found = _collected(prepared, tensors) or _joined(prepared, tensors, patterns)
+    columns, places = found.columns, found.places
     numbers = columns[0]  # which are not read, unless some are padding
     if form.is_padded:
-        numbers = torch.arange(1, columns[0].numel() + 1, device=statement.device)
+        numbers = torch.arange(1, columns[0].numel() + 1, device=columns[0].device)
     packed = pack(form, shape, columns, numbers, prepared.check_bytes)
     padding = None
     if form.is_padded:
         padding = packed.values == 0
         source = (packed.values - 1).clamp_(min=0)
         columns = [column[source] for column in columns]
-        places = {access: (entry[source], is_full) for access, (entry, is_full) in places.items()}
+        places = [replace(known, entries=_entries(known)[source]) for known in places]
     kept: dict[str, torch.Tensor] = {}
-    if statement.dense:
+    if has_dense:
         kept = {index: column.long() for index, column in zip(step.target.indices, columns, strict=True)}
     index = packed.pattern.index_dtype
-    read = {access: Places(entry.to(index), is_full) for access, (entry, is_full) in places.items()}
-    return Structure(packed.pattern, kept, read, padding, others)
+    read = [replace(known, entries=_entries(known).to(index)) for known in places]
+    return Structure(packed.pattern, kept, dict(zip(sparse, read, strict=True)), padding, others)
 
 
-# Coordinates in each dimension, in the order of the result; of each access the entries there, and whether it
-# has one everywhere.
-Found = tuple[Sequence[torch.Tensor], Mapping[Access, tuple[torch.Tensor, bool]]]
+def _entries(places: Places) -> torch.Tensor:
+    assert places.entries is not None
+    return places.entries
 
 
-def _collected(prepared: Prepared, statement: Statement) -> Found | None:
+def _collected(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Collected | None:
     """Return the entries of a result that kernels find, if there are some."""
-    kernel = prepared.kernel
-    found = kernel.collect(prepared.arrays(statement.tensors)) if kernel.collects else None
-    if found is None:
+    if not prepared.kernel.collects:
         return None
-    required = lattice.required(statement.support(statement.step.body))
-    entries = zip(statement.sparse, found.entries, strict=True)
-    return found.columns, {access: (entry, access in required) for access, entry in entries}
+    return prepared.kernel.collect(prepared.arrays([tensors[name] for name in prepared.names]))
 
 
-def _joined(prepared: Prepared, statement: Statement, patterns: Sequence[Pattern]) -> Found:
+def _joined(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[Pattern]) -> Collected:
     """Return the entries of a result, found by joins."""
-    points, step = statement.points, statement.step
+    step = prepared.planned.plan.step
+    statement = Statement(step, tensors, prepared.sizes)
+    points = statement.points
     columns = [points.columns[index] for index in step.target.indices]
     order = _order(prepared.format, prepared.shape, columns, patterns, statement)
     if order is not None:
         columns = [column[order] for column in columns]
-    places: dict[Access, tuple[torch.Tensor, bool]] = {}
-    for access, (entry, is_there) in statement.entries_at_points.items():
+    places = []
+    for entry, is_there in (statement.entries_at_points[access] for access in statement.sparse):
         assert entry is not None
         entry = entry if is_there is None else torch.where(is_there, entry, -1)
-        places[access] = entry if order is None else entry[order], is_there is None
-    return columns, places
+        places.append(Places(entry if order is None else entry[order], is_there is None))
+    return Collected(columns, None, places)
 
 
 def is_transposition(prepared: Prepared) -> bool:
@@ -183,18 +194,15 @@ def transpose(
     return Pattern(form, shape, (None, begins), (None, line), (size, crd.numel())), order
 
 
-def _is_on_one_pattern(statement: Statement, patterns: Sequence[Pattern], form: Format) -> bool:
+def _is_on_one_pattern(
+    step: Step, sparse: Sequence[Access], patterns: Sequence[Pattern], form: Format
+) -> bool:
     """Check whether the result has an entry exactly where all operands, which share a pattern, have one."""
-    step, pattern = statement.step, patterns[0]
-    support = statement.support(step.body)
-    return (
-        all(other is pattern for other in patterns)
-        and pattern.format == form
-        and not form.is_padded
-        and all(access.indices == step.target.indices for access in statement.sparse)
-        and bool(support)
-        and all(support)
-    )
+    pattern = patterns[0]
+    if not all(other is pattern for other in patterns) or pattern.format != form or form.is_padded:
+        return False
+    support = lattice.support_by(step.body, sparse)
+    return bool(support) and all(support) and all(a.indices == step.target.indices for a in sparse)
 
 
 def _order(
