@@ -214,7 +214,8 @@ def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parts_of_a_text_are_compiled_by_themselves(printed: Any) -> None:
-    (text,) = printed(lambda: scorch.from_torch(torch.eye(5), format="csr") @ torch.ones(5, 4))
+    S = scorch.from_torch(torch.eye(5), format="csr")
+    (text,) = printed(lambda: S @ torch.ones(5, 4))
     pick = picking.print_pick_rows(torch.int32, torch.int64, 4)
     parts = [
         (text, FUNCTIONS[0], 1),

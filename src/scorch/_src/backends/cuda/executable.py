@@ -140,16 +140,17 @@ class CudaExecutable(base.Executable):
         below = (row_of_entry(arrays[place]) for place in self.below)
         tensors = (*below, parts.row, parts.start, parts.stop, sums)
         tensors += (parts.long_row, parts.long_first)
-        slots += [*map(slot, tensors), parts.count, parts.cut, parts.long]
+        slots += [*self._slots_of_parents(arrays), *map(slot, tensors), parts.count, parts.cut, parts.long]
         for name, threads in zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True):
             self.kernel.launch(name, slots, threads, number)
 
     def last_slots(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
         """Return the slots behind that of the result, where no row is cut: the rows of entries."""
-        if not self.parents:
-            return self.padding
+        return [*self._slots_of_parents(arrays), *self.padding] if self.parents else self.padding
+
+    def _slots_of_parents(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
         rows = [row_of_entry(arrays[place]) for place in self.parents]
-        return [*map(self.slot, rows), rows[0].numel(), *self.padding]
+        return [*map(self.slot, rows), rows[0].numel()] if rows else []
 
     def allocate(
         self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype | None = None
