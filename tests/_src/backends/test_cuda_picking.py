@@ -39,6 +39,26 @@ def test_rows_are_those_of_torch(data: st.DataObject) -> None:
     assert rows.longest_row(found[0]) == int(wanted[0].diff().max() if count else 0)
 
 
+def test_rows_without_entries_are_skipped() -> None:
+    """A block copies entries of more rows than it keeps the ends of."""
+    pos = torch.tensor([0, 0, 0, 2, 2], dtype=torch.int32)
+    crd, picked = torch.tensor([3, 5], dtype=torch.int32), torch.arange(4).repeat_interleave(picking.KEPT)
+    for numbers in (picked, picked.flip(0), picked[picking.KEPT - 3 :]):
+        found = ROUTINES.pick_rows(pos, crd, crd.float(), numbers)
+        wanted = PLAIN.pick_rows(pos, crd, crd.float(), numbers)
+        assert found is not None and wanted is not None
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+    sparse = picked[torch.randperm(len(picked))][: picking.KEPT + 300]
+    pos = torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32)
+    sparse[sparse == 2] = 1
+    sparse[[0, 900, 1200]] = 2
+    found = ROUTINES.pick_rows(pos, crd[:1], crd[:1], sparse)
+    assert (
+        found is not None and found[0].tolist() == PLAIN.pick_rows(pos, crd[:1], crd[:1], sparse)[0].tolist()
+    )
+    assert found[1].tolist() == [3, 3, 3]
+
+
 @pytest.mark.parametrize(("numbers", "from_end"), [([0, 3], True), ([-4], True), ([1, -1], False)])
 def test_rows_out_of_range_are_none(numbers: list[int], from_end: bool) -> None:
     pos, crd, values = torch.tensor([0, 1, 1, 3]), torch.tensor([0, 1, 2]), torch.ones(3)

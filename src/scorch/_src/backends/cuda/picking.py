@@ -22,6 +22,7 @@ from scorch._src.loops.types import LAST_INT32
 EACH = 4  # entries that a thread copies
 TILE = 512  # rows that a block counts at once, and its threads
 MAX_BLOCKS = 1024  # that count rows
+KEPT = 1024  # rows whose ends a block keeps in shared memory while it copies
 
 FUNCTIONS = "scorch_count_rows", "scorch_copy_rows"
 
@@ -34,7 +35,7 @@ Key = tuple[torch.dtype, torch.dtype, int]  # of indices, of the numbers of rows
 def print_pick_rows(index: torch.dtype, picked: torch.dtype, size: int) -> str:
     """The CUDA source that copies rows."""
     words: dict[str, object] = {"INDEX": _INDICES[index], "PICKED": _INDICES[picked], "VALUE": _VALUES[size]}
-    words |= {"SUM": "i64", "EACH": EACH, "TILE": TILE}
+    words |= {"SUM": "i64", "EACH": EACH, "TILE": TILE, "KEPT": KEPT}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     return "\n\n".join([print_prelude(), "\n".join(lines), read_text("block_sums.cu", "pick_rows.cu")])
 
