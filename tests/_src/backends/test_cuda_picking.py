@@ -101,6 +101,23 @@ def test_a_batch_takes_two_launches_and_one_wait(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(product, dense[picked] @ x)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "emulated"])
+def test_rows_of_a_list_are_selected_by_pointers(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2)
+    S, picked = scorch.from_torch(dense, format="coo"), torch.randint(-30, 30, (50,))
+    monkeypatch.setattr(index, "join", lambda *arguments: 1 / 0)  # the general way
+    with scorch.settings(backend=backend):
+        batch = S[picked]
+        assert batch.format == S.format and torch.equal(batch.to_dense(), dense[picked])
+        assert torch.equal(batch.indices(), dense[picked].to_sparse().indices())
+        assert torch.equal(S.index_select(0, picked.int() % 30).to_dense(), dense[picked])
+        monkeypatch.undo()
+        tall = scorch.sparse_coo_tensor(torch.tensor([[5, 10**9], [1, 2]]), torch.ones(2), (2 * 10**9, 3))
+        assert tall[torch.tensor([10**9, 0, 5])].to_dense().tolist() == [[0, 0, 1], [0, 0, 0], [0, 1, 0]]
+        hybrid = scorch.from_torch(dense, format="od")
+        assert torch.equal(hybrid[picked].to_dense(), dense[picked])
+
+
 def test_index_select_refuses_what_torch_refuses() -> None:
     S = scorch.from_torch(torch.eye(5), format="csr")
     for backend in ("cpu", "emulated"):
