@@ -68,6 +68,16 @@ def test_rows_out_of_range_are_none(numbers: list[int], from_end: bool) -> None:
     assert found is not None and found[1].tolist() == [1, 2]
 
 
+def test_threads_that_search_for_infinity_do_not_meet_those_that_pick_rows() -> None:
+    found = ROUTINES.zero_on(torch.device("cpu"), "finite")
+    found.fill_(1)  # as between a launch of another thread and its end
+    picked = ROUTINES.pick_rows(
+        torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2]), torch.ones(3), torch.tensor([1])
+    )
+    found.fill_(0)
+    assert picked is not None and picked[1].tolist() == [1, 2]
+
+
 def test_values_may_be_conjugated_or_have_gaps() -> None:
     pos, crd = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])
     values, picked = torch.randn(3, dtype=torch.complex64).conj(), torch.tensor([1, 9, 0, 9, -1])[::2]

@@ -83,7 +83,14 @@ class CudaPicking(CudaSorting):
         shift = memory.data_ptr()
         end, before = shift + 8 * count, shift + 16 * count
         given = [*map(address_of, (pos, crd, values, picked)), rows, count, -rows if from_end else 0]
-        given += [shift, end, before, before + 8 * (tiles + 1), self._flag(device).data_ptr(), told.address]
+        given += [
+            shift,
+            end,
+            before,
+            before + 8 * (tiles + 1),
+            self.zero_on(device, "rows").data_ptr(),
+            told.address,
+        ]
         blocks = min(tiles, MAX_BLOCKS)
         kernel.launch_blocks("scorch_count_rows", [*given, 0, 0, 0, 0], blocks, TILE, 0, device.index)
         new_pos = torch.empty(count + 1, dtype=pos.dtype, device=device)
