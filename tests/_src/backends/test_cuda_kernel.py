@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from scorch._src.backends import cache
 from scorch._src.backends.cuda import driver, nvrtc
-from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches
+from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches, read_text
 from scorch.errors import CompilationError, CompilerNotFoundError
 
 
@@ -58,6 +59,23 @@ def test_functions_that_a_call_needs_are_compiled_side_by_side(monkeypatch: pyte
     compiled.clear()
     kernel.prepare(["one", "three", "four"], 0)
     assert kernel.function("four", 0) == (b"four", "four") and {*compiled} == {"three", "four"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(nvrtc.__file__).parent.glob("c/*.cu")), ids=lambda path: path.name
+)
+def test_every_kernel_of_a_file_is_a_part(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    names = re.findall(r"^KERNEL void .*?(\w+)\(const struct", text, re.MULTILINE)
+    assert len(names) == text.count("KERNEL void")
+    parts = re.findall(
+        r"^#if !defined\(PART\) \|\| defined\(PART_(\w+)\)\nKERNEL void .*?(\w+)\(const struct",
+        read_text(path.name),
+        re.MULTILINE,
+    )
+    assert parts == [(name, name) for name in names]
+    without = re.sub(r"#if !defined\(PART\).*?\n}\n#endif", "", read_text(path.name), flags=re.DOTALL)
+    assert "KERNEL" not in without
 
 
 def test_code_on_disk_is_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

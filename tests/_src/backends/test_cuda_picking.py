@@ -39,6 +39,26 @@ def test_rows_are_those_of_torch(data: st.DataObject) -> None:
     assert rows.longest_row(found[0]) == int(wanted[0].diff().max() if count else 0)
 
 
+def test_rows_without_entries_are_skipped() -> None:
+    """A block copies entries of more rows than it keeps the ends of."""
+    pos = torch.tensor([0, 0, 0, 2, 2], dtype=torch.int32)
+    crd, picked = torch.tensor([3, 5], dtype=torch.int32), torch.arange(4).repeat_interleave(picking.KEPT)
+    for numbers in (picked, picked.flip(0), picked[picking.KEPT - 3 :]):
+        found = ROUTINES.pick_rows(pos, crd, crd.float(), numbers)
+        wanted = PLAIN.pick_rows(pos, crd, crd.float(), numbers)
+        assert found is not None and wanted is not None
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
+    sparse = picked[torch.randperm(len(picked))][: picking.KEPT + 300]
+    pos = torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32)
+    sparse[sparse == 2] = 1
+    sparse[[0, 900, 1200]] = 2
+    found = ROUTINES.pick_rows(pos, crd[:1], crd[:1], sparse)
+    assert (
+        found is not None and found[0].tolist() == PLAIN.pick_rows(pos, crd[:1], crd[:1], sparse)[0].tolist()
+    )
+    assert found[1].tolist() == [3, 3, 3]
+
+
 @pytest.mark.parametrize(("numbers", "from_end"), [([0, 3], True), ([-4], True), ([1, -1], False)])
 def test_rows_out_of_range_are_none(numbers: list[int], from_end: bool) -> None:
     pos, crd, values = torch.tensor([0, 1, 1, 3]), torch.tensor([0, 1, 2]), torch.ones(3)
@@ -46,6 +66,16 @@ def test_rows_out_of_range_are_none(numbers: list[int], from_end: bool) -> None:
         assert routines.pick_rows(pos, crd, values, torch.tensor(numbers * 300), from_end) is None
     found = ROUTINES.pick_rows(pos, crd, values, torch.tensor([2]))  # nothing is left of calls before
     assert found is not None and found[1].tolist() == [1, 2]
+
+
+def test_threads_that_search_for_infinity_do_not_meet_those_that_pick_rows() -> None:
+    found = ROUTINES.zero_on(torch.device("cpu"), "finite")
+    found.fill_(1)  # as between a launch of another thread and its end
+    picked = ROUTINES.pick_rows(
+        torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2]), torch.ones(3), torch.tensor([1])
+    )
+    found.fill_(0)
+    assert picked is not None and picked[1].tolist() == [1, 2]
 
 
 def test_values_may_be_conjugated_or_have_gaps() -> None:
@@ -79,6 +109,23 @@ def test_a_batch_takes_two_launches_and_one_wait(monkeypatch: pytest.MonkeyPatch
     assert names.count("scorch_count_rows") == names.count("scorch_copy_rows") == 3
     assert torch.equal(batch.to_dense(), dense[picked]) and torch.equal(selected.to_dense(), dense[picked])
     torch.testing.assert_close(product, dense[picked] @ x)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "emulated"])
+def test_rows_of_a_list_are_selected_by_pointers(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2)
+    S, picked = scorch.from_torch(dense, format="coo"), torch.randint(-30, 30, (50,))
+    monkeypatch.setattr(index, "join", lambda *arguments: 1 / 0)  # the general way
+    with scorch.settings(backend=backend):
+        batch = S[picked]
+        assert batch.format == S.format and torch.equal(batch.to_dense(), dense[picked])
+        assert torch.equal(batch.indices(), dense[picked].to_sparse().indices())
+        assert torch.equal(S.index_select(0, picked.int() % 30).to_dense(), dense[picked])
+        monkeypatch.undo()
+        tall = scorch.sparse_coo_tensor(torch.tensor([[5, 10**9], [1, 2]]), torch.ones(2), (2 * 10**9, 3))
+        assert tall[torch.tensor([10**9, 0, 5])].to_dense().tolist() == [[0, 0, 1], [0, 0, 0], [0, 1, 0]]
+        hybrid = scorch.from_torch(dense, format="od")
+        assert torch.equal(hybrid[picked].to_dense(), dense[picked])
 
 
 def test_index_select_refuses_what_torch_refuses() -> None:

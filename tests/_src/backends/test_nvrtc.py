@@ -227,6 +227,13 @@ def test_parts_of_a_text_are_compiled_by_themselves(printed: Any) -> None:
         assert code and said.count("Used") == functions and part in said
 
 
+def test_an_older_nvrtc_makes_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = entries.print_sum_runs(torch.float32)
+    code, _ = nvrtc.compile_text(text, "sm_90")
+    monkeypatch.setattr(nvrtc, "version", lambda: (12, 0))
+    assert nvrtc.compile_text(text, "sm_90")[0] == code
+
+
 def test_a_text_that_is_refused_is_shown() -> None:
     with pytest.raises(CompilationError, match=r"(?s)NVRTC could not compile a kernel for y = x.*expected a"):
         nvrtc.compile_cuda('extern "C" __global__ void f( { }', "sm_90", "y = x")

@@ -21,6 +21,7 @@ from scorch._src.storage.coordinates import joined_ranges
 from scorch._src.storage.storage import Pattern, Storage
 
 Array = torch.Tensor | None
+MAX_ROWS_OF_ENTRY = 16  # of a list of entries to rows of which pointers are worth their memory
 
 
 def outer_dim(form: Format) -> int | None:
@@ -185,13 +186,15 @@ def _sliced(pattern: Pattern, ranges: Sequence[tuple[int, int]]) -> tuple[list[A
 
 
 def select_rows(storage: Storage, picked: torch.Tensor, from_end: bool = True) -> Storage | None:
-    """Select the coordinates ``picked`` of the outermost dimension, of rows below dense levels.
+    """Select the coordinates ``picked`` of the outermost dimension, of rows below dense levels or in a list.
 
     Numbers below 0 count ``from_end``, or are out of range. None where the general way must be taken, which
     also raises for a row that is out of range.
     """
     pattern = storage.pattern
     form = pattern.format
+    if form.is_list and len(form) == 2 and not form.is_blocked:
+        return _select_listed(storage, picked, from_end)
     if len(form) < 2 or form.dense_levels != len(form) - 1 or form.is_blocked:
         return None
     pos, crd = pattern.pos[-1], pattern.crd[-1]
@@ -211,6 +214,27 @@ def select_rows(storage: Storage, picked: torch.Tensor, from_end: bool = True) -
     counts = [count // max(pattern.counts[0], 1) * picked.numel() for count in pattern.counts[:-1]]
     counts.append(arrays[1].numel())
     return assembled(form, tuple(shape), (*above, arrays[0]), (*above, arrays[1]), counts, arrays[2])
+
+
+def _select_listed(storage: Storage, picked: torch.Tensor, from_end: bool) -> Storage | None:
+    """Select rows of a list of entries, by pointers to them; None where rows are far more than entries."""
+    pattern, form = storage.pattern, storage.pattern.format
+    numbers, columns = pattern.crd
+    assert numbers is not None and columns is not None
+    shape = list(pattern.shape)
+    rows = shape[form.order[0]]
+    if rows > MAX_ROWS_OF_ENTRY * (pattern.size + picked.numel()):
+        return None
+    shape[form.order[0]] = picked.numel()
+    routines = routines_for(numbers)
+    pos = routines.row_pointers(numbers, rows)
+    arrays = routines.pick_rows(pos, columns, storage.values, picked, from_end)
+    if arrays is None:
+        return None
+    new_pos, new_columns, values = arrays
+    ends, new_numbers = routines.row_numbers(new_pos, new_columns)
+    count = new_columns.numel()
+    return assembled(form, tuple(shape), (ends, None), (new_numbers, new_columns), (count, count), values)
 
 
 def concat_matrices(parts: Sequence[Storage], dim: int, shape: tuple[int, ...]) -> Storage | None:

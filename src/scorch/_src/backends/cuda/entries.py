@@ -46,7 +46,7 @@ class CudaEntries(WaitingRoutines):
         super().__init__()
         self._sums: dict[torch.dtype, CudaKernel] = {}
         self._finite: dict[torch.dtype, CudaKernel] = {}
-        self._flags: dict[tuple[int, int], Tensor] = {}  # of each device and stream, 0 between calls
+        self._zeros: dict[tuple[str, int, int], Tensor] = {}  # by use, device and stream, 0 between calls
 
     def has_kernels(self, device: torch.device) -> bool:
         """Check whether kernels can run on a device."""
@@ -70,7 +70,7 @@ class CudaEntries(WaitingRoutines):
                 self._finite[dtype] = kernel
             if not kernel.is_ready():
                 return super().are_finite(arrays)
-            flag = self._flag(device)
+            flag = self.zero_on(device, "finite")
             one, other = arrays[0], arrays[-1]
             sizes = [one.numel(), other.numel() if len(arrays) > 1 else 0]
             slots = [address_of(one), address_of(other), *sizes, address_of(flag)]
@@ -80,12 +80,17 @@ class CudaEntries(WaitingRoutines):
                 flag.zero_()
         return not is_odd
 
-    def _flag(self, device: torch.device) -> Tensor:
-        place = (device.index or 0, cuda_stream_of(device.index or 0) if device.type == "cuda" else 0)
-        flag = self._flags.get(place)
-        if flag is None:
-            flag = self._flags[place] = torch.zeros((), dtype=torch.int32, device=device)
-        return flag
+    def zero_on(self, device: torch.device, use: str) -> Tensor:
+        """Return a number on the current stream that is 0, and that whoever changes it makes 0 again.
+
+        Threads of Python share streams, so that each ``use`` has its own.
+        """
+        stream = cuda_stream_of(device.index or 0) if device.type == "cuda" else 0
+        place = use, device.index or 0, stream
+        zero = self._zeros.get(place)
+        if zero is None:
+            zero = self._zeros.setdefault(place, torch.zeros((), dtype=torch.int32, device=device))
+        return zero
 
     def sum_columns(self, matrix: Tensor) -> Tensor:
         """Return the sum of each column; cuBLAS takes a fifth of the time of torch's sum of a tall matrix."""

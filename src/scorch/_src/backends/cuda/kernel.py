@@ -42,7 +42,9 @@ class Launches:
     why_not: str = ""
 
 
-_KERNELS = re.compile(r"^KERNEL void (?:LIMITS\(.*\) )?(\w+)\(const struct.*?^}$", re.MULTILINE | re.DOTALL)
+_KERNELS = re.compile(
+    r"^KERNEL void (?:LIMITS\([^\n]*\) )?(\w+)\(const struct.*?^}$", re.MULTILINE | re.DOTALL
+)
 
 LAUNCHES: list[Launches] = []  # of those who record
 _kernels: BoundedCache[str, CudaKernel] = BoundedCache(MAX_KERNELS)

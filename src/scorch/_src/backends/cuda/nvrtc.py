@@ -17,6 +17,8 @@ from scorch.errors import CompilationError, CompilerNotFoundError
 
 # One block of slots is the only argument; functions without a mark are for the device.
 OPTIONS = ("-default-device", "--std=c++17")
+MINIMAL = "--minimal"  # without textures and functions of the host's libraries, which takes less time
+MINIMAL_SINCE = (12, 4)
 
 
 def compile_cuda(source: str, architecture: str, label: str = "", part: str = "") -> bytes:
@@ -68,7 +70,8 @@ def compile_text(source: str, architecture: str, *options: str) -> tuple[bytes, 
     library, program = nvrtc(), ctypes.c_void_p()
     _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
     try:
-        words = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS, *options)]
+        given = (f"--gpu-architecture={architecture}", *OPTIONS, *options)
+        words = [option.encode() for option in (*given, *[MINIMAL] * (version() >= MINIMAL_SINCE))]
         status = library.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
         said = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
         code = b"" if status else _read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program)

@@ -22,6 +22,7 @@ from scorch._src.loops.types import LAST_INT32
 EACH = 4  # entries that a thread copies
 TILE = 512  # rows that a block counts at once, and its threads
 MAX_BLOCKS = 1024  # that count rows
+KEPT = 1024  # rows whose ends a block keeps in shared memory while it copies
 
 FUNCTIONS = "scorch_count_rows", "scorch_copy_rows"
 
@@ -34,7 +35,7 @@ Key = tuple[torch.dtype, torch.dtype, int]  # of indices, of the numbers of rows
 def print_pick_rows(index: torch.dtype, picked: torch.dtype, size: int) -> str:
     """The CUDA source that copies rows."""
     words: dict[str, object] = {"INDEX": _INDICES[index], "PICKED": _INDICES[picked], "VALUE": _VALUES[size]}
-    words |= {"SUM": "i64", "EACH": EACH, "TILE": TILE}
+    words |= {"SUM": "i64", "EACH": EACH, "TILE": TILE, "KEPT": KEPT}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     return "\n\n".join([print_prelude(), "\n".join(lines), read_text("block_sums.cu", "pick_rows.cu")])
 
@@ -82,7 +83,14 @@ class CudaPicking(CudaSorting):
         shift = memory.data_ptr()
         end, before = shift + 8 * count, shift + 16 * count
         given = [*map(address_of, (pos, crd, values, picked)), rows, count, -rows if from_end else 0]
-        given += [shift, end, before, before + 8 * (tiles + 1), self._flag(device).data_ptr(), told.address]
+        given += [
+            shift,
+            end,
+            before,
+            before + 8 * (tiles + 1),
+            self.zero_on(device, "rows").data_ptr(),
+            told.address,
+        ]
         blocks = min(tiles, MAX_BLOCKS)
         kernel.launch_blocks("scorch_count_rows", [*given, 0, 0, 0, 0], blocks, TILE, 0, device.index)
         new_pos = torch.empty(count + 1, dtype=pos.dtype, device=device)

@@ -30,8 +30,10 @@ from scorch._src.ops.reduction.groups import groups_of_pattern, reduced_dims
 from scorch._src.ops.reduction.reduction import direct
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
+from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import is_any_autocast_enabled, len_torch_dispatch_stack
 from scorch.errors import OperandError, ShapeError
 from scorch.settings import current
 
@@ -155,8 +157,16 @@ def _differentiable_softmax(
     return connect_softmax(values, result, dim, name)
 
 
+def _run_shortly(input: SparseTensor, dim: int, *, dtype: torch.dtype | None = None, name: str) -> Any:
+    """Compute ``_softmax`` without torch, where that has nothing to do."""
+    if dtype is not None or type(dim) is not int or len_torch_dispatch_stack() or is_any_autocast_enabled():
+        return run_by_torch(getattr(torch.sparse, name), (input, dim), {"dtype": dtype})
+    return _softmax(input, dim, name=name)
+
+
 for _name in ("softmax", "log_softmax"):
     implements(getattr(aten, f"_sparse_{_name}"))(functools.partial(_softmax, name=_name))
+    implements(getattr(torch.sparse, _name))(functools.partial(_run_shortly, name=_name))
     implements_differentiable(getattr(torch.sparse, _name))(
         functools.partial(_differentiable_softmax, name=_name)
     )

@@ -73,11 +73,23 @@ KERNEL void scorch_count_rows(const struct slots a) {
 
 static inline i64 end_of(const struct slots a, i64 row) { return a.before[(u64)row / TILE] + a.end[row]; }
 
-// The picked row of an entry, which is between two rows, both included.
-static inline i64 row_of(const struct slots a, i64 entry, i64 low, i64 high) {
+// The first row, of two and those between, that ends behind an entry. All lanes of a warp search together.
+static inline i64 row_by_warp(const struct slots a, i64 entry, i64 low, i64 high) {
+  const i64 lane = threadIdx.x % 32;
+  while (low < high) {
+    const i64 step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
+    low += step * sum_of_warp(probe < high && end_of(a, probe) <= entry);
+    high = low + step - 1 < high ? low + step - 1 : high;
+  }
+  return low;
+}
+
+// The same for each thread; ends, if there are any, are those of all these rows, counted from start.
+static inline i64 row_of(const struct slots a, i64 entry, i64 low, i64 high, const u32 *ends, i64 start) {
+  const i64 first = low;
   while (low < high) {
     const i64 middle = (low + high) / 2;
-    if (end_of(a, middle) <= entry) low = middle + 1;
+    if ((ends ? start + ends[middle - first] : end_of(a, middle)) <= entry) low = middle + 1;
     else high = middle;
   }
   return low;
@@ -85,20 +97,26 @@ static inline i64 row_of(const struct slots a, i64 entry, i64 low, i64 high) {
 
 // Blocks have as many entries each, however long rows are, and search among the rows of these.
 KERNEL void scorch_copy_rows(const struct slots a) {
+  STATIC_SHARED u32 ends[KEPT];
   if (FIRST_UNIT(1) == 0) a.new_pos[0] = 0;
   for (i64 row = FIRST_UNIT(1); row < a.count; row += UNITS(1)) a.new_pos[row + 1] = (INDEX)end_of(a, row);
   const i64 chunk = (i64)EACH * blockDim.x;
   for (i64 start = blockIdx.x * chunk; start < a.entries; start += gridDim.x * chunk) {
     const i64 stop = start + chunk < a.entries ? start + chunk : a.entries;
-    const i64 low = row_of(a, start, 0, a.count - 1), high = row_of(a, stop - 1, low, a.count - 1);
+    const i64 low = row_by_warp(a, start, 0, a.count - 1), high = row_by_warp(a, stop - 1, low, a.count - 1);
+    const int is_kept = high - low <= KEPT;
+    if (is_kept)
+      for (i64 row = low + threadIdx.x; row < high; row += blockDim.x) ends[row - low] = (u32)(end_of(a, row) - start);
+    __syncthreads();
 #pragma unroll
     for (int k = 0; k < EACH; k++) {
       const i64 entry = start + k * (i64)blockDim.x + threadIdx.x;
       if (entry >= stop) continue;
-      const i64 row = row_of(a, entry, low, high);
+      const i64 row = row_of(a, entry, low, high, is_kept ? ends : 0, start);
       const i64 from = entry - a.before[(u64)row / TILE] + a.shift[row];
       a.new_crd[entry] = a.crd[from];
       a.new_values[entry] = a.values[from];
     }
+    __syncthreads();
   }
 }
