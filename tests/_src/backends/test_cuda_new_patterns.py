@@ -19,7 +19,7 @@ from validity import check_storage
 SIZE = 6
 MATRICES = ["csr", "csc", "coo", "dcsr", "dcsc", "bitmap", "sd"]
 TENSORS = ["csf", "coo", "dss", "sds", "dds", "ssd", "soo"]
-# What is computed, the indices of the result, and the operands that drive it in stored order.
+# What is computed, and the indices of the result.
 STATEMENTS = {
     "union": ("A[i,j] + B[i,j]", "ij"),
     "intersection": ("A[i,j] * B[i,j]", "ij"),
@@ -40,6 +40,8 @@ STATEMENTS = {
     "intersection of tensors": ("T[i,j,k] * U[i,j,k]", "ijk"),
     "tensor and matrix": ("T[i,j,k] * A[i,j] + U[i,j,k]", "ijk"),
     "sums of fibers": ("sum(k, T[i,j,k] * U[i,j,k])", "ij"),
+    "maxima of fibers": ("max(k, T[i,j,k] * U[i,j,k])", "ij"),
+    "products of rows": ("prod(j, A[i,j] * B[i,j])", "i"),
     "sums of rows": ("sum(j, A[i,j] * B[i,j]) + u[i]", "i"),
 }
 DIMS = {"T": 3, "U": 3, "u": 1, "v": 1, "x": 1}
