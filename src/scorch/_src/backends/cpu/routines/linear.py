@@ -32,8 +32,9 @@ SOURCE = "".join(
     for name in ("tiles", "weights", "gathers", "squares", "wide_squares", "blocks", "activations", "linear")
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
+SHARED_TILE_PARTS = 8  # the same for a tile that several threads pack
+MAX_SHARING = 4  # threads that pack the same tile, where a vector is a line and packing takes little
 MIN_POOLED = 1 << 20  # elements of threads' tiles from which on they are worth memory of a pool
-MAX_SHARING = 4  # threads that pack the same tile, where a vector is a line and packing is cheap
 STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of the batch's type
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
 MAX_NARROW_GELU = 1 << 15  # elements of a result, up to which GELU pays in registers of NARROW_BYTES
@@ -221,10 +222,10 @@ def _tile_width(batch: int, features: int, size: int, threads: int) -> int:
     Tiles of two cache lines a feature are fastest where they fit, and not too many threads pack the same one.
     """
     bytes, cache = target().vector_bytes, target().cache_bytes
-    lanes, line = bytes // size, max(LINE // bytes, 1)
-    most = line if 2 * LINE * features * TILE_PARTS > cache else 2 * line
+    lanes, line, tile_bytes = bytes // size, max(LINE // bytes, 1), 2 * LINE * features
+    most = line if tile_bytes * TILE_PARTS > cache else 2 * line
     vectors = -(-batch // lanes)
-    sharing = MAX_SHARING if bytes == LINE else 1
+    sharing = MAX_SHARING if bytes == LINE and tile_bytes * SHARED_TILE_PARTS <= cache else 1
     most = max(line, min(most, -(-sharing * vectors // threads)))
     tiles = -(-vectors // most)
     return -(-vectors // tiles) * lanes
