@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import scorch
 from scorch._src.nn import sparse_linear
+from scorch._src.ops.products import repeat_layer
 from scorch.errors import ShapeError
 
 
@@ -48,6 +49,28 @@ def test_the_second_of_three_calls_is_prepared_and_the_third_repeats_it(planned:
         for _ in range(4):
             check(layer, x[:rows])
     assert len(planned) == 2
+
+
+@pytest.mark.cpu("routines in C repeat calls")
+@torch.no_grad()
+def test_a_call_with_another_dtype_is_prepared_anew(planned: list[torch.Tensor]) -> None:
+    layer, x = make_layer()
+    for _ in range(3):
+        check(layer, x)
+    layer.double()
+    for _ in range(5):
+        check(layer, x.double())
+    assert [input.dtype for input in planned] == [torch.float32, torch.float64]
+
+
+@torch.no_grad()
+def test_calls_that_cannot_be_repeated_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = []
+    monkeypatch.setattr(repeat_layer, "bind_batch", lambda *tensors: bound.append(tensors))
+    layer, x = make_layer()
+    for _ in range(5):
+        check(layer, x)
+    assert len(bound) == 1
 
 
 @torch.no_grad()

@@ -301,7 +301,9 @@ class SparseLinear(torch.nn.Module):
                 return output
             output = linear_of_parameter(input, self._detached_weight(values), *follows)
             if output is not None:
-                self.__dict__["_last_call"] = LayerCall(input, self.pattern, bias, activation, residual)
+                call = (input, self.pattern, bias, activation, residual)
+                if last is None or not last.covers(*call):
+                    self.__dict__["_last_call"] = LayerCall(*call)
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():
             self._check_seal()

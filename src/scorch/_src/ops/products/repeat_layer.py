@@ -27,10 +27,25 @@ class LayerCall:
     def __init__(
         self, input: torch.Tensor, pattern: Pattern, bias: Any, activation: str | None, residual: Any
     ) -> None:
-        self.shape, self.pattern = input.shape, pattern
-        self.activation, self.has_bias, self.has_residual = activation, bias is not None, residual is not None
+        self._shape, self._pattern = input.shape, pattern
+        self._activation, self._has_bias = activation, bias is not None
+        self._has_residual = residual is not None
         self._product: BatchProduct | None = None
         self._is_bound = False
+
+    def covers(
+        self, input: torch.Tensor, pattern: Pattern, bias: Any, activation: str | None, residual: Any
+    ) -> bool:
+        """Whether a call is this one, up to dtypes and strides."""
+        return self._is_like(pattern, bias, activation, residual) and input.shape == self._shape
+
+    def _is_like(self, pattern: Pattern, bias: Any, activation: str | None, residual: Any) -> bool:
+        return (
+            pattern is self._pattern
+            and activation == self._activation
+            and (bias is not None) == self._has_bias
+            and (residual is not None) == self._has_residual
+        )
 
     def repeat(
         self,
@@ -43,9 +58,9 @@ class LayerCall:
         residual: Any,
     ) -> torch.Tensor | None:
         """Return the output for a plain tensor; None where something tracks the call, or it differs."""
-        if pattern is not self.pattern or activation != self.activation:
+        if self._is_bound and self._product is None:
             return None
-        if self.has_bias != (bias is not None) or self.has_residual != (residual is not None):
+        if not self._is_like(pattern, bias, activation, residual):
             return None
         if is_any_autocast_enabled() or not may_repeat():
             return None
@@ -54,14 +69,16 @@ class LayerCall:
         if input.is_neg() or not _is_plain(bias) or not _is_plain(residual):
             return None
         if not self._is_bound:
-            if input.shape != self.shape or not input.is_contiguous():
+            if input.shape != self._shape or not input.is_contiguous():
                 return None
             weight = SparseTensor(Storage(pattern, values.detach()))
             self._product = bind_batch(input, weight, bias, scales, activation, residual)
             self._is_bound = True
-        if self._product is None:
-            return None
-        return self._product(values, scales, bias, residual, input)
+        product = self._product
+        output = None if product is None else product(values, scales, bias, residual, input)
+        if output is None and product is not None:  # dtypes or strides are others: the next call is prepared
+            self._is_bound = False
+        return output
 
 
 def _is_plain(tensor: Any) -> bool:

@@ -12,6 +12,24 @@ enum { LINES = 16, GROUP = LINES / BLOCK_ROWS };
 
 void *malloc(unsigned long);
 void free(void *);
+
+/* Memory of the last call, which begins with its size: new pages take longer than small products. */
+static i64 *kept;
+enum { MOST_KEPT = 1 << 23 };
+
+static i64 *take_memory(i64 bytes) {
+    i64 *memory = __atomic_exchange_n(&kept, 0, __ATOMIC_ACQ_REL);
+    if (memory && *memory >= bytes) return memory;
+    free(memory);
+    memory = malloc(bytes);
+    if (memory) *memory = bytes;
+    return memory;
+}
+
+static void give_memory(i64 *memory) {
+    free(memory && *memory <= MOST_KEPT ? __atomic_exchange_n(&kept, memory, __ATOMIC_ACQ_REL) : memory);
+}
+
 typedef int (*loop_t)(i64, i64, i64, work_t, void *);
 /* TILES of the batch times as many parts of the weight's rows as ROWS has chunks; the next part of each tile, in a
    cache line of its own. */
@@ -31,6 +49,13 @@ static i64 first_line(const job_t *rows, i64 part) {
     return CLAMP(row, rows->args[ROWS]);
 }
 
+/* Parts of a tile: one for each thread that begins with it, and more where they take longer than to be counted. */
+static i64 count_parts(const i64 *args, int wide, i64 tiles, i64 lanes) {
+    const i64 threads = args[THREADS], most = (8 * threads + tiles - 1) / tiles, least = (threads + tiles - 1) / tiles;
+    const i64 work = pointer(args, wide, args[ROWS]) * BLOCK * (args[WIDTH] / lanes) / 2048;
+    return threads <= 1 ? 1 : work < least ? least : CLAMP(work, most);
+}
+
 /* How many chunks of rows each thread has where the batch has one row: few products are not worth a second. */
 static i64 chunks_of_dots(const i64 *args, int wide) {
     return pointer(args, wide, args[ROWS]) * BLOCK < args[THREADS] * 8192 ? 1 : 8;
@@ -40,13 +65,16 @@ static i64 chunks_of_dots(const i64 *args, int wide) {
 SQUARE(T) \
 BLOCKS(T, COLUMN(I)) \
 ACTIVATIONS(T) \
-/* Columns of up to LINES rows become rows. */ \
-static void turn_##T(const T *from, i64 from_apart, T *to, i64 to_apart, i64 height, i64 width) { \
+/* Columns of up to LINES rows become rows, which have room for LINES elements if IS_PADDED. */ \
+static void turn_##T(const T *from, i64 from_apart, T *to, i64 to_apart, i64 height, i64 width, int is_padded) { \
     const i64 high = height / 4 * 4, wide = width / 4 * 4; \
-    for (i64 column = 0; column < wide; column += 4) \
+    i64 first = 0; \
+    for (; SIDE_##T && (is_padded || height == SIDE_##T) && first + SIDE_##T <= width; first += SIDE_##T) \
+        wide_square_##T(from + first, from_apart, to + first * to_apart, to_apart, height); \
+    for (i64 column = first; column < wide; column += 4) \
         for (i64 row = 0; row < high; row += 4) \
             square_##T(from + row * from_apart + column, from_apart, to + column * to_apart + row, to_apart); \
-    for (i64 column = 0; column < width; column++) \
+    for (i64 column = first; column < width; column++) \
         for (i64 row = column < wide ? high : 0; row < height; row++) \
             to[column * to_apart + row] = from[row * from_apart + column]; \
 } \
@@ -110,22 +138,21 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
         for (i64 line = 0; line < lines; line++) \
             activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
         T *out = (T *)args[OUT] + to; \
-        turn_##T(sums, width, residual ? turned : out, residual ? lines : rows, lines, count); \
+        turn_##T(sums, width, residual ? turned : out, residual ? lines : rows, lines, count, 0); \
         if (residual) add_##T(turned, residual + to, out, rows, count, lines); \
     } \
 } \
 static void pack_##T(const i64 *args, i64 tile, T *to) { \
+    enum { LANES = sizeof(T##v) / sizeof(T) }; \
     const i64 features = args[FEATURES], width = args[WIDTH], at = tile * width; \
-    const i64 count = CLAMP(width, args[BATCH] - at); \
+    const i64 count = CLAMP(width, args[BATCH] - at), padded = (count + LANES - 1) / LANES * LANES; \
     const T *x = (const T *)args[X] + at * features; \
-    for (i64 first = 0; first < features; first += 64) { \
-        for (i64 b = 0; b < count; b++) FETCH(x + b * features + first + 64, 64 * sizeof(T)) \
+    for (i64 first = 0; first < features; first += 64) \
         for (i64 b = 0; b < count; b += LINES) \
             turn_##T(x + b * features + first, features, to + first * width + b, width, \
-                     CLAMP((i64)LINES, count - b), CLAMP((i64)64, features - first)); \
-    } \
-    for (i64 j = 0; j < features && count < width; j++) \
-        for (i64 b = count; b < width; b++) to[j * width + b] = 0; \
+                     CLAMP((i64)LINES, count - b), CLAMP((i64)64, features - first), 1); \
+    for (i64 j = SIDE_##T ? features / LINES * LINES : 0; j < features && count < padded; j++) \
+        for (i64 b = count; b < padded; b++) to[j * width + b] = 0; \
 } \
 /* Threads begin with different tiles, and go on to those of others where enough is left for what packing takes. */ \
 static void products_##T##_##I(i64 worker, i64 end, void *context) { \
@@ -144,8 +171,8 @@ static void products_##T##_##I(i64 worker, i64 end, void *context) { \
     } \
 } \
 static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, next_t *next) { \
-    const i64 threads = args[THREADS], wanted = threads > 1 ? 8 * threads : 1; \
-    product_t product = {{args, 0, sizeof(I) == 8, (wanted + tiles - 1) / tiles}, tiles, next}; \
+    const i64 threads = args[THREADS], parts = count_parts(args, sizeof(I) == 8, tiles, sizeof(T##v) / sizeof(T)); \
+    product_t product = {{args, 0, sizeof(I) == 8, parts}, tiles, next}; \
     for (i64 tile = 0; tile < tiles; tile++) next[tile].part = 0; \
     if (threads <= 1) products_##T##_##I(0, 1, &product); \
     else ((loop_t)args[PARALLEL])(0, threads, 1, products_##T##_##I, &product); \
@@ -154,9 +181,9 @@ i64 scorch_linear_##T##_##I(i64 *given) { \
     const i64 batch = given[G_BATCH], features = given[G_FEATURES], width = given[G_WIDTH]; \
     const i64 tiles = count_tiles(batch, width), is_own = given[G_SPACE] == given[G_X]; \
     const i64 space = batch > 1 && is_own ? given[THREADS] * space_of(features, width) * sizeof(T) : 0; \
-    char *own = batch > 1 ? malloc(tiles * sizeof(next_t) + LINE + space) : 0; \
+    i64 *own = batch > 1 ? take_memory((tiles + 2) * sizeof(next_t) + space) : 0; \
     if (batch > 1 && !own) return 1; \
-    next_t *next = (next_t *)(((i64)own + LINE - 1) / LINE * LINE); \
+    next_t *next = (next_t *)((i64)own / LINE * LINE) + 1; \
     const i64 args[] = { \
         given[PARALLEL], given[THREADS], given[ROWS], given[G_POS], given[G_CRD], given[G_VALUES], \
         HAS_SCALES ? given[G_SCALES] : 0, given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
@@ -164,6 +191,6 @@ i64 scorch_linear_##T##_##I(i64 *given) { \
         given[G_OUT], batch, features, width, given[G_ACTIVATION]}; \
     if (batch > 1) multiply_batch_##T##_##I(args, tiles, next); \
     else in_chunks(args, sizeof(I) == 8, dots_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
-    free(own); \
+    give_memory(own); \
     return 0; \
 }

@@ -29,10 +29,12 @@ from scorch._src.events import emits
 
 SOURCE = "".join(
     read_source(f"{name}.c")
-    for name in ("tiles", "weights", "gathers", "squares", "blocks", "activations", "linear")
+    for name in ("tiles", "weights", "gathers", "squares", "wide_squares", "blocks", "activations", "linear")
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
-MIN_POOLED = 1 << 18  # elements of threads' tiles from which on they are worth memory of a pool
+SHARED_TILE_PARTS = 8  # the same for a tile that several threads pack
+MAX_SHARING = 4  # threads that pack the same tile, where a vector is a line and packing takes little
+MIN_POOLED = 1 << 20  # elements of threads' tiles from which on they are worth memory of a pool
 STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of the batch's type
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
 MAX_NARROW_GELU = 1 << 15  # elements of a result, up to which GELU pays in registers of NARROW_BYTES
@@ -217,12 +219,13 @@ def _facts(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 def _tile_width(batch: int, features: int, size: int, threads: int) -> int:
     """Return how many rows of a batch make a tile: whole vectors of elements of ``size`` bytes.
 
-    Tiles of two cache lines a feature are fastest where each thread has one of its own, and they fit.
+    Tiles of two cache lines a feature are fastest where they fit, and not too many threads pack the same one.
     """
     bytes, cache = target().vector_bytes, target().cache_bytes
-    lanes, line = bytes // size, max(LINE // bytes, 1)
-    most = line if 2 * LINE * features * TILE_PARTS > cache else 2 * line
+    lanes, line, tile_bytes = bytes // size, max(LINE // bytes, 1), 2 * LINE * features
+    most = line if tile_bytes * TILE_PARTS > cache else 2 * line
     vectors = -(-batch // lanes)
-    most = max(line, min(most, -(-vectors // threads)))
+    sharing = MAX_SHARING if bytes == LINE and tile_bytes * SHARED_TILE_PARTS <= cache else 1
+    most = max(line, min(most, -(-sharing * vectors // threads)))
     tiles = -(-vectors // most)
     return -(-vectors // tiles) * lanes
