@@ -64,8 +64,6 @@ def test_rigl_every_and_until() -> None:
 
 def test_over_neighbours_of_sharded_graphs() -> None:
     matrix = scorch.distributed.shard(scorch.eye(2, format="csr"))
-    with pytest.warns(
-        DeprecationWarning, match="over_neighbours is deprecated; use over_neighbors"
-    ):
+    with pytest.warns(DeprecationWarning, match="over_neighbours is deprecated; use over_neighbors"):
         total = matrix.over_neighbours(sum_neighbours, (matrix, torch.ones(2, 1), 2), {})
     assert total.tolist() == [[1.0], [1.0]]
