@@ -108,8 +108,8 @@ def messages(tmp_path_factory) -> dict[str, list[str]]:
     """
     pytest.importorskip("mypy", reason="mypy is not installed")
     path: Path = tmp_path_factory.mktemp("programs")
-    (path / "right.py").write_text(PROGRAM)
-    (path / "wrong.py").write_text(WRONG)
+    for name, program in (("right", PROGRAM), ("wrong", WRONG)):  # mypy caches messages by text
+        (path / f"{name}.py").write_text(f"{program}\n# in {path}\n")
     run = subprocess.run(
         [sys.executable, "-m", "mypy", "--show-absolute-path", path / "right.py", path / "wrong.py"],
         capture_output=True,

@@ -208,8 +208,19 @@ def test_embedding_bags(data):
         same(F.embedding_bag(rows, sparse, per_sample_weights=few, **options), wanted)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize(("rows", "padding_idx"), [(5, 2), (40, 9), (40, -9)])
+def test_any_row_of_the_table_may_be_padding(rows, padding_idx):
+    table, bags = drawn(rows, 5), torch.tensor([[2, 1, 1], [0, 2, 4], [padding_idx % rows, 0, 0]])
+    wanted = F.embedding_bag(bags, table, padding_idx=padding_idx)
+    same(F.embedding_bag(bags, scorch.from_torch(table, format="csr"), padding_idx=padding_idx), wanted)
+
+
 def test_wrong_bags_are_refused():
     S = scorch.from_torch(drawn(7, 5), format="csr")
+    for padding_idx in (7, -8):
+        with pytest.raises(RuntimeError, match=f"number of embeddings, -7 through 6, but got {padding_idx}"):
+            F.embedding_bag(torch.tensor([[1, 2]]), S, padding_idx=padding_idx)
     with pytest.raises(IndexRangeError, match="index 9 is out of bounds for a table with 7 rows"):
         F.embedding_bag(torch.tensor([[1, 9]]), S)
     with pytest.raises(ShapeError, match="offsets has to be a 1D Tensor"):

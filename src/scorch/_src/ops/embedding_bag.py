@@ -20,7 +20,7 @@ from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, IndexRangeError, ShapeError, UnsupportedError
+from scorch.errors import ArgumentError, CallError, IndexRangeError, ShapeError, UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def embedding_bag(
     args = (input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse)
     options = (per_sample_weights, include_last_offset, padding_idx)
     if not isinstance(offsets, torch.Tensor) or offsets.numel():  # for no bags torch may crash
-        check_call(F.embedding_bag, *args, *options)
+        check_call(F.embedding_bag, *args, *options[:2])
+    _check_padding(padding_idx, weight.shape[0])
     if not any(isinstance(x, SparseTensor) for x in (weight, per_sample_weights)):
         return F.embedding_bag(*args, *options)
     if max_norm is not None:  # rewrites rows of the table
@@ -80,6 +81,15 @@ def embedding_bag(
     if mode == "sum":
         return output
     return output / bags.sizes.clamp(min=1).to(weight.dtype).unsqueeze(1)
+
+
+def _check_padding(padding_idx: int | None, rows: int) -> None:
+    """Refuse a row that the table does not have; ``check_call`` has tables of other sizes."""
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        raise CallError(
+            f"embedding_bag: padding_idx must be within the number of embeddings, -{rows} through "
+            f"{rows - 1}, but got {padding_idx}"
+        )
 
 
 def split_bags(input: Any, offsets: Any, has_last: bool, weights: Any, table: Any) -> Bags:
