@@ -16,7 +16,6 @@ from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.backend import CudaBackend
 from scorch._src.backends.cuda.driver import blocks_for
 from scorch._src.backends.cuda.executable import CudaExecutable
-from scorch._src.backends.cuda.facts import facts_of
 from scorch._src.backends.cuda.group import CudaGroup, spread_group
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch
 from scorch._src.backends.cuda.new_pattern import NewPatternExecutable
@@ -27,6 +26,7 @@ from scorch._src.backends.interpreter.executable import Interpreted, Interpreted
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.lower.driven import lower_driven
+from scorch._src.compiler.schedule.grid_facts import facts_of
 from scorch._src.loops.grid import FUNCTIONS, as_grid
 from scorch._src.loops.nodes import Kernel
 

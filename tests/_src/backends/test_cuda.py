@@ -14,10 +14,10 @@ import scorch
 from scorch._src.backends.base import Schedule
 from scorch._src.backends.cuda import nvrtc, streams
 from scorch._src.backends.cuda import product as product_of_sparse
-from scorch._src.backends.cuda.facts import facts_of
 from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
+from scorch._src.compiler.schedule.grid_facts import facts_of
 from scorch._src.engine import notes
 from scorch._src.engine.by_torch import structure
 from scorch._src.engine.execute import copy_task, prepare

@@ -11,7 +11,6 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.driver import MAX_SLOTS
 from scorch._src.backends.cuda.executable import CudaExecutable
-from scorch._src.backends.cuda.facts import facts_of, is_narrow
 from scorch._src.backends.cuda.group import CudaGroup
 from scorch._src.backends.cuda.new_pattern import NewPatternExecutable, print_new_pattern
 from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
@@ -19,6 +18,7 @@ from scorch._src.backends.cuda.routines import CudaRoutines
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
+from scorch._src.compiler.schedule.grid_facts import facts_of, is_narrow
 from scorch._src.compiler.target import GRID
 from scorch._src.loops.analysis import walk, with_array
 from scorch._src.loops.grid import as_grid, why_no_grid

@@ -18,13 +18,13 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda.direct import ALIGNMENT
 from scorch._src.backends.cuda.driver import MAX_SLOTS
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
-from scorch._src.backends.cuda.facts import facts_of, is_narrow
 from scorch._src.backends.cuda.kernel import CudaKernel, kernel_of
 from scorch._src.backends.cuda.rows import longest_row
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused, FusionError
 from scorch._src.compiler.pipeline import Planned
+from scorch._src.compiler.schedule.grid_facts import facts_of, is_narrow
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.grid import FUNCTIONS, Facts, Grid, as_grid, why_no_grid

@@ -11,7 +11,6 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
-from scorch._src.backends.cuda.facts import is_narrow
 from scorch._src.backends.cuda.kernel import Launch
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_cuda
@@ -19,6 +18,7 @@ from scorch._src.compiler import lattice
 from scorch._src.compiler.lower.driven import COUNT, FILL, lower_driven
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import Drivers, drivers_of
+from scorch._src.compiler.schedule.grid_facts import is_narrow
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.notation.nodes import Access
 
