@@ -39,6 +39,7 @@ from scorch.errors import CallError, DensityError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
+MIN_VALUES = 4096  # of tensors on one pattern, from which on PyTorch combines them
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -74,6 +75,8 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 return map_values(input, function, other)
             return run_generally(function, input, other)
         if is_plain_inference(input, other):
+            if _have_one_pattern(sign, input, other):
+                return map_values(input, function, other.storage.values)
             try:
                 known = repeat_call(key, (input, other))
             except DensityError:  # the general rule allows results no larger than an operand
@@ -85,6 +88,8 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _run_kernel(sign, function, input, other)
 
     def repeat(input: SparseTensor, other: torch.Tensor) -> Any:
+        if _have_one_pattern(sign, input, other):
+            return None
         known = repeat_pair(key, input, other)
         if known is None or (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
             return known
@@ -92,6 +97,15 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     entry(getattr(torch.Tensor, f"__{METHODS[sign]}__")).repeat = repeat
     return run
+
+
+def _have_one_pattern(sign: str, a: Any, b: Any) -> bool:
+    """Whether two tensors share a pattern whose values PyTorch combines faster than a kernel merges rows."""
+    if type(a) is not SparseTensor or type(b) is not SparseTensor or sign == "/":
+        return False
+    first, second = a.storage, b.storage
+    is_one = first.pattern is second.pattern and first.values.dtype == second.values.dtype
+    return is_one and first.values.numel() >= MIN_VALUES
 
 
 METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}
