@@ -62,16 +62,16 @@ class _Row:
 @skip_tracing
 def getitem(self: SparseTensor, key: Any) -> Any:
     """Return the view ``S[i]``, the rows ``S[numbers]``, or what torch returns for any other index."""
-    is_row, is_rows = type(key) is int, type(key) is torch.Tensor
-    if not (is_row or is_rows) or type(self) is not SparseTensor or is_dynamo_compiling():
+    kind = type(key)
+    if (kind is not int and kind is not torch.Tensor) or type(self) is not SparseTensor:
         return _getitem(self, key)
-    if len_torch_function_stack() or len_torch_dispatch_stack() or not is_torch_function_enabled():
+    if is_dynamo_compiling() or len_torch_function_stack() or len_torch_dispatch_stack():
         return _getitem(self, key)
     is_tracked = peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or LIVE
-    if is_tracked or (is_grad_enabled() and any_requires_grad(self)):
+    if is_tracked or not is_torch_function_enabled() or (is_grad_enabled() and any_requires_grad(self)):
         return _getitem(self, key)
     source = self.storage
-    if is_rows:
+    if kind is not int:
         rows = _rows(source, key)
         return _getitem(self, key) if rows is None else SparseTensor(rows)
     form, shape = source.pattern.format.row, source.pattern.shape

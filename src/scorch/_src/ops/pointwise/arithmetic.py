@@ -64,7 +64,7 @@ def _cache_key(sign: str) -> tuple[tuple[str], None]:
 def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Define ``a sign b``, which is ``function``; calls that run a kernel are cached by their sign."""
     key = _cache_key(sign)
-    is_sum = sign in "+-"
+    is_sum, maps_values = sign in "+-", sign != "/"
 
     def run(input: Any, other: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -75,7 +75,7 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 return map_values(input, function, other)
             return run_generally(function, input, other)
         if is_plain_inference(input, other):
-            if _have_one_pattern(sign, input, other):
+            if maps_values and _have_one_pattern(input, other):
                 return map_values(input, function, other.storage.values)
             try:
                 known = repeat_call(key, (input, other))
@@ -88,8 +88,10 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _run_kernel(sign, function, input, other)
 
     def repeat(input: SparseTensor, other: torch.Tensor) -> Any:
-        if _have_one_pattern(sign, input, other):
-            return None
+        if maps_values and type(other) is SparseTensor:
+            pattern = input.storage.pattern
+            if pattern is other.storage.pattern and pattern.size >= MIN_VALUES:
+                return None
         known = repeat_pair(key, input, other)
         if known is None or (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
             return known
@@ -99,13 +101,13 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _have_one_pattern(sign: str, a: Any, b: Any) -> bool:
+def _have_one_pattern(a: Any, b: Any) -> bool:
     """Whether two tensors share a pattern whose values PyTorch combines faster than a kernel merges rows."""
-    if type(a) is not SparseTensor or type(b) is not SparseTensor or sign == "/":
+    if type(a) is not SparseTensor or type(b) is not SparseTensor:
         return False
-    first, second = a.storage, b.storage
-    is_one = first.pattern is second.pattern and first.values.dtype == second.values.dtype
-    return is_one and first.values.numel() >= MIN_VALUES
+    pattern = a.storage.pattern
+    is_one = pattern is b.storage.pattern and pattern.size >= MIN_VALUES
+    return is_one and a.storage.values.dtype is b.storage.values.dtype
 
 
 METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}
