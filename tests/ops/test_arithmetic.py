@@ -104,3 +104,15 @@ def test_sums_lie_in_memory_as_the_dense_operand() -> None:
     x = torch.rand(6, 5, dtype=torch.float64).T
     assert (S + x).stride() == (scorch.from_torch(dense, format="coo") + x).stride()
     same(S + x, dense + x)
+
+
+@pytest.mark.parametrize("sign", "+-*")
+def test_tensors_on_one_pattern_are_combined_value_by_value(sign: str) -> None:
+    dense = torch.randn(100, 90) * (torch.rand(100, 90) < 0.6)
+    S = scorch.from_torch(dense, format="csr")
+    T = S * 2
+    T.values()[0] = torch.inf
+    found, other = SIGNS[sign](S, T), T.to_dense()
+    assert found.storage.pattern is S.storage.pattern
+    assert torch.equal(found.values(), SIGNS[sign](S.values(), T.values()))
+    same(found, torch.where(dense == 0, 0, SIGNS[sign](dense, other)))

@@ -195,3 +195,21 @@ def test_a_row_is_taken_without_reading_the_arrays(monkeypatch):
     for wrong in (4, -5):
         with pytest.raises(IndexError, match="out of bounds"):
             S[wrong]
+
+
+def test_rows_by_their_numbers_are_copies() -> None:
+    dense = torch.rand(6, 5) * (torch.rand(6, 5) < 0.5)
+    S = scorch.from_torch(dense, format="csr")
+    for numbers in ([4, 0, 4, -1], [], [5]):
+        picked = torch.tensor(numbers, dtype=torch.int64)
+        rows = S[picked]
+        assert rows.format == S.format
+        assert torch.equal(rows.to_dense(), dense[picked])
+        rows.values().fill_(7)
+        assert torch.equal(S.to_dense(), dense)
+    for number in (6, -7):
+        with pytest.raises(IndexError, match="6"):
+            S[torch.tensor([0, number])]
+    S.requires_grad_()
+    S[torch.tensor([2, 2])].to_dense().sum().backward()
+    assert torch.equal(S.grad.to_dense(), 2.0 * ((dense != 0) & (torch.arange(6) == 2).unsqueeze(1)))

@@ -98,6 +98,18 @@ def test_freed_results_serve_the_next_ones(empty_pool: None) -> None:
 
 
 @pytest.mark.skipif(not enabled("pool"), reason="the pool is switched off")
+def test_memory_that_a_result_leaves_over_serves_the_next_one(empty_pool: None) -> None:
+    """Pages given back to the system would have to be cleared for every call."""
+    count = 600_000
+    A, places = _diagonal(count), torch.arange(count)
+    shifted = torch.stack([places, (places + 1).clamp(max=count - 1)])
+    B = scorch.sparse_coo_tensor(shifted, torch.full((count,), 2.0), (count, count), format="csr")
+    found = A * B
+    assert (found.nnz, found.values().tolist(), found.col_indices().tolist()) == (1, [2.0], [count - 1])
+    assert pooled_memory() >= 2 * 4 * count
+
+
+@pytest.mark.skipif(not enabled("pool"), reason="the pool is switched off")
 def test_reused_memory_does_not_shine_through(empty_pool: None) -> None:
     """A kernel that adds to its result, and one that leaves most of it alone."""
     rows = 40_000

@@ -142,6 +142,19 @@ def test_threads_add_to_copies_of_a_result(threads: int) -> None:
     torch.testing.assert_close(factors, torch.einsum("ijk,ir->kr", T, X[:60]))
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("entries", [20, 250, 700])
+def test_threads_add_few_entries_to_many_columns(entries: int) -> None:
+    """One thread adds fewer than there are columns; all of them have copies from little more on."""
+    generator = torch.Generator().manual_seed(entries)
+    places = torch.randint(0, 300, (2, entries), generator=generator)
+    A = scorch.sparse_coo_tensor(places, torch.ones(entries), (300, 300), format="csr")
+    with scorch.settings(threads=4):
+        assert torch.equal(
+            scorch.einsum("ij->j", A, format="dense"), places[1].bincount(minlength=300).float()
+        )
+
+
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_threads_close_the_gaps_between_their_rows(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nearly all entries, or none, have to be set aside before others are moved over them."""

@@ -63,6 +63,12 @@ def einsum(
         (Format('csr'), 3)
     """
     count = len(args)
+    if count == 3 and type(args[1]) is SparseTensor and not is_dynamo_compiling() and active.recorder is None:
+        equation, left, right = args
+        if type(equation) is str and type(right) in TENSORS:
+            repeated = repeat_pair((equation, format), left, right)
+            if repeated is not None:
+                return repeated
     if count > MAX_OPERANDS or (count == 2 and type(args[1]) in (list, tuple)):
         equation, operands = _arguments(args)
         if len(operands) > MAX_OPERANDS:
@@ -78,11 +84,6 @@ def einsum(
         args = cast(*args)
     head = (args[0], format) if args and isinstance(args[0], str) else None
     operands = args[1:] if head else args
-    known: SparseTensor | torch.Tensor | None = None
-    if head and len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS:
-        known = repeat_pair(head, *operands)
-        if known is not None:
-            return known
     if is_differentiable(*operands):
         return differentiable_einsum(args, format, sparse_grad)
     if head is not None:

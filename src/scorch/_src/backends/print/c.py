@@ -49,10 +49,13 @@ def print_kernel(kernel: ir.Kernel) -> str:
     printer = Printer(kernel)
     bodies = [printer.function(function) for function in kernel.functions]
     externs, named = printer.needed()
-    static = effort.helpers_with_effort(named) if effort.is_long(kernel) else [*named.values()]
+    is_long = effort.is_long(kernel)
+    static = effort.helpers_with_effort(named, printer.effort) if is_long else [*named.values()]
     parts = [print_header(kernel)] if kernel.header else []
     if max(map(loop_depth, kernel.functions)) > DEEP:
         parts.append(QUICKLY)
+    elif printer.effort != effort.MUCH:
+        parts.append(effort.pragma(printer.effort))
     vectors = sorted(printer.vectors, key=lambda v: (v[0].name, v[1]))
     parts.append("\n".join([TYPEDEFS, *(vector_typedef(element, lanes) for element, lanes in vectors)]))
     parts.append('#ifdef __cplusplus\n#define restrict __restrict__\nextern "C" {\n#endif')
@@ -80,6 +83,7 @@ class Printer:
     def __init__(self, kernel: ir.Kernel) -> None:
         self.scope: type[Scope] = Scope
         self.kernel = kernel
+        self.effort = effort.usual_effort(kernel)
         self.functions = {function.name: function for function in kernel.functions}
         self.used: set[str] = set()
         self.outlined: list[str] = []
@@ -129,9 +133,13 @@ class Printer:
         if not lines or not _returns(function.body):
             lines.append("return 0;")
         definition = "\n".join([f"{self.signature(function)} {{", *indent(lines), "}"])
+        parts = [*dict.fromkeys(early), *self.outlined]
         if function.exported and effort.is_long(self.kernel):
-            definition = effort.with_effort(effort.effort_of(function), definition)
-        return "\n\n".join([*dict.fromkeys(early), *self.outlined, definition])
+            level = effort.effort_of(function, self.effort)
+            if level == effort.ONCE_A_CHUNK:
+                parts, definition = [], "\n\n".join([*parts, definition])
+            definition = effort.with_effort(level, definition, self.effort)
+        return "\n\n".join([*parts, definition])
 
     def signature(self, function: ir.Function) -> str:
         if function.exported:

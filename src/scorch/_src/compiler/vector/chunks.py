@@ -92,8 +92,11 @@ def _number(plan: Plan, collector: Collector) -> ir.Expr:
     if plan.balance is not None:
         pos = _balanced_pos(plan)
         work = ir.wide(ir.Load(pos, span)) - ir.wide(ir.Load(pos, ir.Const(0))) + span
-        if plan.is_private or plan.assembly == "buckets":  # each has an array as long as the result has rows
-            most = _less(threads, work // _more(ir.Const(1), collector.copied))
+        if plan.is_private or plan.assembly == "buckets":
+            # Each has an array as long as the result has rows, which all of them add up together: that takes
+            # every thread about as long as it does to go through ``copied`` entries.
+            is_little = work * (threads - 1) < collector.copied * threads
+            most = ir.Select(is_little, ir.Const(1), threads)
         else:
             most = _less(most, _more(threads, work // LEAST_WORK))
     return ir.Select(threads <= 1, ir.Const(1), _more(ir.Const(1), _less(most, span)))

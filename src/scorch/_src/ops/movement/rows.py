@@ -1,8 +1,9 @@
 """``S[i]``: a view of one row, whose arrays are cut out of those of ``S`` when they are first read.
 
 A loop over rows takes many views, of which it may read few; and what a view needs at once, its shape and its
-link to ``S``, is known without the arrays. Only a number as the index of a tensor that is stored row by row
-comes here, where nothing tracks the call; torch's own way takes all others, and raises all errors.
+link to ``S``, is known without the arrays. ``S[numbers]`` copies whole rows. Only a number or a list of them,
+as the index of a tensor that is stored row by row, comes here, where nothing tracks the call; torch's own way
+takes all others, and raises all errors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled, untracked
 from scorch._src.ops.movement.shape import select_stored
+from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Step, Storage
 from scorch._src.tensor.dynamo import skip_tracing
 from scorch._src.tensor.flatten import LIVE
@@ -59,15 +61,19 @@ class _Row:
 
 @skip_tracing
 def getitem(self: SparseTensor, key: Any) -> Any:
-    """Return the view ``S[i]``, or what torch returns for any other index."""
-    if type(key) is not int or type(self) is not SparseTensor or is_dynamo_compiling():
+    """Return the view ``S[i]``, the rows ``S[numbers]``, or what torch returns for any other index."""
+    kind = type(key)
+    if (kind is not int and kind is not torch.Tensor) or type(self) is not SparseTensor:
         return _getitem(self, key)
-    if len_torch_function_stack() or len_torch_dispatch_stack() or not is_torch_function_enabled():
+    if is_dynamo_compiling() or len_torch_function_stack() or len_torch_dispatch_stack():
         return _getitem(self, key)
     is_tracked = peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or LIVE
-    if is_tracked or (is_grad_enabled() and any_requires_grad(self)):
+    if is_tracked or not is_torch_function_enabled() or (is_grad_enabled() and any_requires_grad(self)):
         return _getitem(self, key)
     source = self.storage
+    if kind is not int:
+        rows = _rows(source, key)
+        return _getitem(self, key) if rows is None else SparseTensor(rows)
     form, shape = source.pattern.format.row, source.pattern.shape
     if form is None or not -shape[0] <= key < shape[0]:
         return _getitem(self, key)
@@ -76,6 +82,18 @@ def getitem(self: SparseTensor, key: Any) -> Any:
     view = SparseTensor(row, shape[1:], source.values)
     join_view(view, self, (Step(_select, (0, key), _no_names, None, is_grad_enabled()),))
     return view
+
+
+def _rows(source: Storage, numbers: torch.Tensor) -> Storage | None:
+    """Return the rows with these numbers, in their order; None where the general way must be taken."""
+    if (
+        numbers.dim() != 1
+        or numbers.dtype is not torch.int64
+        or not source.pattern.format.is_compressed_matrix
+    ):
+        return None
+    is_here = numbers.device == source.values.device and source.pattern.format.order[0] == 0
+    return select_rows(source, numbers) if is_here and source.origin is None else None
 
 
 setattr(SparseTensor, "__getitem__", getitem)  # noqa: B010 - torch declares another type

@@ -39,6 +39,7 @@ from scorch.errors import CallError, DensityError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
+MIN_VALUES = 4096  # of tensors on one pattern, from which on PyTorch combines them
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ def _cache_key(sign: str) -> tuple[tuple[str], None]:
 def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Define ``a sign b``, which is ``function``; calls that run a kernel are cached by their sign."""
     key = _cache_key(sign)
-    is_sum = sign in "+-"
+    is_sum, maps_values = sign in "+-", sign != "/"
 
     def run(input: Any, other: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -74,6 +75,8 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 return map_values(input, function, other)
             return run_generally(function, input, other)
         if is_plain_inference(input, other):
+            if maps_values and _have_one_pattern(input, other):
+                return map_values(input, function, other.storage.values)
             try:
                 known = repeat_call(key, (input, other))
             except DensityError:  # the general rule allows results no larger than an operand
@@ -85,6 +88,10 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _run_kernel(sign, function, input, other)
 
     def repeat(input: SparseTensor, other: torch.Tensor) -> Any:
+        if maps_values and type(other) is SparseTensor:
+            pattern = input.storage.pattern
+            if pattern is other.storage.pattern and pattern.size >= MIN_VALUES:
+                return None
         known = repeat_pair(key, input, other)
         if known is None or (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
             return known
@@ -92,6 +99,15 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     entry(getattr(torch.Tensor, f"__{METHODS[sign]}__")).repeat = repeat
     return run
+
+
+def _have_one_pattern(a: Any, b: Any) -> bool:
+    """Whether two tensors share a pattern whose values PyTorch combines faster than a kernel merges rows."""
+    if type(a) is not SparseTensor or type(b) is not SparseTensor:
+        return False
+    pattern = a.storage.pattern
+    is_one = pattern is b.storage.pattern and pattern.size >= MIN_VALUES
+    return is_one and a.storage.values.dtype is b.storage.values.dtype
 
 
 METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}

@@ -13,6 +13,7 @@ int madvise(void *, unsigned long, int);
 #endif
 
 #define DIMS 16
+#define SHARED 262144ul /* bytes that several threads set to zero or copy */
 #define TOGETHER 16384ul /* bytes of small tensors that share a block of memory */
 
 /* A tensor's description; a small one has its values behind it, a large one in pages of its own. */
@@ -203,4 +204,44 @@ static managed_t *shrunk(managed_t *managed, long long count) {
         holder->managed.tensor.shape = holder->extents;
     }
     return &holder->managed;
+}
+
+/* Bytes that are set to zero, or copied where from is not 0, by threads that have equal shares of them */
+typedef struct { char *to; const char *from; unsigned long bytes; long long threads; } moved_t;
+
+static void move_shares(long long begin, long long end, void *context) {
+    const moved_t *all = context;
+    const unsigned long share = (all->bytes / (unsigned long)all->threads + 64) & ~63ul;
+    unsigned long first = share * (unsigned long)begin, behind = share * (unsigned long)end;
+    if (behind > all->bytes) behind = all->bytes;
+    if (first >= behind) return;
+    if (all->from) memcpy(all->to + first, all->from + first, behind - first);
+    else memset(all->to + first, 0, behind - first);
+}
+
+/* Set bytes to zero, or copy them, on the threads of a kernel, whose first slots are the function that shares loops,
+   and how many threads do. */
+static void move(char *to, const char *from, unsigned long bytes, const long long *slots) {
+    moved_t all = {to, from, bytes, 1};
+    if (!slots[0] || slots[1] < 2 || bytes < SHARED) move_shares(0, 1, &all);
+    else {
+        all.threads = slots[1];
+        ((int (*)(long long, long long, long long, void (*)(long long, long long, void *), void *))slots[0])(
+            0, slots[1], 1, move_shares, &all);
+    }
+}
+
+/* The same tensor of one dimension with fewer elements. If it leaves more than it keeps, that goes back: pages that
+   nobody has touched to the system; those that threads have written all over to the pool, where the next call finds
+   them, since new ones take longer than a copy of the rest. */
+static managed_t *cut(managed_t *whole, long long count, const long long *slots) {
+    holder_t *holder = (holder_t *)whole;
+    unsigned long used = (unsigned long)count * whole->tensor.bits / 8;
+    int zeroed, is_few = used < holder->bytes / 8;
+    if (!holder->pages || used >= holder->bytes / 2 || (slots[1] < 2 && !is_few)) return shrunk(whole, count);
+    managed_t *made = own(whole->tensor.code, whole->tensor.bits, 1, &count, &zeroed);
+    if (!made) return shrunk(whole, count);
+    move((char *)made->tensor.data, (const char *)whole->tensor.data, used, slots);
+    whole->deleter(whole);
+    return made;
 }

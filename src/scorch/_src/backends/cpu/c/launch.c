@@ -243,26 +243,6 @@ static object *out_of_memory(void) {
     return 0;
 }
 
-typedef struct { char *start; unsigned long bytes; long long threads; } cleared_t;
-
-static void clear_shares(long long begin, long long end, void *context) {
-    const cleared_t *all = context;
-    const unsigned long share = (all->bytes / (unsigned long)all->threads + 64) & ~63ul;
-    unsigned long from = share * (unsigned long)begin, to = share * (unsigned long)end;
-    if (to > all->bytes) to = all->bytes;
-    if (from < to) memset(all->start + from, 0, to - from);
-}
-
-/* Set bytes to zero on the threads of a kernel, whose first slots are the function that shares loops, and how many
-   threads do. */
-static void clear(char *start, unsigned long bytes, const long long *slots) {
-    cleared_t all = {start, bytes, slots[1]};
-    if (!slots[0] || slots[1] < 2 || bytes < LARGE) memset(start, 0, bytes);
-    else
-        ((int (*)(long long, long long, long long, void (*)(long long, long long, void *), void *))slots[0])(
-            0, slots[1], 1, clear_shares, &all);
-}
-
 /* fill(kernel, first slots, result: ours code bits bytes ndim shape..., facts or None, tensors...)
    returns None if a tensor does not fit its facts; bytes of the result, if any, begin as zero */
 object *scorch_fill(object *self, object *const *given, long count) {
@@ -279,7 +259,7 @@ object *scorch_fill(object *self, object *const *given, long count) {
     if (!made) return given[3] == none ? 0 : shell();
     slots[used] = address_of(made);
     thread = PyEval_SaveThread();
-    if (result[3] && !zeroed) clear((char *)slots[used], (unsigned long)result[3], slots);
+    if (result[3] && !zeroed) move((char *)slots[used], 0, (unsigned long)result[3], slots);
     status = (long)kernel(slots);
     PyEval_RestoreThread(thread);
     if (status) {
@@ -387,21 +367,19 @@ object *scorch_slots(object *self, object *const *given, long count) {
     }
     thread = PyEval_SaveThread();
     status = (long)compute(slots);
-    PyEval_RestoreThread(thread);
     nnz = slots[used + parts];
-    for (part = 1; part < parts && !status && nnz < bound; part++) {
-        if (ours) made[part] = shrunk(made[part], nnz);
-        else { /* torch's memory cannot be cut */
-            managed_t *whole = made[part], *cut;
-            cut = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
-            if (!cut) {
-                given_out(made, parts, -1, 0);
-                return 0;
-            }
-            if (nnz) memcpy((void *)address_of(cut), (void *)address_of(whole), nnz * whole->tensor.bits / 8);
-            made[part] = cut;
-            whole->deleter(whole);
+    for (part = 1; part < parts && ours && !status && nnz < bound; part++) made[part] = cut(made[part], nnz, slots);
+    PyEval_RestoreThread(thread);
+    for (part = 1; part < parts && !ours && !status && nnz < bound; part++) { /* torch's memory cannot be cut */
+        managed_t *whole = made[part], *copy;
+        copy = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
+        if (!copy) {
+            given_out(made, parts, -1, 0);
+            return 0;
         }
+        if (nnz) memcpy((void *)address_of(copy), (void *)address_of(whole), nnz * whole->tensor.bits / 8);
+        made[part] = copy;
+        whole->deleter(whole);
     }
     if (!status) return given_out(made, parts, nnz, 1);
     given_out(made, parts, -1, 0);
