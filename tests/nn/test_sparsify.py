@@ -385,7 +385,18 @@ def test_report(capsys) -> None:
     assert linear.dense_bytes == 24 * 32 * 4 and linear.density == pytest.approx(0.1, abs=0.01)
     assert linear.expected > 0 and linear.measured > 0 and linear.dense_measured > 0
     assert found.bytes < found.dense_bytes and "sparse: smaller" in printed and "csr" in printed
+    assert "times for a batch of 4: indices in embeddings, rows in linear layers; " in printed
     norm = found.layers[-1]  # whose bias is zero
     assert norm.density == 1.0 and norm.shapes == ((8,), (8,))
     quiet = scorch.report(model, measure=False, quiet=True)
     assert capsys.readouterr().out == "" and quiet.layers[1].measured is None and "-" in str(quiet)
+
+
+def test_the_report_has_one_speedup_of_each_layer() -> None:
+    with faster("csr"):
+        model = scorch.sparsify(mlp(), 0.9)
+    assert "as fast at batch 1 and 32" in model[0].sparsified.reason
+    with mock.patch.object(timing, "measure_fastest", lambda calls: {"own": 1.0, "dense": 3.0}):
+        found = scorch.report(model, batch=4, quiet=True)
+    assert found.layers[0].reason == "sparse: 3.0 x as fast at batch 4"
+    assert "1 and 32" not in str(found)
