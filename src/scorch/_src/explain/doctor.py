@@ -47,8 +47,8 @@ def doctor(
 ) -> Diagnosis:
     """Measure on an example input which layers of a model would gain from sparsity, and print a table.
 
-    Each layer that ``scorch.sparsify`` can store sparse, except embeddings, is timed on its own input as it is
-    and after magnitude pruning to each of ``sparsities``, and a Linear layer also with its input as a sparse
+    Each layer that ``scorch.sparsify`` can store sparse, except embeddings, is timed on its own input as it
+    is and after magnitude pruning to each of ``sparsities``; a Linear layer also with its input as a sparse
     tensor if that is mostly zeros. The model runs in evaluation mode, without gradients, and is not changed.
 
     Args:

@@ -1,8 +1,8 @@
 """``scorch.explain(fn)``: call a whole function, and report every kernel that ran.
 
 The function is called once to compile what it needs. Then calls that are not traced, for its total time,
-alternate with calls in which kernels emit events (``events``) and a mode of torch sees the calls they are part
-of. The report shows the times of one of these, the median, so that they add up to its total.
+alternate with calls in which kernels emit events (``events``) and a mode of torch sees the calls they are
+part of. The report shows the times of one of these, the median, so that they add up to its total.
 """
 
 from __future__ import annotations
