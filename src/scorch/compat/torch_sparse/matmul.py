@@ -10,6 +10,7 @@ from torch import Tensor
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
+from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.forms import filled
 from scorch.compat.torch_sparse.storage import combine
 from scorch.errors import OperandError, ShapeError, UnsupportedError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
 
 
+@takes_compat
 def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
     """Return ``src @ other``: dense for a dense tensor, sparse for a sparse one.
 
