@@ -317,6 +317,8 @@ def test_doctor_says_what_a_script_lacks(capsys: pytest.CaptureFixture[str], tmp
     script.write_text("print('nothing')")
     code, _, err = call(capsys, "doctor", str(script))
     assert code == 2 and "did not call a torch.nn.Module with parameters" in err
+    code, _, err = call(capsys, "doctor")
+    assert code == 2 and "python -m scorch env" in err
     code, _, err = call(capsys, "doctor", str(tmp_path / "missing.py"))
     assert code == 2 and err.startswith("MissingFileError: no such file")
     code, _, err = call(capsys, "doctor", str(script), "--sparsities", "many")

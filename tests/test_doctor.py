@@ -83,7 +83,10 @@ def test_other_layers_are_named() -> None:
     found = scorch.doctor(Model(), {"tokens": torch.arange(6)[None], "scale": 2.0}, quiet=True)
     advice = {layer.name: layer.advice for layer in found.layers}
     assert set(advice) == {"words", "attention", "conv", "sparse"}  # the other was never called
-    assert "sparse mask" in advice["attention"] and "as a sparse convolution" in advice["conv"]
+    assert "sparse mask" in advice["attention"]
+    for layer in found.layers[1:3]:
+        assert layer.dense > 0 and set(layer.sparse) == set(layer.norm_kept) == {0.8, 0.9, 0.95, 0.98}
+        assert "pruned" in layer.advice
     assert "already sparse" in advice["sparse"] and "lookup" in advice["words"]
 
 
@@ -130,8 +133,18 @@ def test_layers_that_cannot_be_timed_say_why() -> None:
     given = scorch.rand(4, 60, density=0.1, format="csr")
     assert scorch.doctor(dense, given, quiet=True).layers[0].advice == "its input is already sparse"
     assert "empty" in scorch.doctor(dense, torch.rand(0, 60), quiet=True).layers[0].advice
-    recurrent = scorch.doctor(torch.nn.LSTM(4, 3), torch.rand(2, 1, 4), quiet=True)
-    assert "recurrent" in recurrent.layers[0].advice
+    volumes = scorch.doctor(torch.nn.Conv3d(1, 2, 2), torch.rand(1, 1, 3, 3, 3), quiet=True)
+    assert volumes.layers[0].advice == "not timed sparse: only Conv1d and Conv2d have sparse kernels"
+
+
+def test_recurrent_layers_and_pruned_layers_are_one_layer_each() -> None:
+    recurrent = scorch.doctor(torch.nn.LSTM(4, 3, 2), torch.rand(2, 1, 4), sparsities=0.5, quiet=True)
+    assert [set(layer.sparse) for layer in recurrent.layers] == [{0.5}]
+    attention = scorch.sparsify(torch.nn.MultiheadAttention(8, 2), 0.9, prefer="size")
+    x = torch.rand(5, 1, 8)
+    found = scorch.doctor(attention, {"query": x, "key": x, "value": x}, quiet=True)
+    assert [layer.kind for layer in found.layers] == ["SparseMultiheadAttention"]
+    assert "already sparse" in found.layers[0].advice and found.layers[0].input_shape == (5, 1, 8)
 
 
 @pytest.mark.parametrize("call", [scorch.doctor, lambda model, x, **options: scorch.report(model, **options)])

@@ -314,7 +314,18 @@ def test_only_the_last_run_keeps_tensors() -> None:
 def test_shares_are_of_the_watched_time() -> None:
     call = CallExplanation("matmul", "a.py:1", "A @ x", True, 1.0)
     report = str(FunctionExplanation("f", (call,), seconds=1.0, watched=2.0, runs=3))
-    assert "1 s (median of 3 calls; 2 s while traced)" in report and "matmul: 1 s, 50%" in report
+    assert "1 s (median of 3 calls; 2 s while traced, to which" in report and "matmul: 1 s, 50%" in report
+    assert "between the calls, in Python: 1 s, 50%" in report
+
+
+def test_times_add_up_to_the_traced_time() -> None:
+    def products(A, x):
+        return torch.relu(A @ x) + torch.sin(x)
+
+    explained = scorch.explain(products, runs=4)(sparse(), torch.rand(60, 3))
+    total = sum(call.seconds for call in explained.calls) + explained.seconds_between
+    assert total == pytest.approx(explained.watched)
+    assert explained._repr_html_().count("between the calls") == 1
 
 
 def test_generators_are_said_to_do_nothing() -> None:

@@ -12,7 +12,14 @@ import torch
 
 import scorch
 import scorch.compat.torch_sparse
-from scorch._src.name_hints import KEYWORD_HINTS, MASK_HINTS, MODULE_HINTS, NN_HINTS, TENSOR_HINTS
+from scorch._src.name_hints import (
+    KEYWORD_HINTS,
+    LINALG_HINTS,
+    MASK_HINTS,
+    MODULE_HINTS,
+    NN_HINTS,
+    TENSOR_HINTS,
+)
 from scorch.errors import OperandError, UnknownNameError
 
 S = scorch.tensor([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], format="csr")
@@ -114,6 +121,13 @@ def test_the_module_says_what_to_use(name: str, words: str) -> None:
 def test_submodules_suggest_their_own_names() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'MessagePassing'; .*adj @ x"):
         _ = scorch.nn.MessagePassing
+    with pytest.raises(AttributeError, match=r"'scorch.linalg' has no attribute 'bicgstab'; use .*gmres"):
+        _ = scorch.linalg.bicgstab
+    with pytest.raises(AttributeError, match=r"no attribute 'splu'; .*factorizes on each call"):
+        _ = scorch.linalg.splu
+    for module, name in ((scorch.nn, "NeighborLoader"), (scorch, "neighbor_sample")):
+        with pytest.raises(AttributeError, match=r"torch_geometric.loader.*torch_sparse.install"):
+            getattr(module, name)
     with pytest.raises(
         AttributeError, match=r"'scorch.nn.masks' has no attribute 'sliding_window'; use masks"
     ):
@@ -133,7 +147,13 @@ def test_names_unlike_any_other_get_no_suggestion() -> None:
 
 def test_hints_are_for_names_that_are_missing_and_what_they_say_works() -> None:
     tried = 0
-    owners = ((S, TENSOR_HINTS), (scorch, MODULE_HINTS), (scorch.nn, NN_HINTS), (scorch.nn.masks, MASK_HINTS))
+    owners = (
+        (S, TENSOR_HINTS),
+        (scorch, MODULE_HINTS),
+        (scorch.nn, NN_HINTS),
+        (scorch.linalg, LINALG_HINTS),
+        (scorch.nn.masks, MASK_HINTS),
+    )
     for owner, hints in owners:
         for name, hint in hints.items():
             assert not hasattr(owner, name), name

@@ -452,6 +452,23 @@ def test_walks_and_subgraphs():
 # errors ----------------------------------------------------------------------------------------------
 
 
+def test_tensors_of_scorch_are_refused_with_a_hint():
+    S = scorch.rand(5, 5, density=0.5, format="csr")
+    nodes = torch.tensor([1, 2])
+    calls = {
+        "sample_adj": lambda A: ts.sample_adj(A, nodes, 2),
+        "matmul": lambda A: ts.matmul(A, torch.rand(5, 2)),
+        "reduction": lambda A: ts.sum(A, dim=1),
+        "remove_diag": lambda A: ts.remove_diag(src=A),
+    }
+    for name, call in calls.items():
+        with pytest.raises(
+            OperandError, match=rf"^{name} takes a SparseTensor of scorch\.compat.*from_scorch"
+        ):
+            call(S)
+        call(SparseTensor.from_scorch(S))
+
+
 def test_what_is_refused():
     one = torch.tensor([0])
     with pytest.raises(OperandError, match="pass col, and either row or rowptr"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -423,10 +424,16 @@ def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
         layer(x, edges((0, 1), (9, 1)))
     with pytest.raises(scorch.errors.IndexRangeError, match=r"targets \(row 1\) from 1 to 8"):
         layer(x, edges((0, 1), (2, 8)))
-    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, number of edges\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"one row for each entry.* pass edge_index\.t\(\)"):
         layer(x, SOME.t())
-    with pytest.raises(scorch.errors.ShapeError, match=r"rows are targets"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, number of edges\)"):
+        layer(x, SOME[0])
+    with pytest.raises(scorch.errors.ShapeError, match=r"the number of nodes as size=$"):
         layer(x, scorch.eye(NODES, NODES + 1, format="csr"))
+    with pytest.raises(scorch.errors.OperandError, match=r"got a csr_array; use scorch\.from_scipy"):
+        layer(x, scipy.sparse.eye_array(NODES, format="csr"))
+    with pytest.raises(scorch.errors.OperandError, match=r"got a ndarray; use torch\.from_numpy"):
+        layer(x, SOME.numpy())
     with pytest.raises(scorch.errors.DtypeError, match=r"a matrix must be sparse"):
         layer(x, torch.eye(NODES))
     with pytest.raises(scorch.errors.OperandError, match=r"but got a list"):

@@ -263,6 +263,83 @@ def test_pruned_models_are_trained_on() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+def zeros_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter == 0 for parameter in model.parameters() if parameter.dim() > 1]
+
+
+def train(model: torch.nn.Module, kind: type = torch.optim.AdamW) -> None:
+    """Take three steps that change every weight that an optimizer may change."""
+    optimizer, x = kind(model.parameters(), lr=0.01), torch.randn(4, 3, 24)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        out = model(x, x, x)[0] if isinstance(model, torch.nn.MultiheadAttention) else model(x)
+        total = (out[0] if isinstance(out, tuple) else out).square().sum()
+        total.backward()
+        return total
+
+    for _ in range(3):
+        optimizer.step(loss)
+
+
+TRAINED = {
+    "Linear": mlp,
+    "MultiheadAttention": lambda: torch.nn.MultiheadAttention(24, 2, batch_first=True),
+    "LSTM": lambda: torch.nn.LSTM(24, 8),
+    "Conv1d": lambda: torch.nn.Conv1d(3, 5, 3),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", TRAINED)
+def test_pruned_weights_of_dense_layers_stay_zero_in_training(kind: str) -> None:
+    with faster("dense"):
+        model = scorch.sparsify(TRAINED[kind](), 0.5)
+    layer, keys = model[0] if kind == "Linear" else model, TRAINED[kind]().state_dict().keys()
+    assert layer.sparsified.is_sparse is False and model.state_dict().keys() == keys
+    zeros, before = zeros_of(model), copy.deepcopy(model)
+    for optimizer in (torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS):
+        train(model, optimizer)
+        assert all(map(torch.equal, zeros_of(model), zeros))
+    pairs = zip(model.parameters(), before.parameters(), strict=True)
+    assert all(not torch.equal(new, old) for new, old in pairs if new.dim() > 1)
+    found = scorch.report(model, measure=False, quiet=True).sparsification
+    assert found.reached == model.sparsification.reached
+
+
+def test_copies_of_pruned_layers_stay_pruned() -> None:
+    with faster("dense"):
+        model = scorch.sparsify(mlp(), 0.5)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    zeros = zeros_of(model)
+    for copied in (copy.deepcopy(model), torch.load(file, weights_only=False), model.double().float()):
+        train(copied)
+        assert all(map(torch.equal, zeros_of(copied), zeros))
+
+
+def test_weights_that_are_zero_but_not_pruned_are_trained() -> None:
+    layer = torch.nn.Linear(24, 8)
+    torch.nn.init.zeros_(layer.weight)
+    with faster("dense"):
+        model = scorch.sparsify(layer, 0.5, method="random")
+    train(copied := copy.deepcopy(model))
+    assert zeros_of(copied)[0].float().mean().item() == 0.5
+    train(model, torch.optim.SGD)
+    assert zeros_of(model)[0].float().mean().item() == 0.5
+
+
+def test_loaded_weights_bring_their_own_zeros() -> None:
+    with faster("dense"):
+        first, second = (scorch.sparsify(mlp(), sparsity) for sparsity in (0.5, 0.8))
+    zeros = zeros_of(second)
+    train(first)
+    first.load_state_dict(second.state_dict())
+    train(first)
+    assert all(map(torch.equal, zeros_of(first), zeros))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -308,7 +385,18 @@ def test_report(capsys) -> None:
     assert linear.dense_bytes == 24 * 32 * 4 and linear.density == pytest.approx(0.1, abs=0.01)
     assert linear.expected > 0 and linear.measured > 0 and linear.dense_measured > 0
     assert found.bytes < found.dense_bytes and "sparse: smaller" in printed and "csr" in printed
+    assert "times for a batch of 4: indices in embeddings, rows in linear layers; " in printed
     norm = found.layers[-1]  # whose bias is zero
     assert norm.density == 1.0 and norm.shapes == ((8,), (8,))
     quiet = scorch.report(model, measure=False, quiet=True)
     assert capsys.readouterr().out == "" and quiet.layers[1].measured is None and "-" in str(quiet)
+
+
+def test_the_report_has_one_speedup_of_each_layer() -> None:
+    with faster("csr"):
+        model = scorch.sparsify(mlp(), 0.9)
+    assert "as fast at batch 1 and 32" in model[0].sparsified.reason
+    with mock.patch.object(timing, "measure_fastest", lambda calls: {"own": 1.0, "dense": 3.0}):
+        found = scorch.report(model, batch=4, quiet=True)
+    assert found.layers[0].reason == "sparse: 3.0 x as fast at batch 4"
+    assert "1 and 32" not in str(found)

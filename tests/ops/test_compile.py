@@ -616,6 +616,16 @@ def test_explanation_names_what_was_not_joined() -> None:
     assert "not fused: mul\n  a single call" in text
 
 
+def test_explanation_names_calls_on_dense_tensors() -> None:
+    def function(A: Any, x: Any, s: Any, b: Any) -> Any:
+        return torch.relu(A @ (x * s).transpose(0, 1) + b)
+
+    operands = [torch.ones(*shape, dtype=torch.float64) for shape in ((3, 6), (6,), (3,))]
+    plan = scorch.explain(scorch.compile(function), sparse(6, 6, density=0.1), *operands)
+    assert "not fused, because they read dense tensors only: mul" in str(plan).splitlines()
+    assert plan.to_dict()["dense_calls"] == ["mul"]  # not transpose, which computes nothing
+
+
 @pytest.mark.cpu("calls are joined there")
 def test_explanation_as_a_page_and_as_json() -> None:
     compiled = scorch.compile(lambda A: torch.sin(torch.relu(A) * 2))

@@ -515,12 +515,37 @@ def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(OperandError, match=r"save a dictionary of tensors as \.safetensors"):
         save(tmp_path / "a.npz", {"a": torch.eye(3)})
     with pytest.raises(
-        TypeError, match=r"'weights_only': the options of torch\.load are only supported for \.pt files"
+        TypeError,
+        match=r"takes weights_only=, an option of torch\.load, for \.pt files only, not for 'a.npz'$",
     ):
         save(tmp_path / "a.npz", torch.eye(3))
         load(tmp_path / "a.npz", weights_only=True)
     with pytest.raises(TypeError, match=r"options of torch\.save are only supported for \.pt files"):
         save(tmp_path / "a.npz", torch.eye(3), pickle_protocol=2)
+
+
+def test_tensors_of_a_given_shape(tmp_path):
+    path = tmp_path / "a.tns"
+    path.write_text("1 2 1 5.0\n2 1 3 4.0\n")
+    assert tuple(load(path).shape) == (2, 2, 3)
+    larger = load(path, shape=(4, 5, 6), format="csf")
+    assert tuple(larger.shape) == (4, 5, 6) and str(larger.format) == "csf" and larger[1, 0, 2] == 4.0
+    with pytest.raises(FileError, match="line 2"):
+        load(path, shape=(4, 5, 2))
+    for shape in (7, (), (4, "5")):
+        with pytest.raises(ShapeError, match="shape must be a tuple of sizes"):
+            load(path, shape=shape)
+    with pytest.raises(FileError):
+        load(path, shape=(4, 5))
+    (tmp_path / "empty.tns").write_text("")
+    assert tuple(load(tmp_path / "empty.tns", shape=(2, 3)).shape) == (2, 3)
+    save(tmp_path / "a.npz", torch.eye(3))
+    with pytest.raises(TypeError, match=r"shape= for \.tns files only: 'a.npz' stores the shape"):
+        load(tmp_path / "a.npz", shape=(4, 4))
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'dtype'; apply it to the result"):
+        load(tmp_path / "a.npz", dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"map_location=.*move the result"):
+        load(path, map_location="cpu")
 
 
 def test_without_safetensors(tmp_path, monkeypatch):

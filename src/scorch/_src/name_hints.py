@@ -95,6 +95,12 @@ TENSOR_HINTS: dict[str, str] = {
 }  # fmt: skip
 
 
+_SAMPLING = (
+    "sampling is PyG's: Scorch's layers accept the batches of torch_geometric.loader.NeighborLoader, which "
+    "needs scorch.compat.torch_sparse.install()"
+)
+
+
 def _from_arrays(kind: str) -> str:
     form = "bsr(2,2)" if kind == "bsr" else kind
     return (
@@ -124,7 +130,11 @@ MODULE_HINTS: dict[str, str] = {
     **dict.fromkeys(("diags", "spdiags"), "use scorch.diag(values, format='csr')"),
     **dict.fromkeys(("identity", "speye", "eye_array"), "use scorch.eye(n, format='csr')"),
     **dict.fromkeys(("issparse", "is_sparse"), "use isinstance(x, scorch.SparseTensor)"),
-    **dict.fromkeys(("spsolve", "splu"), "use torch.linalg.solve(S, b), or scorch.linalg.cg(S, b)"),
+    **dict.fromkeys(("spsolve", "splu", "spilu"), "use torch.linalg.solve(S, b), or scorch.linalg.cg(S, b)"),
+    **{name: f"it is scorch.linalg.{name}" for name in ("cg", "eigsh", "gmres")},
+    **dict.fromkeys(("neighbor_sample", "NeighborLoader"), _SAMPLING),
+    "sample_adj": "it is scorch.compat.torch_sparse.sample_adj",
+    "random_walk": "it is scorch.compat.torch_sparse.random_walk",
     "sprand": "use scorch.rand(m, n, density=0.01, format='csr')",
     "prune": "use scorch.sparsify(model, sparsity=0.9)",
     **{
@@ -145,8 +155,27 @@ NN_HINTS: dict[str, str] = {
         ),
         _PYG_LAYER,
     ),
+    **dict.fromkeys(("NeighborLoader", "NeighborSampler", "neighbor_sample"), _SAMPLING),
     **dict.fromkeys(("global_add_pool", "global_max_pool", "global_mean_pool"), _POOLING),
 }  # fmt: skip
+
+_KRYLOV = "use scorch.linalg.gmres(S, b), or scorch.linalg.cg(S, b), which needs a positive definite matrix"
+
+LINALG_HINTS: dict[str, str] = {
+    **dict.fromkeys(("bicg", "bicgstab", "cgs", "qmr", "tfqmr", "minres", "lgmres", "gcrotmk"), _KRYLOV),
+    "spsolve": "use torch.linalg.solve(S, b)",
+    **dict.fromkeys(
+        ("splu", "spilu", "factorized"),
+        "torch.linalg.solve(S, b) factorizes on each call; use scipy.sparse.linalg with S.to_scipy() to "
+        "keep the factors",
+    ),
+    "spsolve_triangular": "use torch.linalg.solve_triangular(torch.tril(S), B, upper=False)",
+    **dict.fromkeys(("lsqr", "lsmr"), "use torch.linalg.lstsq(S, b)"),
+    "eigs": "use scorch.linalg.eigsh(S, k=2), which needs a symmetric matrix, or S.to_scipy()",
+    "svds": "use torch.linalg.svd(S), which falls back to dense, or S.to_scipy()",
+    "expm": "use torch.linalg.matrix_exp(S), which falls back to dense",
+    "LinearOperator": "scorch.linalg.cg and gmres take a function of a tensor",
+}
 
 MASK_HINTS: dict[str, str] = {
     **dict.fromkeys(("sliding_window", "local", "local_window", "band"), "use masks.window(n, radius)"),
@@ -154,7 +183,11 @@ MASK_HINTS: dict[str, str] = {
     **dict.fromkeys(("from_mask_mod", "create_mask"), "use masks.from_function(mask_mod, n)"),
 }
 
-HINTS: dict[str, Mapping[str, str]] = {"scorch": MODULE_HINTS, "scorch.nn": NN_HINTS}  # by module
+HINTS: dict[str, Mapping[str, str]] = {
+    "scorch": MODULE_HINTS,
+    "scorch.nn": NN_HINTS,
+    "scorch.linalg": LINALG_HINTS,
+}  # by module
 
 KEYWORD_HINTS: dict[
     str, tuple[str, ...]

@@ -247,6 +247,21 @@ def test_iterative_methods(method, dtype):
     assert not function(A, torch.zeros_like(b)).any()
 
 
+@pytest.mark.parametrize("columns", [(), (2,)])
+@pytest.mark.whole
+def test_callbacks_see_every_iteration(columns):
+    A, b = definite(25), torch.ones(25, *columns, dtype=torch.float64)
+    errors = {"cg": [], "gmres": []}
+    solution = torch.linalg.solve(A, b)
+    for method, seen in errors.items():
+        target = solution if method == "cg" or not columns else solution[:, 0]
+        options = {} if method == "cg" else {"restart": 5}
+        callback = lambda x, target=target, seen=seen: seen.append((x - target).norm().item())  # noqa: E731
+        close(getattr(scorch.linalg, method)(A, b, callback=callback, **options), solution, 1e-8)
+        assert len(seen) > 1 and seen[-1] < 1e-6 * seen[0]
+    assert len(errors["cg"]) <= 25
+
+
 def test_iterative_methods_say_what_is_wrong():
     A, b = definite(25), torch.ones(25, dtype=torch.float64)
     S = scorch.from_torch(A, format="csr")
@@ -254,13 +269,29 @@ def test_iterative_methods_say_what_is_wrong():
         scorch.linalg.cg(S, b, maxiter=2)
     with pytest.raises(ConvergenceError, match="gmres did not converge"):
         scorch.linalg.gmres(S, b, maxiter=1, restart=2)
+    with pytest.raises(ConvergenceError, match="use a better preconditioner M"):
+        scorch.linalg.cg(S, b, maxiter=2, M=lambda x: x)
     with pytest.raises(LinAlgError, match="not positive definite"):
         scorch.linalg.cg(-S, b)
     for method in (scorch.linalg.cg, scorch.linalg.gmres):
-        with pytest.raises(ShapeError, match=r"returned \(25, 25\) for columns of shape \(25,\)"):
+        with pytest.raises(ShapeError, match=r"returned shape \(25, 25\) for columns of shape \(25,\)"):
             method(S, b, M=lambda x: x / b[:, None])
-        with pytest.raises(ShapeError, match="returned NoneType for columns"):
+        with pytest.raises(OperandError, match="the function returned a NoneType; return a tensor"):
             method(lambda x: None, b)
+        with pytest.raises(OperandError, match=r"M of \w+: .* returned a ndarray; .*torch.from_numpy"):
+            method(S, b, M=lambda x: x.numpy())
+        with pytest.raises(DtypeError, match=r"^(cg|gmres): .*right-hand side .*float64 and torch.float32"):
+            method(S, b.float())
+        with pytest.raises(DtypeError, match=r"^M of (cg|gmres): .*float32 and torch.float64"):
+            method(S, b, M=S.float())
+        with pytest.raises(DtypeError, match="the matrix and x0 to have"):
+            method(S, b, x0=b.float())
+        with pytest.raises(
+            OperandError, match=r"right-hand side .*ndarray; convert it with torch.from_numpy"
+        ):
+            method(S, b.numpy())
+        with pytest.raises(ArgumentError, match="callback must be a function"):
+            method(S, b, callback=[])
     with pytest.raises(LinAlgError, match="non-finite"):
         scorch.linalg.cg(S * math.nan, b)
     with pytest.raises(ConvergenceError):

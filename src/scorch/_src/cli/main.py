@@ -133,7 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Run a script until it calls its model, and show which layers would gain from sparsity.",
         epilog=DOCTOR_EPILOG,
     )
-    command.add_argument("script", metavar="SCRIPT", help="the script, followed by its arguments")
+    command.add_argument("script", metavar="SCRIPT", nargs="?", help="the script, followed by its arguments")
     command.add_argument(
         "--finish", action="store_true", help="run the whole script, and diagnose its largest model"
     )
@@ -225,6 +225,11 @@ def show_explanation(options: argparse.Namespace) -> int:
 
 
 def show_diagnosis(options: argparse.Namespace) -> int:
+    if options.script is None:
+        raise ArgumentError(
+            "doctor diagnoses the model of a script: pass it, as in python -m scorch doctor train.py. "
+            "To check the installation, run python -m scorch env"
+        )
     try:
         sparsities = [float(text) for text in filter(None, options.sparsities.split(","))]
     except ValueError:

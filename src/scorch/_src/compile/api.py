@@ -119,7 +119,9 @@ class Compiled:
         others = tuple(name for name in record.unrecorded if name != "__get__")
         compiled, failed = ((), ()) if self.submodules is None else self.submodules.explain()
         unfused = tuple(f"{name}: {reason}" for name, reason in record.unfused.items())
-        return FusionExplanation(groups, others, compiled, failed, unfused)
+        calls_on_dense = record.dense_calls if record.sparse_call_count else []  # else torch.compile has them
+        on_dense = tuple(name for name in calls_on_dense if name != "__get__")
+        return FusionExplanation(groups, others, compiled, failed, unfused, on_dense)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

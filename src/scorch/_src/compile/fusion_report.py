@@ -9,6 +9,8 @@ from typing import Any
 from scorch._src.html import page
 from scorch.errors import counted
 
+NAMES = ("others", "dense", "failed", "unfused", "dense_calls")  # fields that are lists of names
+
 
 @dataclass(frozen=True)
 class GroupExplanation:
@@ -53,6 +55,8 @@ class FusionExplanation:
         such submodules where ``torch.compile`` failed, with its error; they run uncompiled
     ``unfused``
         calls that could have been fused, each with the reason why they were not
+    ``dense_calls``
+        calls that read no sparse tensor, which PyTorch runs once per element, not once per nonzero
     """
 
     groups: tuple[GroupExplanation, ...]
@@ -60,6 +64,7 @@ class FusionExplanation:
     dense: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     unfused: tuple[str, ...] = ()
+    dense_calls: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -84,7 +89,7 @@ class FusionExplanation:
         """Convert everything to dictionaries, lists and strings, for JSON."""
         plain = asdict(self)
         groups = [{**group, "calls": list(group["calls"])} for group in plain["groups"]]
-        names = {name: list(getattr(self, name)) for name in ("others", "dense", "failed", "unfused")}
+        names = {name: list(getattr(self, name)) for name in NAMES}
         return {"groups": groups, **names}
 
     def to_html(self) -> str:
@@ -100,6 +105,7 @@ class FusionExplanation:
         labels = {
             "not fused": self.unfused,
             "not fusible, run as they are": self.others,
+            "not fused, because they read dense tensors only": self.dense_calls,
             "compiled by torch.compile": self.dense,
             "run uncompiled, because torch.compile failed": self.failed,
         }

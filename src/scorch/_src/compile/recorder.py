@@ -120,7 +120,8 @@ class Recorder(TorchFunctionMode):
         self.groups: list[GroupPlan | LayerPlan] = []
         self.absorbed: dict[int, LayerPlan] = {}  # values that are only part of a layer's output
         self.unrecorded: list[str] = []
-        self.unfused: dict[str, str] = {}  # calls that a rule left alone, with the reasons
+        self.dense_calls: list[str] = []  # calls that compute a dense tensor from dense ones
+        self.unfused: dict[str, str] = {}  # calls that a rule does not record, with the reasons
         self.reason = ""
         self.sparse_call_count = 0  # calls that read sparse tensors
 
@@ -189,15 +190,23 @@ class Recorder(TorchFunctionMode):
             self.compute(self.pending_values())
         args, kwargs = materialize(args), materialize(kwargs) if kwargs else kwargs
         reason, self.reason = self.reason, ""
+        name = getattr(func, "__name__", str(func))
         if _has_sparse(args) or (kwargs and _has_sparse(kwargs)):
             self.sparse_call_count += 1
-            name = getattr(func, "__name__", str(func))
             if reason:
                 self.unfused[name] = reason
                 with PauseRecording():
                     return func(*args, **kwargs)
             self.unrecorded.append(name)
-        return func(*args, **kwargs)
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if (
+            isinstance(result, torch.Tensor)
+            and not isinstance(result, SparseTensor)
+            and not result._is_view()
+        ):
+            self.dense_calls.append(name)
+        return result
 
     def pending_values(self) -> list[Value]:
         """Return the values that may still be needed."""

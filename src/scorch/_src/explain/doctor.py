@@ -7,6 +7,7 @@ form is timed on that input as it is, and with its smallest weights pruned. The 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import statistics
 import time
@@ -21,9 +22,11 @@ from scorch._src.backends.base import host_threads
 from scorch._src.explain.doctor_report import MIN_GAIN, Diagnosis, LayerDiagnosis
 from scorch._src.explain.render import print_unless
 from scorch._src.name_hints import suggests_keywords
-from scorch._src.nn import timing
-from scorch._src.nn.pruned.prunable import KINDS
-from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn import prune, timing
+from scorch._src.nn.pattern import weight_format
+from scorch._src.nn.pruned.choose_storage import make_sparse, prune_layer
+from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer
+from scorch._src.nn.sparsification import reason_for
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
@@ -44,9 +47,9 @@ def doctor(
 ) -> Diagnosis:
     """Measure on an example input which layers of a model would gain from sparsity, and print a table.
 
-    Each Linear layer is timed on its own input as it is, after magnitude pruning to each of ``sparsities``,
-    and with its input as a sparse tensor if that is mostly zeros. The model runs in evaluation mode, without
-    gradients, and is not changed.
+    Each layer that ``scorch.sparsify`` can store sparse, except embeddings, is timed on its own input as it
+    is and after magnitude pruning to each of ``sparsities``; a Linear layer also with its input as a sparse
+    tensor if that is mostly zeros. The model runs in evaluation mode, without gradients, and is not changed.
 
     Args:
         model: the model.
@@ -114,11 +117,11 @@ def _make_call(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
 
 @dataclass
 class _Visit:
-    """A layer that ran: its first input, how often it was called and for how long."""
+    """A layer that ran: the arguments of its first call, how often it was called and for how long."""
 
     name: str
     module: torch.nn.Module
-    input: Any = None
+    first_call: timing.Call = ((), {})
     calls: int = 0
     started: float = 0.0
     seconds_by_round: list[float] = field(default_factory=list)
@@ -127,17 +130,13 @@ class _Visit:
 def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[float], list[_Visit]]:
     """Return the times of the model, and the layers with weights of their own, in the order they ran."""
     order: list[_Visit] = []
-    visits = {
-        module: _Visit(name, module)
-        for name, module in model.named_modules()
-        if any(True for _ in module.parameters(recurse=False))
-    }
+    visits = {module: _Visit(name, module) for name, module in _layers_of(model).items()}
 
-    def before(module: torch.nn.Module, inputs: Any) -> None:
+    def before(module: torch.nn.Module, arguments: Any, options: Any) -> None:
         visit = visits[module]
         if not visit.calls:
             order.append(visit)
-            visit.input = inputs[0] if inputs else None
+            visit.first_call = tuple(arguments), dict(options)
         visit.calls += 1
         visit.started = time.perf_counter()
 
@@ -146,7 +145,7 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
         visit.seconds_by_round[-1] += time.perf_counter() - visit.started
 
     call()
-    hooks = [module.register_forward_pre_hook(before) for module in visits]
+    hooks = [module.register_forward_pre_hook(before, with_kwargs=True) for module in visits]
     hooks += [module.register_forward_hook(after) for module in visits]
     times = []
     try:
@@ -164,11 +163,26 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
     return times, order
 
 
+def _layers_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the layers with weights, by name, without the modules that they consist of."""
+    layers: dict[str, torch.nn.Module] = {}
+    inside: set[torch.nn.Module] = set()
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
+        is_known = is_sparse_layer(module) or kind_of_layer(module) is not None
+        if is_known:
+            inside.update(module.modules())
+        if is_known or any(True for _ in module.parameters(recurse=False)):
+            layers[name] = module
+    return layers
+
+
 def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
-    module, x = visit.module, visit.input
-    parameters = list(module.parameters(recurse=False))
+    module, (arguments, options) = visit.module, visit.first_call
+    x = next(iter((*arguments, *options.values())), None)
     weight = getattr(module, "weight", None)
-    weight = weight if isinstance(weight, torch.Tensor) else max(parameters, key=torch.Tensor.numel)
+    weight = weight if isinstance(weight, torch.Tensor) else max(module.parameters(), key=torch.Tensor.numel)
     diagnosis = LayerDiagnosis(
         visit.name,
         type(module).__name__,
@@ -180,30 +194,32 @@ def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
         _density(x),
     )
     is_dense = isinstance(x, torch.Tensor) and not isinstance(x, SparseTensor) and x.numel() > 0
-    is_timed = is_dense and weight.numel() > 0 and type(module) in KINDS
-    if isinstance(module, torch.nn.Linear) and is_timed:
-        return _diagnose_linear(diagnosis, module, x, sparsities)
-    return replace(diagnosis, advice=_advise_other(module, x))
+    is_timed = kind_of_layer(module) is not None and not isinstance(module, torch.nn.Embedding)
+    if is_timed and is_dense and weight.numel() > 0:
+        diagnosis = _measure(diagnosis, module, visit.first_call, sparsities)
+        advice = [_advice(diagnosis), _advise_other(module, x)]
+        return replace(diagnosis, advice="; ".join(filter(None, advice)))
+    return replace(diagnosis, advice=_advise_other(module, x) or _explain_no_timing(module, x))
 
 
-def _diagnose_linear(
-    diagnosis: LayerDiagnosis, layer: torch.nn.Linear, x: torch.Tensor, sparsities: Sequence[float]
+def _measure(
+    diagnosis: LayerDiagnosis, layer: torch.nn.Module, call: timing.Call, sparsities: Sequence[float]
 ) -> LayerDiagnosis:
-    """Time the layer as it is, pruned, and on a sparse input."""
-    calls: dict[str, Callable[[], object]] = {"dense": functools.partial(layer, x)}
+    """Time a layer as it is, pruned, and on a sparse input if it is linear."""
+    arguments, options = call
+    calls: dict[str, Callable[[], object]] = {"dense": functools.partial(layer, *arguments, **options)}
     norms: dict[float, float] = {}
-    full_norm = float(layer.weight.norm())
     for sparsity in sparsities:
-        pruned = SparseLinear.from_dense(layer, sparsity=sparsity)
-        norms[sparsity] = float(pruned.values.norm()) / full_norm if full_norm else 0.0
-        calls[f"{sparsity}"] = functools.partial(pruned, x)
+        pruned, norms[sparsity] = _prune(layer, sparsity)
+        calls[f"{sparsity}"] = functools.partial(pruned, *arguments, **options)
     if diagnosis.weight_density < 1 - min(sparsities, default=1.0) / 2:
-        calls["stored"] = functools.partial(SparseLinear.from_dense(layer), x)
-    if diagnosis.input_density <= MAX_SPARSE_INPUT_DENSITY:
-        flat = x.reshape(-1, x.shape[-1])
+        stored, _ = _prune(layer, None)
+        calls["stored"] = functools.partial(stored, *arguments, **options)
+    if isinstance(layer, torch.nn.Linear) and diagnosis.input_density <= MAX_SPARSE_INPUT_DENSITY:
+        flat = arguments[0].reshape(-1, layer.in_features)
         calls["input"] = lambda: F.linear(from_torch(flat, format="csr"), layer.weight, layer.bias)
     times = timing.measure_fastest(calls)
-    diagnosis = replace(
+    return replace(
         diagnosis,
         dense=times["dense"],
         stored=times.get("stored"),
@@ -211,7 +227,21 @@ def _diagnose_linear(
         sparse={sparsity: times[f"{sparsity}"] for sparsity in sparsities},
         norm_kept=norms,
     )
-    return replace(diagnosis, advice=_advice(diagnosis))
+
+
+def _prune(layer: torch.nn.Module, sparsity: float | None) -> tuple[torch.nn.Module, float]:
+    """Return a pruned sparse layer, and the fraction of the norm that it keeps; None prunes its zeros."""
+    kind = kind_of_layer(layer)
+    assert kind is not None
+    weights = {part.table: part.matrix for part in kind.parts(layer)}
+    masks = {
+        table: weight != 0 if sparsity is None else prune.magnitude_mask(weight, 1 - sparsity)
+        for table, weight in weights.items()
+    }
+    full = math.hypot(*(float(weight.norm()) for weight in weights.values()))
+    kept = math.hypot(*(float((weight * masks[table]).norm()) for table, weight in weights.items()))
+    pruned = make_sparse(prune_layer(layer, masks), masks, weight_format("csr"))
+    return pruned.eval(), kept / full if full else 0.0
 
 
 def _advice(layer: LayerDiagnosis) -> str:
@@ -220,7 +250,7 @@ def _advice(layer: LayerDiagnosis) -> str:
     if layer.stored is not None and layer.dense / layer.stored >= MIN_GAIN:
         sentences.append(
             f"{1 - layer.weight_density:.0%} of its weights are already zero: stored sparse, it is "
-            f"{layer.dense / layer.stored:.1f} x as fast (scorch.nn.SparseLinear.from_dense(layer))"
+            f"{layer.dense / layer.stored:.1f} x as fast ({_how_to_store(layer)})"
         )
     if layer.sparse_input is not None and layer.dense / layer.sparse_input >= MIN_GAIN:
         sentences.append(
@@ -237,6 +267,12 @@ def _advice(layer: LayerDiagnosis) -> str:
     return "; ".join(sentences)
 
 
+def _how_to_store(layer: LayerDiagnosis) -> str:
+    if layer.kind == "Linear":
+        return "scorch.nn.SparseLinear.from_dense(layer)"
+    return f"scorch.sparsify(model, sparsity={1 - layer.weight_density:.2f})"
+
+
 def _explain_no_gain(layer: LayerDiagnosis) -> str:
     assert layer.dense is not None
     if layer.dense < 2e-5:
@@ -248,20 +284,24 @@ _ADVICE_BY_LAYER = {
     torch.nn.Embedding: "dense lookup is hard to beat; a sparse table only saves memory",
     torch.nn.MultiheadAttention: "if tokens attend to few others, use scorch.nn.MultiheadAttention with a "
     "sparse mask (pairs=, scorch.nn.masks)",
-    ConvNd: "scorch.sparsify(model, example=...) times it as a sparse convolution",
-    SparseLinear: "already sparse; scorch.report compares it with the dense layer",
-    torch.nn.RNNBase: "scorch.sparsify(model, example=...) times it as a sparse recurrent layer",
 }
 
 
 def _advise_other(module: torch.nn.Module, x: Any) -> str:
-    """Advise on layers that are not timed sparse."""
-    for kind, advice in _ADVICE_BY_LAYER.items():
-        if isinstance(module, kind):
-            return advice
+    """Advise on alternatives to pruning."""
+    if is_sparse_layer(module):
+        return "already sparse; scorch.report compares it with the dense layer"
+    return next((advice for kind, advice in _ADVICE_BY_LAYER.items() if isinstance(module, kind)), "")
+
+
+def _explain_no_timing(module: torch.nn.Module, x: Any) -> str:
+    """Explain why a layer was not timed sparse; "" for layers without matrices."""
     if isinstance(x, SparseTensor):
         return "its input is already sparse"
-    return "its input is empty: nothing was timed" if isinstance(x, torch.Tensor) and not x.numel() else ""
+    if isinstance(x, torch.Tensor) and not x.numel():
+        return "its input is empty: nothing was timed"
+    has_matrices = isinstance(module, (torch.nn.Linear, torch.nn.RNNBase, ConvNd))
+    return f"not timed sparse: {reason_for(module)}" if has_matrices else ""
 
 
 def _density(tensor: Any) -> float:

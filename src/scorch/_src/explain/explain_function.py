@@ -1,8 +1,8 @@
 """``scorch.explain(fn)``: call a whole function, and report every kernel that ran.
 
-The function is called once to compile what it needs, then several times without being traced, for its total
-time, and several times more while kernels emit events (``events``) and a mode of torch sees the calls they
-are part of. The report shows the last of these calls, with median times.
+The function is called once to compile what it needs. Then calls that are not traced, for its total time,
+alternate with calls in which kernels emit events (``events``) and a mode of torch sees the calls they are
+part of. The report shows the times of one of these, the median, so that they add up to its total.
 """
 
 from __future__ import annotations
@@ -62,21 +62,23 @@ class Explainer:
         call = functools.partial(self.function, *args, **kwargs)
         state = torch.get_rng_state()
         call()
-        times = time_calls(call, self.runs)
+        times: list[float] = []
         traces: list[Trace] = []
         for _ in range(self.runs):
+            times += time_calls(call, 1)
             if traces:
                 traces[-1].forget_tensors()
             traces.append(trace(call, with_calls=not _is_compiled_by_torch(self.function)))
         fused, fusible = _find_fusion(self.function, args, kwargs)
         torch.set_rng_state(state)
-        calls = _explain_calls(traces)
+        timed = _select_median(traces)
+        calls = _explain_calls(traces[-1], timed)
         kinds = {kernel.kind for explained in calls for kernel in explained.kernels}
         return FunctionExplanation(
             _name_of(self.function),
             calls,
             statistics.median(times),
-            statistics.median(trace.seconds for trace in traces),
+            timed.seconds,
             self.runs,
             fused,
             () if kinds & {"fused", *BETWEEN_PROCESSES} else fusible,
@@ -119,21 +121,23 @@ def _find_fusion(
     return (groups, ()) if is_compiled else ((), groups)
 
 
-def _explain_calls(traces: list[Trace]) -> tuple[CallExplanation, ...]:
-    """Explain the last trace, with medians of all that ran the same calls."""
-    last = traces[-1]
-    same_traces = [trace for trace in traces if _call_sequence(trace) == _call_sequence(last)]
+def _select_median(traces: list[Trace]) -> Trace:
+    """Return the trace of median time among those that ran the same calls as the last."""
+    same = [trace for trace in traces if _call_sequence(trace) == _call_sequence(traces[-1])]
+    return sorted(same, key=lambda trace: trace.seconds)[len(same) // 2]
+
+
+def _explain_calls(last: Trace, timed: Trace) -> tuple[CallExplanation, ...]:
+    """Explain the last trace, which has the tensors, with the times of another."""
     calls = []
-    for number, call in enumerate(last.calls):
-        seconds = statistics.median(
-            trace.calls[number].end - trace.calls[number].start for trace in same_traces
-        )
-        kernels = []
-        for position, event in enumerate(call.events):
-            same_events = [trace.calls[number].events[position] for trace in same_traces]
-            kernels.append(_explain_event(event, same_events, call))
+    for call, timed_call in zip(last.calls, timed.calls, strict=True):
+        kernels = [
+            _explain_event(event, timed_event, call)
+            for event, timed_event in zip(call.events, timed_call.events, strict=True)
+        ]
         if any(event.kind == "dense copy" for event in call.events):  # its own advice is enough
             kernels = [replace(k, advice=()) if k.kind == "kernel" else k for k in kernels]
+        seconds = timed_call.end - timed_call.start
         calls.append(
             CallExplanation(call.name, call.where, call.line, call.is_sparse, seconds, tuple(kernels))
         )
@@ -144,9 +148,8 @@ def _call_sequence(trace: Trace) -> list[tuple[str, int]]:
     return [(call.name, len(call.events)) for call in trace.calls]
 
 
-def _explain_event(event: Event, same: list[Event], call: Call) -> KernelExplanation:
-    measured = statistics.median(other.end - other.start - other.converted for other in same)
-    converting = statistics.median(other.converted for other in same)
+def _explain_event(event: Event, timed: Event, call: Call) -> KernelExplanation:
+    measured, converting = timed.end - timed.start - timed.converted, timed.converted
     size = sum(map(_count_bytes, (*event.operands, event.result)))
     subject = event.subject
     if isinstance(subject, Exchange | Plan):

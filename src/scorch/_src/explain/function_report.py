@@ -46,7 +46,7 @@ class KernelExplanation:
     ``predicted``
         seconds, by the cost model and the speed of this machine; None if there is no model for it
     ``measured``
-        seconds, the median, without ``converting``: the time of converting operands
+        seconds, without ``converting``: the time of converting operands
     ``converted``
         what was converted or transposed first, and why; ``advice``: how to avoid it
     ``runner_up``
@@ -91,7 +91,8 @@ class FunctionExplanation:
     ``calls``
         the calls in order, including those without sparse tensors
     ``seconds``
-        the time of the whole call, the median of ``runs``; ``watched``: its time while traced
+        the time of the whole call, the median of ``runs``; ``watched``: the median while traced, which
+        the times of the calls and what Python does between them, ``seconds_between``, add up to
     ``joined``
         the calls that ``scorch.compile`` fused
     ``joinable``
@@ -122,6 +123,11 @@ class FunctionExplanation:
     @property
     def _events(self) -> Iterator[KernelExplanation]:
         return (event for call in self.calls for event in call.kernels)
+
+    @property
+    def seconds_between(self) -> float:
+        """The time between the calls, in Python and other libraries."""
+        return max(self.watched - sum(call.seconds for call in self.calls), 0.0)
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -158,9 +164,17 @@ class FunctionExplanation:
     def _repr_html_(self) -> str:
         long_calls, _ = _split_calls(self)
         rows = [_html_row(number, call, self.watched) for number, call in enumerate(long_calls, 1)]
+        between = self.seconds_between / self.watched if self.watched else 0.0
+        rest = [
+            "",
+            "between the calls, in Python",
+            "",
+            format_seconds(self.seconds_between),
+            page.bar(between),
+        ]
         return page.page(
             page.heading(_title(self)),
-            page.table(["", "call", "", "time", "share"], rows, {3}),
+            page.table(["", "call", "", "time", "share"], [*rows, rest], {3}),
             *(page.listing("Fused into one kernel", [", ".join(group)]) for group in self.joined),
             page.listing("Suggestions", self.advice) if self.advice else "",
             page.source("C source of all kernels", self.source),
@@ -184,8 +198,8 @@ def _html_kernel(kernel: KernelExplanation) -> str:
 
 def _title(report: FunctionExplanation) -> str:
     median = f"median of {counted(report.runs, 'call')}"
-    if report.watched > 1.1 * report.seconds:
-        median += f"; {format_seconds(report.watched)} while traced"
+    if not 1 / 1.1 < report.watched / max(report.seconds, 1e-12) < 1.1:
+        median += f"; {format_seconds(report.watched)} while traced, to which the times below add up"
     kernels = counted(len(report.kernels), "kernel")
     moves = [event for event in report.exchanges if event.kind == "exchange"]
     if moves:
@@ -212,6 +226,10 @@ def _report(explanation: FunctionExplanation) -> list[str]:
         names = ", ".join(dict.fromkeys(call.name for call in short_calls))
         summary = f"{counted(len(short_calls), 'short dense PyTorch call')}"
         lines += ["", *wrap_lines(f"and {summary}, {seconds}: {names}")]
+    between = explanation.seconds_between
+    if long_calls and between >= MIN_SHOWN_SHARE * explanation.watched:
+        share = f"{100 * between / explanation.watched:.0f}%"
+        lines += ["", f"between the calls, in Python: {format_seconds(between)}, {share}"]
     if not any(explanation._events) and not long_calls:
         lines += ["", "no Scorch kernel ran in this thread (a generator must be consumed)"]
     for group in explanation.joined:

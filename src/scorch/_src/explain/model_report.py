@@ -17,6 +17,7 @@ from scorch._src.nn.pruned.prunable import (
     example_call,
     is_sparse_layer,
     kind_of_layer,
+    kind_of_sparse_layer,
     tables_of,
 )
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
@@ -61,6 +62,7 @@ class ModelReport:
     Attributes:
         layers: density, bytes and times of each layer.
         batch: the number of inputs that were measured.
+        inputs: what these are, for each kind of layer.
         threads: the number of threads.
         sparsification: what ``scorch.sparsify`` did to the model.
 
@@ -74,6 +76,7 @@ class ModelReport:
     layers: tuple[LayerReport, ...]
     batch: int
     threads: int
+    inputs: tuple[str, ...]
     sparsification: Sparsification  # of weights, parameters with two dimensions or more
 
     @property
@@ -98,7 +101,10 @@ class ModelReport:
 
     def _notes(self) -> list[str]:
         threads = counted(self.threads, "thread")
-        times = f"times for a batch of {self.batch}, {threads}; dense: the same layer with a dense weight"
+        inputs = ", ".join(self.inputs) or "rows"
+        times = (
+            f"times for a batch of {self.batch}: {inputs}; {threads}; dense: the layer with a dense weight"
+        )
         reasons = [f"{layer.name or '(model)'} is {layer.reason}" for layer in self.layers if layer.reason]
         return [times, *reasons, *str(self.sparsification).splitlines()]
 
@@ -158,6 +164,7 @@ def report(
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch must be a positive integer, but got {batch!r}")
     layers: list[LayerReport] = []
+    inputs: dict[str, None] = {}
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if module in inside:
@@ -167,12 +174,14 @@ def report(
         layer = _layer(name, module, batch, measure)
         if layer is not None:
             layers.append(layer)
+        if module in inside:
+            inputs[(kind_of_layer(module) or kind_of_sparse_layer(module)).inputs] = None
     sparsification = getattr(model, "sparsification", None)
     names = {name for name, _ in model.named_modules()}
     dense_layers = () if sparsification is None else sparsification.skipped
     skipped = {layer.name: layer.reason for layer in dense_layers if layer.name in names}
     current = sparsification_of(model, None if sparsification is None else sparsification.asked, skipped)
-    result = ModelReport(tuple(layers), batch, host_threads(), current)
+    result = ModelReport(tuple(layers), batch, host_threads(), tuple(inputs), current)
     print_unless(quiet, result)
     return result
 
@@ -195,14 +204,25 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
         size = dense_size = sum(weight.numel() * weight.element_size() for weight in weights)
         nonzero, form = sum(map(_count_nonzeros, weights)), "dense"
         shapes = tuple(tuple(weight.shape) for weight in weights)
-    decision = getattr(module, "sparsified", None) if is_timed else None
-    reason = "" if decision is None else f"{'sparse' if decision.is_sparse else 'dense'}: {decision.reason}"
     expected = timing.estimate_seconds(module, batch) if is_timed and measure else None
     times = _times(module, batch, dense_size) if is_timed and measure else {}
+    reason = _reason(module, batch, times) if is_timed else ""
     measured = (expected, times.get("own"), times.get("dense"))
     density = nonzero / max(count, 1)
     kind = type(module).__name__
     return LayerReport(name, kind, shapes, form, density, size, dense_size, *measured, reason)
+
+
+def _reason(module: torch.nn.Module, batch: int, times: dict[str, float]) -> str:
+    """Explain why a layer is stored as it is, with the times of this report where it has them."""
+    decision = getattr(module, "sparsified", None)
+    if decision is None:
+        return ""
+    if not decision.is_sparse:
+        return f"dense: {decision.reason}"
+    if decision.seconds and "own" in times and "dense" in times:
+        return f"sparse: {times['dense'] / times['own']:.1f} x as fast at batch {batch}"
+    return f"sparse: {decision.reason}"
 
 
 def _count_nonzeros(weight: torch.Tensor) -> int:

@@ -8,6 +8,7 @@ shape that were saved.
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import pickle
 import re
@@ -27,6 +28,7 @@ from scorch._src.io.npz import read_npz, write_npz
 from scorch._src.io.pickling import check_filled
 from scorch._src.io.replacement import replace_file
 from scorch._src.io.safetensors import read_safetensors, write_safetensors
+from scorch._src.name_hints import unknown_keyword
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -42,6 +44,7 @@ class FileKind:
     read: Callable[..., Any]
     write: Callable[..., None]
     takes_many: bool = False
+    options: tuple[str, ...] | None = ()  # of reading; None for those of torch.load
 
 
 def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any) -> Any:
@@ -55,7 +58,8 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
         format: the storage format; without it, that of the saved tensor, and ``coo`` for files that name
             none.
         f: PyTorch's name for ``path``.
-        options: passed to ``torch.load`` for ``.pt`` files.
+        options: ``shape`` for ``.tns`` files, whose shape is otherwise that of the largest coordinates; for
+            ``.pt`` files those of ``torch.load``.
 
     Returns:
         The tensor, or a dictionary of tensors.
@@ -80,18 +84,32 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     kind = _find_kind(file)
     if not file.is_file():
         raise MissingFileError(_describe_missing(file))
-    if options and kind.read is not _read_pickle:
-        raise KeywordError(
-            f"load() got an unexpected keyword argument {next(iter(options))!r}: the options of torch.load "
-            f"are only supported for .pt files, not for {file.name!r}; convert the result instead, as in "
-            "scorch.load(path).to(torch.float32)"
-        )
+    _check_options(kind, file.name, options)
     try:
         return kind.read(file, format, **options)
     except ScorchError as error:
         if str(file) not in str(error):
             add_note(error, f"in the file {file}")
         raise
+
+
+def _check_options(kind: FileKind, name: str, options: Mapping[str, Any]) -> None:
+    """Check that a file of this kind has the options."""
+    unknown = next((key for key in options if kind.options is not None and key not in kind.options), None)
+    if unknown is None:
+        return
+    if unknown == "shape":
+        raise KeywordError(
+            f"load() takes shape= for .tns files only: {name!r} stores the shape of its tensor; change that "
+            "of the result, as in scorch.load(path).reshape(...)"
+        )
+    if unknown in inspect.signature(torch.load).parameters:
+        hint = "; move the result instead, as in scorch.load(path).to(device)"
+        raise KeywordError(
+            f"load() takes {unknown}=, an option of torch.load, for .pt files only, not for {name!r}"
+            + (hint if unknown == "map_location" else "")
+        )
+    raise unknown_keyword("load", unknown, ("path", "format", *(kind.options or ())))
 
 
 def save(
@@ -198,12 +216,12 @@ def _write_pickle(path: Path, content: Any, *more: Any, **options: Any) -> None:
 _FILE_KINDS = {
     ".mtx": FileKind(read_matrix_market, write_matrix_market),
     ".mtx.gz": FileKind(read_matrix_market, write_matrix_market),
-    ".tns": FileKind(read_frostt, write_frostt),
-    ".tns.gz": FileKind(read_frostt, write_frostt),
+    ".tns": FileKind(read_frostt, write_frostt, options=("shape",)),
+    ".tns.gz": FileKind(read_frostt, write_frostt, options=("shape",)),
     ".npz": FileKind(read_npz, write_npz),
     ".safetensors": FileKind(read_safetensors, write_safetensors, takes_many=True),
-    ".pt": FileKind(_read_pickle, _write_pickle),
-    ".pth": FileKind(_read_pickle, _write_pickle),
+    ".pt": FileKind(_read_pickle, _write_pickle, options=None),
+    ".pth": FileKind(_read_pickle, _write_pickle, options=None),
 }
 
 

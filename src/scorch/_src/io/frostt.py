@@ -1,12 +1,14 @@
 """FROSTT files (``.tns``): tensors with any number of dimensions as text, one entry per line, one-based.
 
-The file format has no header: sizes are those of the largest coordinates, values are float64. Scorch writes
-shape, dtype and format into a comment, so that its own files come back as they were.
+The file format has no header: sizes are those of the largest coordinates unless the caller passes them, and
+values are float64. Scorch writes shape, dtype and format into a comment, so that its own files come back as
+they were.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,7 +31,9 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError, ShapeError
 
 
-def read_frostt(path: Path, format: str | Format | None = None) -> SparseTensor | torch.Tensor:
+def read_frostt(
+    path: Path, format: str | Format | None = None, shape: Sequence[int] | None = None
+) -> SparseTensor | torch.Tensor:
     """Read the tensor in ``path``; without ``format`` as it was saved, ``coo`` if that is not noted."""
     data = read_bytes(path)
     comments, begin = split_header(data, b"#")
@@ -37,7 +41,8 @@ def read_frostt(path: Path, format: str | Format | None = None) -> SparseTensor 
     dtype = note.dtype or torch.float64
     table = Table(path, data, begin)
     numbers_per_value = 2 if dtype.is_complex else 1
-    sizes = (UNKNOWN_SIZE,) * _order(table) if note.shape is None else note.shape
+    known = note.shape if shape is None else _check_shape(shape)
+    sizes = (UNKNOWN_SIZE,) * _order(table) if known is None else known
     crd, values = table.columns(
         sizes,
         numbers_per_value,
@@ -45,9 +50,15 @@ def read_frostt(path: Path, format: str | Format | None = None) -> SparseTensor 
         [f"coordinate {dim + 1}," for dim in range(len(sizes))],
         f"the entries of this file have {len(sizes)} coordinates and a value",
     )
-    shape = note.shape or tuple(int(column.max()) + 1 for column in crd)
+    final = known or tuple(int(column.max()) + 1 for column in crd)
     values = convert_to_noted(path, values, dtype)
-    return from_coordinates(crd, values, shape, note.format if format is None else format)
+    return from_coordinates(crd, values, final, note.format if format is None else format)
+
+
+def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(shape, (tuple, list)) or not shape or not all(isinstance(size, int) for size in shape):
+        raise ShapeError(f"shape must be a tuple of sizes, one for each coordinate, but got {shape!r}")
+    return tuple(shape)
 
 
 def write_frostt(path: Path, tensor: torch.Tensor) -> None:

@@ -12,6 +12,8 @@ them, and scatters them back; everything else stays as it is. These are the lazy
 ``torch.optim.SparseAdam``: momentum, running averages and weight decay of a row advance only when the row has
 a gradient, while the step count is that of the parameter.
 
+The zeros of dense parameters that ``scorch.sparsify`` pruned stay zero (``nn.pruned.pruned_weights``).
+
 PyTorch calls hooks before and after every step of every optimizer; two of them are defined here.
 """
 
@@ -30,6 +32,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
+from scorch._src.nn.pruned.pruned_weights import mask_gradients, mask_weights
 from scorch._src.tensor.autograd import placed, values_at
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
@@ -47,7 +50,8 @@ GUARDED_METHODS = ("zero_grad", "state_dict", "load_state_dict", "add_param_grou
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Replace sparse parameters by their values."""
     _restore(optimizer)  # if the last step raised
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
+    mask_gradients(parameters)
     replacements: Replacements = [
         (parameter, parameter.storage.values.detach().requires_grad_(parameter.requires_grad))
         for parameter in parameters
@@ -75,6 +79,10 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     if args[1:]:
         return (args[0], _wrap_closure(optimizer, closure), *args[2:]), kwargs
     return args, {**kwargs, "closure": _wrap_closure(optimizer, closure)}
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _gather_rows(optimizer: Optimizer) -> None:
@@ -168,6 +176,7 @@ def _wrap_closure(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[
         except BaseException:
             _restore(optimizer)
             raise
+        mask_gradients(_parameters(optimizer))
         _replace_parameters(optimizer, replacements)
         _copy_gradients(replacements)
         _gather_rows(optimizer)
@@ -258,7 +267,12 @@ class LazyRows:
         return scattered
 
 
+def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _restore(optimizer)
+    mask_weights(_parameters(optimizer))
+
+
 def install() -> None:
     """Register the hooks for all optimizers."""
     register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _restore(optimizer))
+    register_optimizer_step_post_hook(_after_step)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.errors import OperandError, ShapeError
 
 if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
 
 
+@takes_compat
 def add(src: SparseTensor, other: Any) -> SparseTensor:
     """Add a matrix; or add a column (n, 1) or a row (1, n) to the stored elements."""
     if not isinstance(other, type(src)):
@@ -20,10 +22,12 @@ def add(src: SparseTensor, other: Any) -> SparseTensor:
     return src.like(*_both(src, other), _larger(src, other)).coalesce()
 
 
+@takes_compat
 def add_(src: SparseTensor, other: Any) -> SparseTensor:
     return src.set_value_(add_nnz(src, _spread(src, other)).storage.value(), layout="coo")
 
 
+@takes_compat
 def add_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     """Add ``other`` to each value."""
     value = src.storage.value()
@@ -31,10 +35,12 @@ def add_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseT
     return src.set_value(total, layout=layout)
 
 
+@takes_compat
 def add_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     return src.set_value_(add_nnz(src, other, layout).storage.value(), layout="coo")
 
 
+@takes_compat
 def mul(src: SparseTensor, other: Any) -> SparseTensor:
     """Multiply elementwise by a matrix, a column (n, 1) or a row (1, n)."""
     if not isinstance(other, type(src)):
@@ -52,10 +58,12 @@ def mul(src: SparseTensor, other: Any) -> SparseTensor:
     return src.like(row[met], col[met], value[met] * factor[place[met]], sizes, is_sorted=True)
 
 
+@takes_compat
 def mul_(src: SparseTensor, other: Any) -> SparseTensor:
     return src.set_value_(mul_nnz(src, _spread(src, other)).storage.value(), layout="coo")
 
 
+@takes_compat
 def mul_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     """Multiply each value by ``other``."""
     value = src.storage.value()
@@ -63,6 +71,7 @@ def mul_nnz(src: SparseTensor, other: Any, layout: str | None = None) -> SparseT
     return src.set_value(product, layout=layout)
 
 
+@takes_compat
 def mul_nnz_(src: SparseTensor, other: Any, layout: str | None = None) -> SparseTensor:
     return src.set_value_(mul_nnz(src, other, layout).storage.value(), layout="coo")
 

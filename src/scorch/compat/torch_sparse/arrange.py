@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.forms import filled
 from scorch.compat.torch_sparse.storage import SparseStorage, pick, pointers_of
 from scorch.errors import IndexRangeError, OperandError, ShapeError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # order -----------------------------------------------------------------------------------------------
 
 
+@takes_compat
 def t(src: SparseTensor) -> SparseTensor:
     """Return the transposed matrix."""
     rows, columns = src.sparse_sizes()
@@ -28,6 +30,7 @@ def t(src: SparseTensor) -> SparseTensor:
     return src.like(col, row, value, (columns, rows), rowptr=colptr, is_sorted=True)
 
 
+@takes_compat
 def permute(src: SparseTensor, perm: Tensor) -> SparseTensor:
     """Return the matrix with rows and columns in the order ``perm``."""
     if src.sparse_size(0) != src.sparse_size(1):
@@ -38,6 +41,7 @@ def permute(src: SparseTensor, perm: Tensor) -> SparseTensor:
 # parts -----------------------------------------------------------------------------------------------
 
 
+@takes_compat
 def index_select(src: SparseTensor, dim: int, idx: Tensor) -> SparseTensor:
     """Return the rows (0), columns (1) or slices of values at ``idx``, in that order, with repeats."""
     dim = _dim(src, dim)
@@ -64,6 +68,7 @@ def row_entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return places + (begins - before).repeat_interleave(counts), counts
 
 
+@takes_compat
 def index_select_nnz(src: SparseTensor, idx: Tensor, layout: str | None = None) -> SparseTensor:
     """Return the entries ``idx``, counted by rows, or by columns in layout ``csc``."""
     if layout == "csc":
@@ -72,6 +77,7 @@ def index_select_nnz(src: SparseTensor, idx: Tensor, layout: str | None = None) 
     return src.like(row[idx], col[idx], pick(value, idx), src.sparse_sizes())
 
 
+@takes_compat
 def masked_select(src: SparseTensor, dim: int, mask: Tensor) -> SparseTensor:
     """Return the rows, columns or slices of values where ``mask`` is True."""
     if mask.dim() != 1 or mask.numel() != src.size(dim):
@@ -81,11 +87,13 @@ def masked_select(src: SparseTensor, dim: int, mask: Tensor) -> SparseTensor:
     return index_select(src, dim, mask.nonzero().flatten())
 
 
+@takes_compat
 def masked_select_nnz(src: SparseTensor, mask: Tensor, layout: str | None = None) -> SparseTensor:
     """Return the entries where ``mask`` is True."""
     return index_select_nnz(src, mask.nonzero().flatten(), layout)
 
 
+@takes_compat
 def narrow(src: SparseTensor, dim: int, start: int, length: int) -> SparseTensor:
     """Return ``length`` rows, columns or slices of values, starting at ``start``."""
     dim = _dim(src, dim)
@@ -101,6 +109,7 @@ def narrow_diag(src: SparseTensor, start: tuple[int, int], length: tuple[int, in
     return narrow(narrow(src, 0, start[0], length[0]), 1, start[1], length[1])
 
 
+@takes_compat
 def select(src: SparseTensor, dim: int, idx: int) -> SparseTensor:
     """Return one row or column, as a matrix."""
     dim = _dim(src, dim)
@@ -142,6 +151,7 @@ def _take(src: SparseTensor, dim: int, item: Any) -> SparseTensor:
 # diagonals -------------------------------------------------------------------------------------------
 
 
+@takes_compat
 def remove_diag(src: SparseTensor, k: int = 0) -> SparseTensor:
     """Return the matrix without diagonal ``k``."""
     kept = masked_select_nnz(src, src.storage.col() - src.storage.row() != k)
@@ -151,6 +161,7 @@ def remove_diag(src: SparseTensor, k: int = 0) -> SparseTensor:
     return kept
 
 
+@takes_compat
 def set_diag(src: SparseTensor, values: Tensor | None = None, k: int = 0) -> SparseTensor:
     """Return the matrix with all elements of diagonal ``k`` stored: ``values``, or ones."""
     src = remove_diag(src, k)
@@ -163,6 +174,7 @@ def set_diag(src: SparseTensor, values: Tensor | None = None, k: int = 0) -> Spa
     return src.like(torch.cat([row, here]), torch.cat([col, here + k]), value, src.sparse_sizes())
 
 
+@takes_compat
 def fill_diag(src: SparseTensor, fill_value: float, k: int = 0) -> SparseTensor:
     """Return the matrix with ``fill_value`` on all of diagonal ``k``."""
     value = src.storage.value()
@@ -171,6 +183,7 @@ def fill_diag(src: SparseTensor, fill_value: float, k: int = 0) -> SparseTensor:
     return set_diag(src, value.new_full((_diagonal_size(src, k), *value.shape[1:]), fill_value), k)
 
 
+@takes_compat
 def get_diag(src: SparseTensor) -> Tensor:
     """Return the main diagonal, dense."""
     row, value = src.storage.row(), filled(src)

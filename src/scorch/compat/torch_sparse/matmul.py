@@ -12,6 +12,7 @@ from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
+from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.forms import filled
 from scorch.compat.torch_sparse.storage import combine
 from scorch.errors import OperandError, ShapeError, UnsupportedError
@@ -23,6 +24,7 @@ _TINY = 256  # products of two numbers
 _ROUNDED_ALIKE = {torch.float32, torch.float64}  # sums of shorter floats need a longer accumulator
 
 
+@takes_compat
 def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
     """Return ``src @ other``: dense for a dense tensor, sparse for a sparse one.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.forms import filled
 from scorch.compat.torch_sparse.storage import combine
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
 
 
+@takes_compat
 def reduction(src: SparseTensor, dim: int | None = None, reduce: str = "sum") -> Tensor:
     """Reduce the stored elements of each column (0) or row (1), along a dimension of the values, or all.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scorch.compat.torch_sparse.arrange import row_entries
+from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.storage import pick
 from scorch.errors import IndexRangeError, UnsupportedError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
 
 
+@takes_compat
 def sample(src: SparseTensor, num_neighbors: int, subset: Tensor | None = None) -> Tensor:
     """Sample ``num_neighbors`` columns of each row (of ``subset``), with replacement.
 
@@ -39,6 +41,7 @@ def sample(src: SparseTensor, num_neighbors: int, subset: Tensor | None = None) 
     return columns.where(~is_empty, rows.unsqueeze(1))
 
 
+@takes_compat
 def sample_adj(
     src: SparseTensor, subset: Tensor, num_neighbors: int, replace: bool = False
 ) -> tuple[SparseTensor, Tensor]:
@@ -92,6 +95,7 @@ def extend_nodes(nodes: Tensor, met: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([nodes, unique[is_new][order]]), number[inverse[nodes.numel() :]]
 
 
+@takes_compat
 def random_walk(src: SparseTensor, start: Tensor, walk_length: int) -> Tensor:
     """Return random walks of ``walk_length`` steps from ``start``; a node without neighbors stays."""
     rowptr, col, _ = src.csr()
@@ -107,6 +111,7 @@ def random_walk(src: SparseTensor, start: Tensor, walk_length: int) -> Tensor:
     return torch.stack(walk, 1)
 
 
+@takes_compat
 def saint_subgraph(src: SparseTensor, node_idx: Tensor) -> tuple[SparseTensor, Tensor]:
     """Return the subgraph of the nodes ``node_idx``, and the index of each of its edges in ``src``."""
     numbered = src.set_value(torch.arange(src.nnz(), device=src.device()), layout="coo")
@@ -121,6 +126,7 @@ def partition(src: SparseTensor, num_parts: int, *args: object, **kwargs: object
     raise UnsupportedError("partition needs METIS; use pymetis and permute(), or reverse_cuthill_mckee()")
 
 
+@takes_compat
 def reverse_cuthill_mckee(src: SparseTensor, is_symmetric: bool | None = None) -> Tensor:
     """Return an order of the nodes that brings entries close to the diagonal, computed by SciPy."""
     from scipy.sparse import csgraph

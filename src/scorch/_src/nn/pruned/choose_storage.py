@@ -23,6 +23,7 @@ from scorch._src.nn.pruned.prunable import (
     kind_of_sparse_layer,
     tables_of,
 )
+from scorch._src.nn.pruned.pruned_weights import keep_zeros
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.stored_values import store_values
@@ -104,6 +105,7 @@ def choose_storage(layer: torch.nn.Module, masks: Masks, preference: Preference,
     obstacle = _obstacle(layer)
     if obstacle is not None:
         _copy_settings(dense, layer, parts, Decision(False, obstacle))
+        _keep_zeros(dense, masks)
         return Choice(dense, dense)
     decision: Decision
     formats = preference.formats if kind.takes_any_format else [weight_format("csr")]
@@ -125,6 +127,7 @@ def choose_storage(layer: torch.nn.Module, masks: Masks, preference: Preference,
     if tied_layer is None:
         tied[id(parts[0].parameter)] = chosen, masks
     _copy_settings(dense, layer, parts, decision)
+    _keep_zeros(dense, masks)
     return Choice(_copy_settings(chosen, layer, parts, decision), dense)
 
 
@@ -192,6 +195,15 @@ def prune_layer(layer: torch.nn.Module, masks: Masks) -> torch.nn.Module:
         for part in kind.parts(pruned):
             getattr(part.owner, part.name).mul_(part.from_matrix(masks[part.table]))
     return pruned
+
+
+def _keep_zeros(dense: torch.nn.Module, masks: Masks) -> None:
+    """Keep the weights of a dense layer that ``masks`` prune at zero in training."""
+    kind = kind_of_layer(dense)
+    assert kind is not None
+    names = {id(parameter): name for name, parameter in dense.named_parameters()}
+    parts = kind.parts(dense)
+    keep_zeros(dense, {names[id(part.parameter)]: part.from_matrix(masks[part.table]) for part in parts})
 
 
 def make_sparse(dense: torch.nn.Module, masks: Masks, form: Format) -> torch.nn.Module:

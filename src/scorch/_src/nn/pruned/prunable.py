@@ -69,12 +69,14 @@ class Part:
 class Kind:
     """How layers of a kind become sparse.
 
-    ``example(layer, batch, options)`` returns the arguments of a call; ``options`` are dtype and device.
+    ``example(layer, batch, options)`` returns the arguments of a call; ``options`` are dtype and device;
+    ``inputs`` says in words what a batch of these consists of.
     """
 
     parts: Callable[[Any], list[Part]]
     make: Callable[[Any, Weights], torch.nn.Module]
     example: Callable[[Any, int, dict[str, Any]], tuple[Any, ...]]
+    inputs: str
     takes_any_format: bool = True
     takes_any_weight_dtype: bool = False  # sums are in another type than the values that are stored
 
@@ -124,33 +126,41 @@ _LINEAR = Kind(
     _one_part(""),
     lambda layer, weights: SparseLinear.from_weight(weights[""], layer.bias),
     lambda layer, batch, options: _rows(layer.in_features, batch, options),
+    "rows in linear layers",
     takes_any_weight_dtype=True,
 )
 _TRANSPOSED = Kind(
     _one_part("", is_transposed=True),
     lambda layer, weights: SparseTransposedLinear.from_layer(weights[""], layer),
     lambda layer, batch, options: _rows(layer.nx, batch, options),
+    "rows in linear layers",
     takes_any_weight_dtype=True,
 )
 _EMBEDDING = Kind(
     _one_part("table"),
     lambda layer, weights: SparseEmbedding.from_weight(weights["table"], layer.padding_idx),
     _indices,
+    "indices in embeddings",
     takes_any_format=False,
 )
 _ATTENTION = Kind(
     _attention_parts,
     lambda layer, weights: SparseMultiheadAttention.from_weights(dict(weights), layer),
     _tokens,
+    f"sequences of {EXAMPLE_TOKENS} tokens in attention",
     takes_any_weight_dtype=True,
 )
 _RECURRENT = Kind(
-    _recurrent_parts, lambda layer, weights: SparseRecurrent.from_weights(dict(weights), layer), _steps
+    _recurrent_parts,
+    lambda layer, weights: SparseRecurrent.from_weights(dict(weights), layer),
+    _steps,
+    f"sequences of {EXAMPLE_STEPS} time steps in recurrent layers",
 )
 _CELL = Kind(
     _recurrent_parts,
     lambda layer, weights: SparseRecurrentCell(dict(weights), layer),
     lambda layer, batch, options: _rows(layer.input_size, batch, options),
+    "rows in recurrent cells",
 )
 
 
@@ -159,6 +169,7 @@ def _convolution(kind: type[SparseConvNd]) -> Kind:
         _one_part("kernels"),
         lambda layer, weights: kind.from_weight(weights["kernels"], layer),
         _images,
+        f"images of {EXAMPLE_PIXELS} pixels along each dimension in convolutions",
         takes_any_format=False,
     )
 

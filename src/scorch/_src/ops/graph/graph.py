@@ -24,6 +24,7 @@ from scorch._src.grad_state import is_transformed, untracked
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.build import transposed_error
 from scorch._src.tensor.create.check import check_device
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -224,9 +225,11 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
     if hasattr(adj, "to_scorch"):  # scorch.compat.torch_sparse.SparseTensor
         return adj.to_scorch()  # type: ignore[no-any-return]
     if not isinstance(adj, torch.Tensor):
+        library = type(adj).__module__.partition(".")[0]
+        hint = {"scipy": "; use scorch.from_scipy", "numpy": "; use torch.from_numpy"}.get(library, "")
         raise OperandError(
             "a graph must be a sparse matrix or an edge_index of shape (2, edges), but got a "
-            f"{type(adj).__name__}"
+            f"{type(adj).__name__}{hint}"
         )
     if adj.layout is not torch.strided:
         return cached_with(adj, None, lambda: from_torch(adj))
@@ -235,6 +238,8 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
             f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is not a graph: an edge_index must hold "
             "integers, and a matrix must be sparse (scorch.from_torch)"
         )
+    if adj.dim() == 2 and adj.shape[1] == 2 != adj.shape[0]:
+        raise transposed_error("edge_index", (adj.shape[0], 2))
     if adj.dim() != 2 or adj.shape[0] != 2:
         raise ShapeError(f"edge_index must have shape (2, number of edges), but got {tuple(adj.shape)}")
     return adj
@@ -242,9 +247,15 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
 
 def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
     if tuple(adj.shape) != shape:
+        is_transposed = tuple(adj.shape)[::-1] == shape
         raise ShapeError(
             f"the adjacency matrix must have shape (targets, sources) = {shape}, to match x, but got "
-            f"{tuple(adj.shape)}; rows are targets, so pass the .T of a matrix from scorch.from_edge_index"
+            f"{tuple(adj.shape)}; "
+            + (
+                "rows are targets, so pass the .T of a matrix from scorch.from_edge_index"
+                if is_transposed
+                else "to scorch.from_edge_index, pass the number of nodes as size="
+            )
         )
     storage = adj.storage
     if is_tracked(adj):

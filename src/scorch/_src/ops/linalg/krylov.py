@@ -6,18 +6,19 @@ not its recurrence, and raises ``ConvergenceError`` when it does not get there.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_product, tolerance
-from scorch.errors import ConvergenceError, LinAlgError, ShapeError
+from scorch.errors import ArgumentError, ConvergenceError, LinAlgError, ShapeError
 
 RESTART_VECTORS = 50  # of gmres
+Callback = Callable[[torch.Tensor], object]
+Scalars = float | torch.Tensor  # of one column, or one for each of several
 Checked = tuple[torch.Tensor, torch.Tensor, Product, Product, float, int]
 
 
@@ -30,6 +31,7 @@ def cg(
     tol: float | None = None,
     maxiter: int | None = None,
     M: Any = None,
+    callback: Callback | None = None,
 ) -> torch.Tensor:
     """Solve ``A @ x = b`` by the conjugate gradient method; ``A`` is symmetric positive definite.
 
@@ -42,6 +44,8 @@ def cg(
         tol: the tolerance relative to the norm of ``b``; 1e-10, and 1e-5 in float32.
         maxiter: the maximum number of iterations.
         M: a preconditioner, an approximate inverse of ``A``: a matrix or a function.
+        callback: a function that is called with the current solution after each iteration; the next one
+            changes it in place.
 
     Returns:
         The solution, with the shape of ``b``.
@@ -57,7 +61,7 @@ def cg(
         >>> scorch.linalg.cg(A, torch.tensor([1.0, 2.0]))
         tensor([0.0909, 0.6364])
     """
-    columns, x, times, precondition, limit, max_steps = _check("cg", A, b, x0, tol, maxiter, M)
+    columns, x, times, precondition, limit, max_steps = _check("cg", A, b, x0, tol, maxiter, M, callback)
     target_norm = limit * columns.norm(dim=0)
     steps = 0
     while True:
@@ -65,12 +69,12 @@ def cg(
         norm_before, first_step = residual.norm(dim=0), steps
         if bool((norm_before <= target_norm).all()):
             return x
-        steps = _conjugate_steps(times, precondition, x, residual, target_norm, steps, max_steps)
+        steps = _conjugate_steps(times, precondition, x, residual, target_norm, steps, max_steps, callback)
         norm_after = (columns - times(x)).norm(dim=0)
         if bool((norm_after <= target_norm).all()):
             return x
         if steps >= max_steps or steps == first_step or bool((norm_after >= 0.5 * norm_before).all()):
-            raise _not_converged("cg", steps, norm_after, columns, limit)
+            raise _not_converged("cg", steps, norm_after, columns, limit, has_preconditioner=M is not None)
 
 
 def _conjugate_steps(
@@ -81,28 +85,67 @@ def _conjugate_steps(
     target_norm: torch.Tensor,
     steps: int,
     max_steps: int,
+    callback: Callback | None,
 ) -> int:
-    """Update ``x`` until the recurrence of the residual reaches ``target_norm``; return the steps so far."""
+    """Update ``x`` until the recurrence of the residual reaches ``target_norm``; return the steps so far.
+
+    Vectors are updated in place, and the scalars of one column are Python's: for small matrices, calls of
+    torch take as long as the products.
+    """
     z = precondition(residual)
     direction = z.clone()
     rho = _dot(residual, z)
-    while steps < max_steps and not bool((residual.norm(dim=0) <= target_norm).all()):
+    targets = _as_list(target_norm)
+    while steps < max_steps and not _is_below(residual, targets):
         image = times(direction)
         curvature = _dot(direction, image)
-        if not bool(curvature.isfinite().all()):
-            raise LinAlgError("cg: the matrix or the right-hand side has non-finite values")
-        if bool((curvature < 0).any()):
-            raise LinAlgError(
-                "cg: the matrix is not positive definite; use scorch.linalg.gmres or torch.linalg.solve"
-            )
-        step = torch.where(curvature > 0, rho / curvature, 0)
-        x += step * direction
-        residual -= step * image
+        _check_curvature(_as_list(curvature))
+        step = _divide(rho, curvature)
+        _add_multiple(x, step, direction)
+        _add_multiple(residual, -step, image)
         z = precondition(residual)
         rho, old = _dot(residual, z), rho
-        direction = z + torch.where(old > 0, rho / old, 0) * direction
+        direction.mul_(_divide(rho, old)).add_(z)
         steps += 1
+        if callback is not None:
+            callback(x)
     return steps
+
+
+def _is_below(residual: torch.Tensor, targets: Sequence[float]) -> bool:
+    """Whether the norms of all columns are at most ``targets``."""
+    norms = _as_list(torch.linalg.vector_norm(residual, dim=0))
+    return all(norm <= target for norm, target in zip(norms, targets, strict=True))
+
+
+def _check_curvature(curvature: Sequence[float]) -> None:
+    if not all(map(math.isfinite, curvature)):
+        raise LinAlgError("cg: the matrix or the right-hand side has non-finite values")
+    if min(curvature, default=0.0) < 0:
+        raise LinAlgError(
+            "cg: the matrix is not positive definite; use scorch.linalg.gmres or torch.linalg.solve"
+        )
+
+
+def _as_list(scalars: Scalars) -> list[float]:
+    if isinstance(scalars, float):
+        return [scalars]
+    return scalars.tolist() if scalars.dim() else [scalars.item()]
+
+
+def _divide(numerator: Scalars, denominator: Scalars) -> Scalars:
+    """Divide, with a result of zero where the denominator is, as for columns that have converged."""
+    if isinstance(denominator, float):
+        return numerator / denominator if denominator else 0.0
+    return torch.where(denominator == 0, 0, numerator / denominator)
+
+
+def _add_multiple(target: torch.Tensor, factor: Scalars, other: torch.Tensor) -> None:
+    """Add ``factor * other`` in place."""
+    if isinstance(factor, float):
+        target.add_(other, alpha=factor)
+    else:
+        target.addcmul_(other, factor.to(other.dtype))
 
 
 @suggests_keywords
@@ -115,6 +158,7 @@ def gmres(
     maxiter: int | None = None,
     M: Any = None,
     restart: int = RESTART_VECTORS,
+    callback: Callback | None = None,
 ) -> torch.Tensor:
     """Solve ``A @ x = b`` for any square matrix by restarted GMRES.
 
@@ -122,6 +166,7 @@ def gmres(
         A, b, x0, tol, M: as for ``cg``.
         maxiter: the maximum number of restarts.
         restart: the number of iterations between restarts.
+        callback: a function that is called with the current solution, of one column, after each restart.
 
     Returns:
         The solution, with the shape of ``b``.
@@ -137,8 +182,27 @@ def gmres(
         >>> scorch.linalg.gmres(A, torch.tensor([4.0, 8.0])).round()
         tensor([1., 2.])
     """
-    columns, start, times, precondition, limit, max_restarts = _check("gmres", A, b, x0, tol, maxiter, M)
-    solve = functools.partial(_gmres_column, times, precondition, limit, max_restarts, restart)
+    checked = _check("gmres", A, b, x0, tol, maxiter, M, callback)
+    columns, start, times, precondition, limit, max_restarts = checked
+
+    def solve(b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        target_norm = limit * b.norm()
+        residual = b - times(x)
+        for restarts in range(max_restarts + 1):
+            norm = residual.norm()
+            if bool(norm <= target_norm):
+                return x
+            if restarts == max_restarts:
+                break
+            max_products = min(restart, b.shape[0])
+            x = x + precondition(_least_residual(times, precondition, residual, target_norm, max_products))
+            if callback is not None:
+                callback(x)
+            residual = b - times(x)
+            if not bool(residual.norm() < 0.9999 * norm):
+                break
+        raise _not_converged("gmres", restarts, residual.norm(), b, limit, has_preconditioner=M is not None)
+
     return solve_by_column(solve, columns, start)
 
 
@@ -148,31 +212,6 @@ def solve_by_column(solve: Callable[..., torch.Tensor], *sides: torch.Tensor) ->
         return solve(*sides)
     columns = zip(*(side.unbind(1) for side in sides), strict=True)
     return torch.stack([solve(*column) for column in columns], 1)
-
-
-def _gmres_column(
-    times: Product,
-    precondition: Product,
-    limit: float,
-    max_restarts: int,
-    restart: int,
-    b: torch.Tensor,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    target_norm = limit * b.norm()
-    residual = b - times(x)
-    for restarts in range(max_restarts + 1):
-        norm = residual.norm()
-        if bool(norm <= target_norm):
-            return x
-        if restarts == max_restarts:
-            break
-        max_products = min(restart, b.shape[0])
-        x = x + precondition(_least_residual(times, precondition, residual, target_norm, max_products))
-        residual = b - times(x)
-        if not bool(residual.norm() < 0.9999 * norm):
-            break
-    raise _not_converged("gmres", restarts, residual.norm(), b, limit)
 
 
 def _least_residual(
@@ -258,38 +297,55 @@ def lsmr(
                 return x
         if not alpha or not beta:
             return x  # the space holds the solution
-    raise _not_converged("lstsq", max_steps, (b - times(x)).norm(), b, limit)
+    relative = float((b - times(x)).norm()) / size_b
+    raise ConvergenceError(
+        f"lstsq did not converge: after {max_steps} iterations the residual is {relative:.1e} of the "
+        "right-hand side; use scipy.sparse.linalg.lsqr, or torch.linalg.lstsq of a dense matrix"
+    )
 
 
-def _dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    product = (x.conj() * y).sum(0)
-    return product.real if product.is_complex() else product
+def _dot(x: torch.Tensor, y: torch.Tensor) -> Scalars:
+    """Return the real inner product of each column."""
+    product = torch.vdot(x, y) if x.dim() == 1 else torch.linalg.vecdot(x, y, dim=0)
+    product = product.real if product.is_complex() else product
+    return product if product.dim() else product.item()
 
 
-def _check(name: str, A: Any, b: Any, x0: Any, tol: Any, maxiter: int | None, M: Any) -> Checked:
+def _check(
+    name: str, A: Any, b: Any, x0: Any, tol: Any, maxiter: int | None, M: Any, callback: Any
+) -> Checked:
     """Return the columns, a copy of ``x0`` or zeros, both products, and the limits of residual and steps."""
     columns = as_columns(name, b)
-    rows = columns.shape[0]
-    times = as_product(name, A, rows)
-    precondition = torch.clone if M is None else as_product(f"M of {name}", M, rows)
+    rows, dtype = columns.shape[0], columns.dtype
+    times = as_product(name, A, rows, dtype)
+    precondition = torch.clone if M is None else as_product(f"M of {name}", M, rows, dtype)
     start = torch.zeros_like(columns)
     if x0 is not None:
-        start = as_columns(f"x0 of {name}", x0, rows, columns.dtype).clone()
+        start = as_columns(name, x0, rows, dtype, "x0").clone()
     if start.shape != columns.shape:
         raise ShapeError(
             f"{name}: x0 must have the shape of the right-hand side, {tuple(columns.shape)}, but got "
             f"{tuple(start.shape)}"
         )
+    if callback is not None and not callable(callback):
+        raise ArgumentError(f"{name}: callback must be a function, but got a {type(callback).__name__}")
     max_steps = 10 * max(rows, 10) if maxiter is None else maxiter
-    return columns, start, times, precondition, tolerance(tol, columns.dtype), max_steps
+    return columns, start, times, precondition, tolerance(tol, dtype), max_steps
 
 
 def _not_converged(
-    name: str, steps: int, residual: torch.Tensor, b: torch.Tensor, limit: float
+    name: str,
+    steps: int,
+    residual: torch.Tensor,
+    b: torch.Tensor,
+    limit: float,
+    *,
+    has_preconditioner: bool,
 ) -> ConvergenceError:
     relative = float((residual / b.norm(dim=0).clamp(min=1e-300)).max())
+    hint = "use a better preconditioner M" if has_preconditioner else "pass M (such as one over the diagonal)"
     return ConvergenceError(
         f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the "
-        f"right-hand side, not {limit:.0e}; increase tol or maxiter, pass M (such as one over the "
-        "diagonal), or use torch.linalg.solve with SciPy installed"
+        f"right-hand side, not {limit:.0e}; increase tol or maxiter, {hint}, "
+        "or use torch.linalg.solve with SciPy installed"
     )

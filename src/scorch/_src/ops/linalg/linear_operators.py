@@ -58,40 +58,50 @@ def as_square(name: str, A: Any) -> torch.Tensor:
     return matrix
 
 
-def as_columns(name: str, b: Any, rows: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a right-hand side, one column or several, as a dense tensor."""
+def as_columns(
+    name: str,
+    b: Any,
+    rows: int | None = None,
+    dtype: torch.dtype | None = None,
+    role: str = "the right-hand side",
+) -> torch.Tensor:
+    """Return one column or several as a dense tensor; messages call it by its ``role``."""
     if not isinstance(b, torch.Tensor):
-        raise OperandError(
-            f"{name} expected the right-hand side to be a tensor, but got a {type(b).__name__}"
-        )
+        is_array = type(b).__module__.partition(".")[0] == "numpy"
+        hint = "; convert it with torch.from_numpy" if is_array else ""
+        raise OperandError(f"{name} expected {role} to be a tensor, but got a {type(b).__name__}{hint}")
     if b.dim() not in (1, 2):
-        raise ShapeError(
-            f"{name}: the right-hand side must have shape (n,) or (n, k), but got {tuple(b.shape)}"
-        )
+        raise ShapeError(f"{name}: {role} must have shape (n,) or (n, k), but got {tuple(b.shape)}")
     if rows is not None and b.shape[0] != rows:
         raise ShapeError(
-            f"{name}: the right-hand side has shape {tuple(b.shape)}, but the matrix has {rows} rows; "
+            f"{name}: {role} has shape {tuple(b.shape)}, but the matrix has {rows} rows; "
             f"expected ({rows},) or ({rows}, k)"
         )
     if not b.is_floating_point() and not b.is_complex():
-        raise DtypeError(f"{name}: the right-hand side is {b.dtype}; convert it with .double()")
+        raise DtypeError(f"{name}: {role} is {b.dtype}; convert it with .double()")
     if dtype is not None and b.dtype != dtype:
-        raise DtypeError(
-            f"{name}: expected the matrix and the right-hand side to have the same dtype, but got {dtype} "
-            f"and {b.dtype}; convert one of them"
-        )
+        raise _different_dtypes(name, dtype, b.dtype, role)
     if b.layout is not torch.strided or isinstance(b, SparseTensor):
         return b.to_dense()
     return b.detach()
 
 
-def as_product(name: str, A: Any, rows: int) -> Product:
-    """Return ``x -> A @ x``; ``A`` may be such a function itself."""
+def _different_dtypes(name: str, of_matrix: torch.dtype, other: torch.dtype, role: str) -> DtypeError:
+    return DtypeError(
+        f"{name}: expected the matrix and {role} to have the same dtype, but got {of_matrix} and {other}; "
+        "convert one of them"
+    )
+
+
+def as_product(name: str, A: Any, rows: int, dtype: torch.dtype) -> Product:
+    """Return ``x -> A @ x`` for columns of ``dtype``; ``A`` may be such a function itself."""
     if callable(A) and not isinstance(A, torch.Tensor):
         return _check_product(name, A)
     matrix = as_square(name, A)
     if matrix.shape[0] != rows:
         raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not match {rows} rows")
+    if matrix.dtype != dtype:
+        raise _different_dtypes(name, matrix.dtype, dtype, "the right-hand side")
     return multiply_by(matrix)
 
 
@@ -111,11 +121,15 @@ def _check_product(name: str, function: Callable[[torch.Tensor], Any]) -> Produc
 
     def product(x: torch.Tensor) -> torch.Tensor:
         result = function(x)
-        if not isinstance(result, torch.Tensor) or result.shape != x.shape:
-            kind = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        if not isinstance(result, torch.Tensor):
+            raise OperandError(
+                f"{name}: the function returned a {type(result).__name__}; return a tensor, as in "
+                "lambda x: torch.from_numpy(operator @ x.numpy()) for a SciPy operator"
+            )
+        if result.shape != x.shape:
             raise ShapeError(
-                f"{name}: the function returned {kind} for columns of shape {tuple(x.shape)}; return the "
-                "same shape"
+                f"{name}: the function returned shape {tuple(result.shape)} for columns of shape "
+                f"{tuple(x.shape)}; return the same shape"
             )
         return result
 
