@@ -60,3 +60,14 @@ def test_the_last_entry_that_does_not_meet_has_room() -> None:
     with scorch.settings(debug=True):
         assert torch.equal(scorch.evaluate(PRODUCT, A=A, B=B).to_dense(), a * b)
         assert torch.equal(scorch.evaluate(PRODUCT, A=B, B=A).to_dense(), a * b)
+
+
+@pytest.mark.whole
+def test_rows_that_are_themselves_merged_are_looked_up_too() -> None:
+    a, b = random(60, 12, 0.3, 0), random(60, 12, 0.5, 1)
+    a[::3] = 0
+    b[1::4] = 0
+    A, B = scorch.from_torch(a, format="dcsr"), scorch.from_torch(b, format="dcsr")
+    with scorch.settings(debug=True):
+        total = scorch.einsum("ij,ij->i", A, B, format="s")
+        assert torch.equal(total.to_dense(), (a * b).sum(1))
