@@ -35,9 +35,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
 
 Replacements = list[tuple[SparseTensor, torch.Tensor]]  # parameters, and the tensors that replace them
-Gradients = list[
-    tuple[torch.Tensor, SparseTensor]
-]  # parameters, and what they had before a step converted it
+Gradients = list[tuple[torch.Tensor, SparseTensor]]  # parameters, and gradients that a step converts
 
 _replaced: weakref.WeakKeyDictionary[Optimizer, Replacements] = weakref.WeakKeyDictionary()
 _lazy_rows: weakref.WeakKeyDictionary[Optimizer, list[LazyRows]] = weakref.WeakKeyDictionary()
