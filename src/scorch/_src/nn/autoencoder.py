@@ -21,8 +21,8 @@ class TopKAutoencoder(torch.nn.Module):
     rows of the decoder per input, forward and backward.
 
     The parameters are ``encoder.weight`` and ``decoder``, of shape ``(features, in_features)``,
-    ``encoder.bias`` of length ``features``, and ``bias`` of length ``in_features``. Both biases start at zero,
-    and the rows of ``decoder`` as random unit vectors; training does not keep them normalized.
+    ``encoder.bias`` of length ``features``, and ``bias`` of length ``in_features``. Both biases start at
+    zero, and the rows of ``decoder`` as random unit vectors; training does not keep them normalized.
 
     Args:
         in_features: the size of an input.

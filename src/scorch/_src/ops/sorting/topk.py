@@ -28,8 +28,8 @@ MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
     """Return the ``k`` largest elements along a dimension as a sparse tensor.
 
-    ``topk_sparse(h, k) @ W`` reads only ``k`` rows of ``W`` per row of ``h``, forward and backward. The gradient
-    flows to the elements that are kept.
+    ``topk_sparse(h, k) @ W`` reads only ``k`` rows of ``W`` per row of ``h``, forward and backward. The
+    gradient flows to the elements that are kept.
 
     Args:
         h: a dense or sparse tensor.
