@@ -162,6 +162,7 @@ def test_the_autoencoder_encodes_sparse_inputs_without_a_dense_one() -> None:
         torch.testing.assert_close(one, other)
     products = [kernel for kernel in scorch.explain(model, runs=1)(S).kernels if kernel.kind == "kernel"]
     assert [product.operands[0].shape for product in products] == [(8, 40), (8, 30)]
+    torch.testing.assert_close(model(S.to_torch()), model(S))
     seen: list[torch.Tensor] = []
     with model.encoder.register_forward_hook(lambda module, args, out: seen.append(out)):
         model.encode(S)

@@ -9,6 +9,7 @@ import torch
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pruned.fused_modules import has_hooks
 from scorch._src.ops.sorting.topk import topk_sparse
+from scorch._src.statements.operands import as_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError
 
@@ -80,7 +81,7 @@ class TopKAutoencoder(torch.nn.Module):
         return self.encode(input)
 
     def _features(self, input: torch.Tensor) -> torch.Tensor:
-        encoder = self.encoder
+        encoder, input = self.encoder, as_differentiable("input", input)
         if not isinstance(input, SparseTensor) or type(encoder) is not torch.nn.Linear or has_hooks(encoder):
             return encoder(input - self.bias)  # type: ignore[no-any-return]
         weight = encoder.weight  # subtracting after the product keeps the input sparse
