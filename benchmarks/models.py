@@ -10,8 +10,8 @@ dense network of the same pruned weights before anything is timed. Contestants t
 each is kept; dense torch is always one of them. Those that cannot run are named with the reason, and rows
 are printed as they are measured. "scorch compiled" is the sparse network under ``torch.compile``, which joins
 what lies between its layers; "scorch bf16" and "scorch int8" store its weights so. Without a network OpenVINO
-waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each network at 90 % and the
-time to load it follow. ``--few`` takes 90 and 95 %, batch 1, the fewest and the most threads, and smaller
+waits for its telemetry, which ``opt_in_out --opt_out`` turns off. The file of each network at 90% and the
+time to load it follow. ``--few`` takes 90 and 95%, batch 1, the fewest and the most threads, and smaller
 stacks of layers; ``--tiny`` runs all in small, to see that it runs.
 """
 

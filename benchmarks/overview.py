@@ -48,7 +48,7 @@ def tasks(data: Data, tokens: int, width: int) -> Iterator[tuple[str, Calls]]:
     assert A.values().eq(1).all()  # torch samples, and does not multiply by the entries
     dots = {"torch.sparse/csr": lambda: torch.sparse.sampled_addmm(csr, P, Q.T, beta=0.0)}
     yield "edge scores (SDDMM)", {"Scorch": lambda: scorch.einsum("ij,ik,jk->ij", A, P, Q), **dots}
-    yield "pruned MLP 90 %, batch 32", _pruned(width)
+    yield "pruned MLP 90%, batch 32", _pruned(width)
     mask = masks.window(tokens, 128) | masks.global_tokens(tokens, 16)
     q, k, v, _ = attention.inputs(tokens)
     dense_mask = mask.to_dense()

@@ -103,5 +103,11 @@ SINGLE = ["index", "cheat-sheet", "glossary", "faq", "what-works", "results", "c
 html_sidebars: dict[str, list[str]] = {page: [] for page in SINGLE}
 
 
+def link_to_gallery(app: Any, page: str, source: list[str]) -> None:
+    """Link to the gallery where pages link to the folder that it is built from, as they do on GitHub."""
+    source[0] = source[0].replace("](../../examples)", "](../gallery/index)")
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", link_to_gallery)
     app.connect("viewcode-follow-imported", source_links.follow)

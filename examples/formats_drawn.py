@@ -69,17 +69,17 @@ if options.plot:
 # Memory
 # ------
 # Bytes of index arrays and values. Hypersparse matrices favor ``dcsr``, block sparsity favors ``bsr``, and
-# above a density of about 50 % nothing beats a dense tensor. All formats compute the same product, which is
+# above a density of about 50% nothing beats a dense tensor. All formats compute the same product, which is
 # checked.
 
 n = 256 if options.quick else 2048
 few_rows = scorch.rand(n, n, density=0.01, format="csr") * (torch.rand(n, 1) < 0.02)
 blocks = scorch.from_torch(torch.kron((torch.rand(n // 4, n // 4) < 0.02).float(), torch.ones(4, 4)), "csr")
 kinds = {
-    "1 %, random": scorch.rand(n, n, density=0.01, format="csr"),
+    "1%, random": scorch.rand(n, n, density=0.01, format="csr"),
     "few rows": few_rows.eliminate_zeros(),
     "blocks 4 x 4": blocks,
-    "60 % density": scorch.rand(n, n, density=0.6, format="csr"),
+    "60% density": scorch.rand(n, n, density=0.6, format="csr"),
 }
 
 

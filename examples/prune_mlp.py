@@ -2,7 +2,7 @@
 Prune a trained network
 =======================
 
-Train a network on digits and prune it by magnitude with ``scorch.sparsify``, from 50 % sparsity upwards.
+Train a network on digits and prune it by magnitude with ``scorch.sparsify``, from 50% sparsity upwards.
 The remaining weights are stored sparsely in the layers where that is faster, as measured on this machine.
 Ends with a table and a plot of accuracy, speed and size.
 

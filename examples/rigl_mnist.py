@@ -2,7 +2,7 @@
 Dynamic sparse training with RigL
 =================================
 
-A network with 5 % of the weights learns digits with RigL: at intervals, the smallest weights are dropped
+A network with 5% of the weights learns digits with RigL: at intervals, the smallest weights are dropped
 and new ones grow where the gradient is largest. A dense network is trained for comparison. Ends with a
 table and a plot of the sparsity pattern of the first layer before and after training: its weights move to
 where the digits are.
@@ -118,7 +118,7 @@ def train(name: str, model: torch.nn.Module) -> tuple[float, int, float]:
             times.append(time.perf_counter() - start)
         with torch.no_grad():
             accuracy = float((model(test_x).argmax(1) == test_y).float().mean()) * 100
-        print(f"{name}: epoch {epoch + 1}, accuracy {accuracy:.1f} %, {sum(times):.1f} s", flush=True)
+        print(f"{name}: epoch {epoch + 1}, accuracy {accuracy:.1f}%, {sum(times):.1f} s", flush=True)
     kept = [*model.state_dict().values(), *(p.grad for p in model.parameters())]
     kept += [
         value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)

@@ -121,6 +121,21 @@ SOURCES = sorted((ROOT / "src" / "scorch" / "_src").rglob("*.py"))
 LAYERS = {path.name for path in (ROOT / "src" / "scorch" / "_src").iterdir() if path.is_dir()}
 
 
+def test_links_between_files_lead_somewhere() -> None:
+    """On GitHub, where pages are read as they are, and nothing is generated."""
+    broken = []
+    for page in [*PAGES, *ROOT.glob("*.md"), ROOT / "benchmarks" / "RESULTS.md"]:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"#|[a-z]+:", link)]
+        targets = {link: page.parent / link.partition("#")[0] for link in links}
+        broken += [
+            (name_of(page), link)
+            for link, target in targets.items()
+            if not target.exists() or target.resolve().is_relative_to(DOCS / "gallery")
+        ]
+    assert not broken
+
+
 def test_modules_that_docstrings_name_exist() -> None:
     """A docstring that says ``storage.slices`` means a module, or something in one."""
     home = ROOT / "src" / "scorch" / "_src"

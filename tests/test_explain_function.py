@@ -152,9 +152,36 @@ def test_routines_are_told() -> None:
 def test_functions_without_kernels() -> None:
     found = scorch.explain(torch.relu, runs=1)(sparse())
     assert found.name == "relu" and not found.kernels
-    assert "no Scorch kernel" in str(found)
+    assert "no kernel" in str(found)
+    nothing = scorch.explain(lambda: None, runs=1)()
+    assert "no Scorch kernel ran" in str(nothing) and "consumed" not in str(nothing)
+    generator = scorch.explain(lambda: (sparse() @ x for x in ()), runs=1)()
+    assert "returned an iterator, which must be consumed" in str(generator)
     dense = scorch.explain(lambda x: x + 1, runs=1)(torch.ones(2))
     assert not dense.kernels and dense.result.sum() == 4
+
+
+def test_a_function_of_torch_itself_is_named_with_its_sparse_operands() -> None:
+    mask = sparse().bool()
+    q, k, v = torch.rand(3, 1, 60, 8).unbind()
+    found = scorch.explain(F.scaled_dot_product_attention, runs=1)(q, k, v, attn_mask=mask)
+    assert [call.name for call in found.calls] == ["scaled_dot_product_attention"]
+    (routine,) = found.kernels
+    assert [facts.shape for facts in routine.operands] == [(1, 60, 8)] * 3 + [(60, 60)]
+
+
+def test_functions_of_scorch_that_run_no_kernel_are_listed() -> None:
+    h = torch.rand(400, 300)
+    found = scorch.explain(lambda: scorch.topk_sparse(h, 4), runs=1)()
+    assert [call.name for call in found.calls] == ["topk_sparse"] and not found.kernels
+
+
+def test_methods_of_layers_are_named() -> None:
+    torch.manual_seed(0)
+    found = scorch.explain(scorch.nn.TopKAutoencoder(60, 500, 4), runs=1)(torch.rand(300, 60))
+    names = [call.name for call in found.calls]
+    assert names[-3:] == ["topk_sparse", "TopKAutoencoder.decode", "add"]
+    assert [bool(call.kernels) for call in found.calls][-3:] == [False, True, False]
 
 
 def test_report_json_and_html() -> None:

@@ -351,7 +351,7 @@ def _switches(results: Results) -> list[str]:
     parts = [
         "The time of each kernel with all optimizations, and how many times as long it takes with one of "
         "them turned off (`scorch.settings(disable=NAME)`) and with all of them turned off; a dot: less than "
-        "3 % difference. Since calls with an optimization turned off have more overhead, they are compared "
+        "3% difference. Since calls with an optimization turned off have more overhead, they are compared "
         "with a call with an irrelevant one turned off: `buckets`, or `dense` in conversions.",
         "\n".join(f"- `{name}`: {text}" for name, text in OPTIMIZATIONS.items()),
     ]

@@ -80,6 +80,11 @@ torch.linalg.norm(B); B.mode(); B.unique(); B.aminmax(); torch.allclose(B, B); t
 B.equal(B); B.isfinite(); B.logical_and(B); ~(B > 0); (B > 0) & (B > 0); 2 - B; B // 2; 2 ** B; 1 / B; B % 2
 B.type(torch.float64); F.normalize(B); F.cosine_similarity(B, B); F.layer_norm(B, (16,))
 F.embedding(torch.tensor([1, 2]), B); torch.sparse.softmax(B, 1); torch.cdist(B, B)
+mask = masks.window(16, 2) | masks.global_tokens(16, 1); masks.causal(16) & mask
+heads = torch.rand(1, 2, 16, 4, requires_grad=True)
+F.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).sum().backward()
+scorch.nn.MultiheadAttention(16, 2)(x, x, x, pairs=mask); scorch.topk_sparse(x, 2) @ x
+torch.allclose(B, B[:1])
 B.index_add(0, torch.tensor([1]), B[:1]); B.tensor_split(2); torch.atleast_3d(B); torch.meshgrid(B[0], B[1])
 """
 
@@ -88,6 +93,7 @@ def test_common_calls_import_neither_sympy_nor_distributed_tensors_nor_the_compi
     program = f"""
 import sys, torch, scorch
 import torch.nn.functional as F
+from scorch.nn import masks
 torch.manual_seed(0)
 d, x = torch.rand(16, 16) * (torch.rand(16, 16) < 0.3), torch.rand(16, 16)
 A, B = scorch.from_torch(d, format="csr"), scorch.from_torch(d, format="csr")

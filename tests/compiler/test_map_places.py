@@ -69,3 +69,14 @@ def test_places_are_noted_inside_loops_that_merge() -> None:
     U = scorch.from_torch(u, format="csf")
     found = scorch.evaluate("R[i,j] = sum(k, T[i,j,k] * U[i,j,k])", T=T, U=U, format="coo")
     torch.testing.assert_close(found.to_dense(), (t * u).sum(2))
+
+
+@pytest.mark.whole
+def test_rows_that_are_themselves_merged_are_looked_up_too() -> None:
+    a, b = random(60, 12, 0.3, 0), random(60, 12, 0.5, 1)
+    a[::3] = 0
+    b[1::4] = 0
+    A, B = scorch.from_torch(a, format="dcsr"), scorch.from_torch(b, format="dcsr")
+    with scorch.settings(debug=True):
+        total = scorch.einsum("ij,ij->i", A, B, format="s")
+        assert torch.equal(total.to_dense(), (a * b).sum(1))

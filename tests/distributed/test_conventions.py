@@ -13,7 +13,14 @@ import scorch
 import scorch.distributed as sd
 from distributed.test_sharded import close
 from processes import in_processes
-from scorch.errors import CallError, CommunicationError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import (
+    CallError,
+    CommunicationError,
+    OperandError,
+    ScorchWarning,
+    ShapeError,
+    UnsupportedError,
+)
 
 
 def random_matrix(rows: int = 12, columns: int = 12, seed: int = 0) -> torch.Tensor:
@@ -296,3 +303,22 @@ def test_calls_keep_their_conventions(tmp_path):
 def test_shard_rows_of_a_dense_tensor_are_refused() -> None:
     with pytest.raises(OperandError, match="shard_rows expected a SparseTensor, but got Tensor"):
         sd.shard_rows(torch.eye(3))
+
+
+def test_a_forgotten_init_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    S = scorch.eye(3, format="csr")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(ScorchWarning, match=r"torchrun started 2 processes; call .*init\(\)") as seen:
+        sd.shard(S)
+    assert seen[0].filename == __file__
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert sd.shard(S).shape == (3, 3)
+
+
+def test_init_without_torchrun_names_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="RANK expected") as failed:
+        sd.init()
+    said = "\n".join([str(failed.value), *getattr(failed.value, "__notes__", [])])
+    assert "torchrun --nproc-per-node 2" in said

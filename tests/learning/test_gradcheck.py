@@ -175,6 +175,21 @@ def test_row_sparse_gradients():
     torch.testing.assert_close(touched.to_dense(), other.grad)
 
 
+def test_row_sparse_gradients_of_both_factors_of_a_sampled_product():
+    mask = torch.zeros(8, 10, dtype=torch.float64)
+    mask[1, 2], mask[1, 4], mask[5, 0] = 1, 2, 3
+    for form in ("csr", "csc", "coo", "dcsr", "bsr(2,2)"):
+        factors = dense(8, 3), dense(10, 3)
+        sampled = scorch.einsum("ij,ik,jk->ij", scorch.from_torch(mask, form), *factors, sparse_grad=True)
+        sampled.sum().backward()
+        found = [factor.grad for factor in factors]
+        assert all(isinstance(gradient, SparseTensor) for gradient in found), form
+        expected = torch.autograd.grad(torch.einsum("ij,ik,jk->ij", mask, *factors).sum(), factors)
+        for gradient, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient.to_dense(), other)
+            assert gradient.nnz < gradient.numel(), "only rows that the mask reaches"
+
+
 def test_hooks_and_retained_gradients():
     S, seen = drawn(4, 6, "csr"), []
     S.register_hook(lambda g: seen.append(g.nnz))

@@ -149,6 +149,29 @@ def test_optimizers_that_need_all_rows_get_all_of_the_gradient(make: Any) -> Non
     torch.testing.assert_close(layer.weight, dense.weight)
 
 
+def test_sparse_adam_updates_both_factors_of_a_sampled_product() -> None:
+    mask = torch.zeros(30, 20, dtype=torch.float64)
+    mask[3, 4], mask[7, 4], mask[7, 11] = 1, 1, 1
+    M = scorch.from_torch(mask, "csr")
+    factors = [torch.nn.Parameter(torch.randn(size, 4, dtype=torch.float64)) for size in mask.shape]
+    before = [factor.detach().clone() for factor in factors]
+    optimizer = torch.optim.SparseAdam(factors, lr=0.1)
+    scorch.einsum("ij,ik,jk->ij", M, *factors, sparse_grad=True).values().sum().backward()
+    optimizer.step()
+    for factor, old, touched in zip(factors, before, (mask.any(1), mask.any(0)), strict=True):
+        assert torch.equal((factor != old).any(1), touched)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SparseAdam, torch.optim.Adafactor])
+def test_the_gradient_is_the_same_after_a_step(make: Any) -> None:
+    layer, x = Linear(40, 6, bias=False, sparse_grad=True, dtype=torch.float64), batch(5, 40)
+    layer(x).square().sum().backward()
+    gradient = layer.weight.grad
+    make(layer.parameters()).step()
+    assert layer.weight.grad is gradient and isinstance(gradient, SparseTensor)
+    torch.optim.Adam(layer.parameters()).step()
+
+
 def test_closures_with_lazy_rows() -> None:
     layer, x = Linear(40, 6, sparse_grad=True, dtype=torch.float64), batch(5, 40)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)

@@ -143,9 +143,30 @@ def test_the_autoencoder_is_the_dense_one_with_all_other_features_zero(abs: bool
     theirs = torch.autograd.grad(expected.square().sum(), parameters)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
-    assert isinstance(model.codes(x), scorch.SparseTensor) and model.codes(x).nnz == 20
+    codes = model.encode(x)
+    assert isinstance(codes, scorch.SparseTensor) and codes.nnz == 20
+    assert torch.equal(model.codes(x).to_dense(), codes.to_dense())
     with pytest.raises(ArgumentError, match="between 1 and 30"):
         TopKAutoencoder(6, 30, 31)
+
+
+def test_the_autoencoder_encodes_sparse_inputs_without_a_dense_one() -> None:
+    model = TopKAutoencoder(40, 30, 4, dtype=torch.float64)
+    torch.nn.init.normal_(model.bias)
+    x = torch.randn(8, 40, dtype=torch.float64) * (torch.rand(8, 40) < 0.2)
+    S = scorch.from_torch(x, "csr")
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad(model(S).square().sum(), parameters)
+    theirs = torch.autograd.grad(model(x).square().sum(), parameters)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+    products = [kernel for kernel in scorch.explain(model, runs=1)(S).kernels if kernel.kind == "kernel"]
+    assert [product.operands[0].shape for product in products] == [(8, 40), (8, 30)]
+    torch.testing.assert_close(model(S.to_torch()), model(S))
+    seen: list[torch.Tensor] = []
+    with model.encoder.register_forward_hook(lambda module, args, out: seen.append(out)):
+        model.encode(S)
+    torch.testing.assert_close(seen[0], model.encoder(x - model.bias))
 
 
 def test_the_autoencoder_finds_the_directions_data_is_made_of() -> None:

@@ -95,6 +95,15 @@ def test_without_a_batch():
     compare(plain, own, [drawn(L, E)], allowed(H, L, L), need_weights=True, average_attn_weights=False)
 
 
+def test_sparse_tensors_of_pytorch_are_pairs_and_have_largest_elements():
+    _, own = pair(batch_first=True)
+    x, mask = drawn(N, L, E), scorch.from_torch(allowed(L, L), format="csr")
+    torch.testing.assert_close(own(x, x, x, pairs=mask.to_torch())[0], own(x, x, x, pairs=mask)[0])
+    sparse = scorch.from_torch(drawn(L, E) * allowed(L, E), format="csr")
+    largest = scorch.topk_sparse(sparse.to_torch(), 2)
+    torch.testing.assert_close(largest.to_dense(), scorch.topk_sparse(sparse, 2).to_dense())
+
+
 def test_masks_that_broadcast_over_heads_or_batches():
     plain, own = pair(batch_first=True)
     for shape in ((N, 1), (1, H), (1, 1), (N, H)):

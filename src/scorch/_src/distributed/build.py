@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, OperandError, ShapeError
+from scorch.errors import ArgumentError, OperandError, ShapeError, warn
 
 Tensor = torch.Tensor
 
@@ -26,12 +27,25 @@ Tensor = torch.Tensor
 def group_of(mesh: Any) -> Group:
     """Return the process group of a 1-D mesh or of a group; None without any."""
     if mesh is None:
-        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        if dist.is_available() and dist.is_initialized():
+            return dist.group.WORLD
+        _warn_about_other_ranks()
+        return None
     if hasattr(mesh, "get_group"):
         if mesh.ndim != 1:
             raise ArgumentError(f"the mesh must be 1-D, such as mesh['rows'], but has {mesh.ndim} dimensions")
         return mesh.get_group()
     return mesh
+
+
+def _warn_about_other_ranks() -> None:
+    """Warn if ``torchrun`` started other processes too, each of which would work on its own."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and ranks.isdigit() and int(ranks) > 1:
+        warn(
+            f"there is no process group, so this process works alone, although torchrun started {ranks} "
+            "processes; call scorch.distributed.init() first"
+        )
 
 
 def device_of(mesh: Any, group: Group, given: Any = None) -> torch.device | None:

@@ -149,7 +149,7 @@ def check_split(split: bool | int) -> None:
 
 def owners_in(ids: Tensor, cuts: Tensor) -> Tensor:
     """Return the rank that owns each row."""
-    return torch.searchsorted(cuts.to(ids.device), ids, right=True) - 1
+    return torch.searchsorted(cuts.to(ids.device).contiguous(), ids, right=True) - 1
 
 
 def block_owners(

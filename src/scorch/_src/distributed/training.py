@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from scorch._src.distributed.communication.agreement import compare
 from scorch._src.distributed.communication.collectives import Group, gather_numbers, size_of
 from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.distributed.sums import sum_processes
+from scorch.errors import add_note
 
 Tensor = torch.Tensor
 TIMEOUT = datetime.timedelta(minutes=5)
@@ -41,7 +43,7 @@ def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) 
         A = sd.shard(S, mesh)
     """
     if not dist.is_initialized():
-        dist.init_process_group(timeout=timeout)
+        _init_process_group(timeout)
     if device_type is None:
         accelerator = (
             torch.accelerator.current_accelerator(check_available=True)
@@ -50,6 +52,19 @@ def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) 
         )
         device_type = (accelerator or HOST).type
     return dist.init_device_mesh(device_type, (dist.get_world_size(),))
+
+
+def _init_process_group(timeout: datetime.timedelta) -> None:
+    try:
+        dist.init_process_group(timeout=timeout)
+    except ValueError as error:
+        if "RANK" not in os.environ:
+            add_note(
+                error,
+                "Start the script with torchrun, which sets these variables, for example "
+                "torchrun --nproc-per-node 2 job.py. A single process needs no init().",
+            )
+        raise
 
 
 def mean(rows: Tensor, mesh: Any = None) -> Tensor:

@@ -150,8 +150,11 @@ def _call_sequence(trace: Trace) -> list[tuple[str, int]]:
 
 def _explain_event(event: Event, timed: Event, call: Call) -> KernelExplanation:
     measured, converting = timed.end - timed.start - timed.converted, timed.converted
-    size = sum(map(_count_bytes, (*event.operands, event.result)))
     subject = event.subject
+    tensors = list(map(unwrap, event.operands))
+    if event.kind == "routine" and not any(isinstance(tensor, Storage) for tensor in tensors):
+        tensors += call.operands  # the routine reads their arrays
+    size = sum(map(_count_bytes, (*event.operands, event.result)))
     if isinstance(subject, Exchange | Plan):
         return explain_exchange(subject, measured)
     if isinstance(subject, Prepared):
@@ -167,7 +170,7 @@ def _explain_event(event: Event, timed: Event, call: Call) -> KernelExplanation:
     statement = show(as_statement(subject)) if isinstance(subject, Step) else str(subject)
     operands = tuple(
         describe_tensor(operand_of(_user_name(tensor, call) or "", tensor))
-        for tensor in map(unwrap, event.operands)
+        for tensor in tensors
         if isinstance(tensor, Storage)
         or (isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided)
     )

@@ -9,11 +9,10 @@ from typing import Any
 
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.step import StepExplanation, TensorFacts
+from scorch._src.explain.trace_calls import MIN_SHOWN_SHARE
 from scorch._src.html import page
 from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
-
-MIN_SHOWN_SHARE = 0.01  # of the total time: shorter dense calls are summed up
 
 KINDS = {
     "kernel": "a generated kernel",
@@ -231,13 +230,19 @@ def _report(explanation: FunctionExplanation) -> list[str]:
         share = f"{100 * between / explanation.watched:.0f}%"
         lines += ["", f"between the calls, in Python: {format_seconds(between)}, {share}"]
     if not any(explanation._events) and not long_calls:
-        lines += ["", "no Scorch kernel ran in this thread (a generator must be consumed)"]
+        lines += ["", _nothing_ran(explanation.result)]
     for group in explanation.joined:
         lines += ["", *wrap_lines(f"fused into one kernel: {', '.join(group)}")]
     if explanation.advice:
         lines += ["", "Suggestions"]
         lines += [line for text in explanation.advice for line in wrap_lines(text, "- ")]
     return lines
+
+
+def _nothing_ran(result: Any) -> str:
+    if isinstance(result, Iterator):
+        return "no Scorch kernel ran: the function returned an iterator, which must be consumed"
+    return "no Scorch kernel ran in this thread"
 
 
 def _call_lines(call: CallExplanation, number: int, total: float) -> list[str]:
@@ -252,7 +257,7 @@ def _call_lines(call: CallExplanation, number: int, total: float) -> list[str]:
         label = LABELS.get(kernel.kind, kernel.kind)
         facts += [(label, kernel.statement), *_kernel_facts(kernel)]
     if call.is_sparse and not call.kernels:
-        facts.append(("values", "computed on the values or the sparsity pattern only: no kernel"))
+        facts.append(("values", "computed with PyTorch operators on values and indices: no kernel"))
     return lines + [line for label, text in facts for line in wrap_lines(text, f"     {label:12}")]
 
 

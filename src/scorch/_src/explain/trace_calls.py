@@ -27,6 +27,7 @@ from scorch._src.compile import recorder
 from scorch._src.compile.lazy_tensor import LAZY_TYPES
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.events import LISTENERS, Event
+from scorch._src.storage.storage import Storage
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import tree_leaves
 
@@ -35,6 +36,7 @@ _SCORCH_FOLDER = str(Path(__file__).parents[2]) + os.sep
 # Files whose calls are shown as the user's.
 _SHOWN_AS_USERS = (os.path.dirname(nn.__file__) + os.sep, recorder.__file__)
 _TORCH_FUNCTION_CODE: CodeType = SparseTensor.__torch_function__.__func__.__code__  # type: ignore[attr-defined]
+MIN_SHOWN_SHARE = 0.01  # of the total time: shorter calls without a kernel are summed up, or left out
 _HIDDEN_FUNCTIONS = {
     "__get__",
     "__set__",
@@ -59,6 +61,7 @@ class Call:
     start: float = 0.0
     end: float = 0.0
     entry: FrameType | None = None  # of a function of Scorch's own
+    operands: tuple[Storage, ...] = ()  # the sparse ones
     names: dict[str, Any] = field(default_factory=dict)  # the caller's tensors by its names
     events: list[Event] = field(default_factory=list)
 
@@ -76,6 +79,7 @@ class Trace:
         self.result = None
         for call in self.calls:
             call.names.clear()
+            call.operands = ()
             call.events = [replace(event, operands=(), result=None) for event in call.events]
 
 
@@ -92,16 +96,17 @@ class _CallTracer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         caller = sys._getframe(1)
-        path = caller.f_code.co_filename
-        is_ours = path.startswith(_SCORCH_FOLDER) and not path.startswith(_SHOWN_AS_USERS)
-        if getattr(func, "__name__", "") in _HIDDEN_FUNCTIONS or self.open is not None or is_ours:
+        if getattr(func, "__name__", "") in _HIDDEN_FUNCTIONS or self.open is not None:
             return func(*args, **(kwargs or {}))
+        if _is_ours(caller):
+            return self._call_inside(caller, func, args, kwargs or {})
         operands = tree_leaves((args, kwargs))
         leaves = [leaf for leaf in operands if isinstance(leaf, torch.Tensor)]
         is_sparse = any(isinstance(leaf, SparseTensor | RowSharded) for leaf in operands)
         is_torch_sparse = not is_sparse and any(leaf.layout != torch.strided for leaf in leaves)
         name = _function_name(func) + (" of torch.sparse" if is_torch_sparse else "")
         call = self.open = _make_call(name, is_sparse, _find_place(caller).user)
+        call.operands = tuple(leaf.storage for leaf in leaves if isinstance(leaf, SparseTensor))
         call.start = time.perf_counter()
         try:
             result = func(*args, **(kwargs or {}))
@@ -113,20 +118,41 @@ class _CallTracer(TorchFunctionMode):
             self.calls.append(call)
         return result
 
+    def _call_inside(
+        self, caller: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a function of torch that one of Scorch's calls: its time counts for the latter."""
+        place = _find_place(caller)
+        call = self._last_of(place)
+        if call is None:
+            call = _make_call(place.function_name or _function_name(func), True, place.user)
+            call.start, call.entry = time.perf_counter(), place.function
+            self.calls.append(call)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            call.end = time.perf_counter()
+
+    def _last_of(self, place: _Place) -> Call | None:
+        """Return the last call, if it is that of the same function."""
+        last = self.calls[-1] if self.calls else None
+        frame = None if last is None else last.entry
+        return last if frame is not None and frame in (place.entry, place.function) else None
+
     def on_event(self, event: Event) -> None:
         if threading.get_ident() != self.thread:
             return
         call = self.open
         if call is None:
-            location = _find_place(sys._getframe(1))
-            last = self.calls[-1] if self.calls else None
-            if last is not None and last.entry is not None and last.entry is location.entry:
-                call = last
-            else:
-                name = "fused calls" if event.kind == "fused" else location.name
-                call = _make_call(name, True, location.user)
-                call.start, call.entry = event.start, location.entry
+            place = _find_place(sys._getframe(1))
+            call = self._last_of(place)
+            if call is None:
+                call = _make_call("", True, place.user)
+                call.start = event.start
                 self.calls.append(call)
+            if not call.events:  # a layer is shown by its own name, whatever it calls
+                call.name = "fused calls" if event.kind == "fused" else place.name
+                call.entry = place.entry
             call.end = event.end
         call.events.append(event)
 
@@ -142,39 +168,81 @@ def trace(call: Callable[[], Any], with_calls: bool) -> Trace:
     finally:
         LISTENERS.remove(tracer.on_event)
     seconds = time.perf_counter() - start
-    for traced_call in tracer.calls:
+    calls = [call for call in tracer.calls if not _is_negligible(call, seconds)]
+    for traced_call in calls:
         traced_call.entry = None
-    return Trace(tracer.calls, result, seconds)
+    return Trace(calls, result, seconds)
 
 
 _TRACE_CODE: CodeType = trace.__code__
 
 
+def _is_negligible(call: Call, seconds: float) -> bool:
+    """Whether a function of Scorch's own ran no kernel and took next to no time."""
+    is_own = call.entry is not None and not call.events
+    return is_own and call.end - call.start < MIN_SHOWN_SHARE * seconds
+
+
+def _is_ours(caller: FrameType) -> bool:
+    """Whether a call comes from Scorch's own functions, other than layers."""
+    path = caller.f_code.co_filename
+    is_shown = path.startswith(_SHOWN_AS_USERS) or caller.f_code is _TRACE_CODE
+    return path.startswith(_SCORCH_FOLDER) and not is_shown
+
+
 @dataclass(frozen=True)
 class _Place:
-    """Where something ran: the outermost call of Scorch, its name, and the user's function around it."""
+    """Where something ran: the call of Scorch and its name, and the user's function around it.
+
+    The call is the innermost method of a layer, such as ``TopKAutoencoder.decode``, or the outermost function
+    of Scorch without one; ``function`` is the outermost function that is no layer's.
+    """
 
     entry: FrameType | None
     name: str
+    function: FrameType | None
+    function_name: str
     user: FrameType | None
 
 
 def _find_place(frame: FrameType | None) -> _Place:
     """Find where ``frame`` is, as the user sees it."""
-    entry: FrameType | None = None
-    function = ""
+    ours: list[FrameType] = []
     while frame is not None and frame.f_code is not _TRACE_CODE:
         path = frame.f_code.co_filename
         if path.startswith(_SCORCH_FOLDER):
-            entry = frame
-            if frame.f_code is _TORCH_FUNCTION_CODE:
-                function = _function_name(frame.f_locals.get("func"))
+            ours.append(frame)
         elif not path.startswith(_TORCH_FOLDER):
             break
         frame = frame.f_back
     user = None if frame is None or frame.f_code is _TRACE_CODE else frame
-    name = "" if entry is None else _qualified_name(entry).removesuffix(".forward")
-    return _Place(entry, function if not name or "<locals>" in name else name, user)
+    ours = [frame for frame in ours if frame.f_code.co_filename != __file__]
+    layer = next((number for number, frame in enumerate(ours) if _is_method_of_layer(frame)), None)
+    inside = [frame for frame in ours[:layer] if not frame.f_code.co_filename.startswith(_SHOWN_AS_USERS)]
+    called = ours if layer is None else [ours[layer]]
+    entry, function = (frames[-1] if frames else None for frames in (called, inside))
+    return _Place(entry, _name_of(called), function, _name_of(inside), user)
+
+
+def _name_of(frames: list[FrameType]) -> str:
+    """Return the name of the outermost function that has one: a wrapper of another has none of its own."""
+    for frame in reversed(frames):
+        if frame.f_code is _TORCH_FUNCTION_CODE:
+            return _function_name(frame.f_locals.get("func"))
+        name = _qualified_name(frame)
+        if "<locals>" not in name:
+            return name.removesuffix(".forward")
+    return ""
+
+
+def _is_method_of_layer(frame: FrameType) -> bool:
+    """Whether a frame is a public method of a layer of Scorch's, called from outside."""
+    code = frame.f_code
+    if not code.co_argcount or code.co_name.startswith("_"):
+        return False
+    return code.co_filename.startswith(_SHOWN_AS_USERS) and isinstance(
+        frame.f_locals.get(code.co_varnames[0]), torch.nn.Module
+    )
 
 
 def _qualified_name(frame: FrameType) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.pruned.fused_modules import has_hooks
 from scorch._src.ops.sorting.topk import topk_sparse
+from scorch._src.statements.operands import as_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError
 
@@ -15,15 +17,20 @@ from scorch.errors import ArgumentError
 class TopKAutoencoder(torch.nn.Module):
     """A sparse autoencoder that keeps the top ``k`` features per input and decodes only these.
 
-    The codes are a sparse matrix, so decoding, and all gradients of the decoder, cost as much as ``k`` rows
-    of the decoder per input.
+    The codes are the ``k`` largest elements of ``relu(encoder.weight @ (x - bias) + encoder.bias)``, and the
+    reconstruction is ``codes @ decoder + bias``. The codes are a sparse matrix, so decoding reads only ``k``
+    rows of the decoder per input, forward and backward.
+
+    The parameters are ``encoder.weight`` and ``decoder``, of shape ``(features, in_features)``,
+    ``encoder.bias`` of length ``features``, and ``bias`` of length ``in_features``. Both biases start at
+    zero, and the rows of ``decoder`` as random unit vectors; training does not keep them normalized.
 
     Args:
         in_features: the size of an input.
         features: the number of features in the dictionary.
         k: the number of features to keep per input.
-        abs: whether to select features by magnitude; otherwise codes are non-negative (ReLU).
-        tied: whether to initialize the encoder with the transpose of the decoder.
+        abs: whether to select features by magnitude, without ``relu``; otherwise codes are non-negative.
+        tied: whether to initialize ``encoder.weight`` with ``decoder``; otherwise as ``torch.nn.Linear``.
         device: the device of the parameters.
         dtype: the dtype of the parameters.
 
@@ -35,7 +42,7 @@ class TopKAutoencoder(torch.nn.Module):
         >>> import torch, scorch
         >>> model = scorch.nn.TopKAutoencoder(16, 256, k=4)
         >>> x = torch.ones(8, 16)
-        >>> model.codes(x).nnz, model(x).shape
+        >>> model.encode(x).nnz, model(x).shape
         (32, torch.Size([8, 16]))
     """
 
@@ -61,13 +68,24 @@ class TopKAutoencoder(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.zeros(in_features, device=device, dtype=dtype))
         with torch.no_grad():
             self.encoder.bias.zero_()
-            if tied:  # start from the transpose of the decoder
+            if tied:
                 self.encoder.weight.copy_(self.decoder)
 
-    def codes(self, input: torch.Tensor) -> SparseTensor:
+    def encode(self, input: torch.Tensor) -> SparseTensor:
         """Return the codes of a batch of inputs: a ``csr`` matrix with one row per input."""
-        features = self.encoder(input - self.bias)
+        features = self._features(input)
         return topk_sparse(features if self.abs else features.relu(), self.k, abs=self.abs)
+
+    def codes(self, input: torch.Tensor) -> SparseTensor:
+        """Return ``encode(input)``."""
+        return self.encode(input)
+
+    def _features(self, input: torch.Tensor) -> torch.Tensor:
+        encoder, input = self.encoder, as_differentiable("input", input)
+        if not isinstance(input, SparseTensor) or type(encoder) is not torch.nn.Linear or has_hooks(encoder):
+            return encoder(input - self.bias)  # type: ignore[no-any-return]
+        weight = encoder.weight  # subtracting after the product keeps the input sparse
+        return torch.nn.functional.linear(input, weight, encoder.bias - weight @ self.bias)
 
     def decode(self, codes: SparseTensor) -> torch.Tensor:
         """Reconstruct inputs from their codes."""
@@ -76,7 +94,7 @@ class TopKAutoencoder(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the reconstruction of ``input``."""
-        return self.decode(self.codes(input))
+        return self.decode(self.encode(input))
 
     def extra_repr(self) -> str:
         return f"k={self.k}, features={self.decoder.shape[0]}"

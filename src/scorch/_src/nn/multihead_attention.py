@@ -11,6 +11,7 @@ from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import find_pairs
 from scorch._src.ops.attention.sdpa import attend, make_heads
 from scorch._src.statements.evaluate import evaluate
+from scorch._src.statements.operands import as_differentiable
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, warn
@@ -181,6 +182,8 @@ def _check_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseT
         raise ArgumentError(
             "pass either pairs or attn_mask, not both; remove what attn_mask masks out from pairs"
         )
+    if isinstance(pairs, torch.Tensor):
+        pairs = as_differentiable("pairs", pairs)
     if not isinstance(pairs, SparseTensor):
         raise OperandError(
             f"pairs must be a sparse bool tensor, but got {type(pairs).__name__}; use scorch.nn.masks or "

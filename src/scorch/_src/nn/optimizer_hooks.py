@@ -38,9 +38,11 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
 
 Replacements = list[tuple[SparseTensor, torch.Tensor]]  # parameters, and the tensors that replace them
+Gradients = list[tuple[torch.Tensor, SparseTensor]]  # parameters, and gradients that a step converts
 
 _replaced: weakref.WeakKeyDictionary[Optimizer, Replacements] = weakref.WeakKeyDictionary()
 _lazy_rows: weakref.WeakKeyDictionary[Optimizer, list[LazyRows]] = weakref.WeakKeyDictionary()
+_converted: weakref.WeakKeyDictionary[Optimizer, Gradients] = weakref.WeakKeyDictionary()
 _last_patterns: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters at their last steps
 
 LAZY_OPTIMIZERS = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Adagrad"}
@@ -72,7 +74,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
         _copy_gradients(replacements)
     if closure is None:
         _gather_rows(optimizer)
-    if replacements or optimizer in _lazy_rows:
+    if replacements or optimizer in _lazy_rows or optimizer in _converted:
         _guard(optimizer)
     if closure is None or not parameters:
         return None
@@ -86,8 +88,11 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _gather_rows(optimizer: Optimizer) -> None:
-    """Replace dense parameters by the rows that their gradients store."""
-    gathered = []
+    """Replace dense parameters by the rows that their gradients store.
+
+    ``SparseAdam`` reads these rows itself, from PyTorch's layout; other optimizers need all rows.
+    """
+    gathered, converted = [], []
     for group in optimizer.param_groups:
         params = group["params"]
         for position, parameter in enumerate(params):
@@ -98,6 +103,7 @@ def _gather_rows(optimizer: Optimizer) -> None:
             rows = LazyRows.of(parameter, gradient) if is_lazy else None
             if rows is None:
                 is_coo = isinstance(optimizer, torch.optim.SparseAdam)
+                converted.append((parameter, gradient))
                 parameter.grad = gradient.to_torch() if is_coo else gradient.to_dense()
                 continue
             params[position] = rows.rows_parameter
@@ -106,6 +112,9 @@ def _gather_rows(optimizer: Optimizer) -> None:
             gathered.append(rows)
     if gathered:
         _lazy_rows[optimizer] = gathered
+    _converted.pop(optimizer, None)  # of the last closure
+    if converted:
+        _converted[optimizer] = converted
 
 
 def _guard(optimizer: Optimizer) -> None:
@@ -198,9 +207,12 @@ def _replace_parameters(
 def _restore(optimizer: Optimizer) -> None:
     """Restore the parameters, with the state that the optimizer has for their values."""
     replacements, lazy = _replaced.pop(optimizer, []), _lazy_rows.pop(optimizer, [])
-    if not replacements and not lazy:
+    converted = _converted.pop(optimizer, [])
+    if not replacements and not lazy and not converted:
         return
     _unguard(optimizer)
+    for parameter, gradient in converted:
+        parameter.grad = gradient
     originals = [(values, parameter) for parameter, values in replacements]
     _replace_parameters(optimizer, [*originals, *((rows.rows_parameter, rows.parameter) for rows in lazy)])
     for parameter, values in replacements:

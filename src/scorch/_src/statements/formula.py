@@ -210,16 +210,27 @@ def read_by(statement: Assign) -> tuple[str, ...]:
 
 
 def _touched(statement: Assign, formats: dict[str, Format | None]) -> Any:
-    """Return the format of a gradient that stores only the rows, or columns, that a sparse tensor reaches."""
+    """Return the format of a gradient that stores only the rows, or columns, that a sparse tensor reaches.
+
+    It reaches few coordinates of its sparse levels, and of a dense one, the rows of CSR, those with nonzeros.
+    """
     sparse_indices: set[str] = set()
+    dense_indices: set[str] = set()
     for access in accesses(statement.value):
         form = formats[access.tensor]
-        if form is not None:
-            levels = zip(form.order, form.levels, strict=True)
-            sparse_indices |= {access.indices[dim] for dim, level in levels if not level.is_full}
+        if form is None or all(level.is_full for level in form.levels):
+            continue
+        for dim, level in zip(form.order, form.levels, strict=True):
+            (dense_indices if level.is_full else sparse_indices).add(access.indices[dim])
     indices = statement.target.indices
-    first = next((dim for dim, index in enumerate(indices) if index in sparse_indices), None)
+    first = _first_of(sparse_indices, indices)
+    if first is None:
+        first = _first_of(dense_indices, indices)
     if first is None:
         return "dense"
     others = [dim for dim in range(len(indices)) if dim != first]
     return Format("s" + "d" * len(others), order=(first, *others))
+
+
+def _first_of(chosen: set[str], indices: Sequence[str]) -> int | None:
+    return next((dim for dim, index in enumerate(indices) if index in chosen), None)

@@ -21,6 +21,8 @@ BYTES_PER_ENTRY = 64  # of an entry while it is repeated or paired, about
 
 def broadcast_shape(*shapes: Shape) -> Shape:
     """Return ``torch.broadcast_shapes``, which imports torch's compiler at its first call, or its error."""
+    if any(type(size) is not int for shape in shapes for size in shape):  # but a symbol in a graph
+        return tuple(torch.broadcast_shapes(*shapes))
     rank = max(map(len, shapes), default=0)
     columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
     sizes = [{size for size in column if size != 1} for column in columns]

@@ -21,16 +21,15 @@ Inside = Callable[[States], ir.Stmt]  # what is done at a coordinate
 
 def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, inside: Inside) -> ir.Stmt:
     """``while``: take the smallest coordinate in front and see which accesses store it."""
+    is_innermost = loop.depth == len(levels.plan.order) - 1 and not loop.followers
     if len(drivers) == 2 and all(c.is_unique for c in drivers):
         if len(where) == 1:
             opening = [levels.open(c, loop.states) for c in (*drivers, *loop.followers)]
             opening.append(_alike(levels, loop, drivers, inside, 2 * ALIKE))
             steps: ir.Stmt = _both_of_two(levels, loop, drivers, inside)
-            if levels.plan.noted is not None and loop.depth == len(levels.plan.order) - 1:
-                assert not loop.followers
+            if levels.plan.noted is not None and is_innermost:
                 steps = ir.If(LOOKS_UP, _through_places(levels, loop, drivers, inside), steps)
             return ir.block(*opening, steps)
-        is_innermost = loop.depth == len(levels.plan.order) - 1 and not loop.followers
         if is_innermost and all(len(clause) == 1 for clause in where):
             return _either_of_two(levels, loop, drivers, inside)
     opening = [levels.open(c, loop.states) for c in (*drivers, *loop.followers)]

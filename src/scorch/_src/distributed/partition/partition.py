@@ -52,7 +52,8 @@ def partition(
         imbalance: how much more than an even share of the work a part may have, for ``"label"``.
 
     Returns:
-        The permuted matrix; ``order`` has the original numbers of its rows.
+        The permuted matrix; ``order`` has the original numbers of its rows. ``gather`` and checkpoints keep
+        the new numbers.
 
     Raises:
         ShapeError: rows and columns are cut differently.

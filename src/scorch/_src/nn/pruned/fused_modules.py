@@ -26,7 +26,7 @@ class FusedSequential(torch.nn.Sequential):
         while number < len(modules):
             layer, follower = modules[number], modules[number + 1] if number + 1 < len(modules) else None
             name = None if follower is None else name_of_activation(follower)
-            if name is not None and _is_plain(layer) and not _has_hooks(follower):
+            if name is not None and _is_plain(layer) and not has_hooks(follower):
                 input = layer.fused(input, name)  # type: ignore[operator]
                 number += 1
             else:
@@ -40,7 +40,7 @@ class FusedSequential(torch.nn.Sequential):
 
 def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
     """Compute the perceptron of a Transformer's layer, where nothing is dropped."""
-    name = None if _has_hooks(layer.activation) else name_of_activation(layer.activation)
+    name = None if has_hooks(layer.activation) else name_of_activation(layer.activation)
     if name is not None and _is_plain(layer.linear1):
         hidden = layer.linear1.fused(x, name)
     else:
@@ -119,7 +119,7 @@ def _has_sparse_layers(module: torch.nn.Module) -> bool:
 
 def _is_plain(layer: Any) -> bool:
     """Whether a layer is a sparse one that only its ``forward`` computes."""
-    return type(layer) in (SparseLinear, SparseTransposedLinear) and not _has_hooks(layer)
+    return type(layer) in (SparseLinear, SparseTransposedLinear) and not has_hooks(layer)
 
 
 def _drop_nothing(*modules: Any) -> bool:
@@ -127,12 +127,12 @@ def _drop_nothing(*modules: Any) -> bool:
     return all(
         type(module) in (torch.nn.Dropout, torch.nn.Identity)
         and not module.training
-        and not _has_hooks(module)
+        and not has_hooks(module)
         for module in modules
     )
 
 
-def _has_hooks(module: Any) -> bool:
+def has_hooks(module: Any) -> bool:
     """Whether calling a module does more than the ``forward`` of its class; functions have no hooks."""
     if not isinstance(module, torch.nn.Module):
         return False

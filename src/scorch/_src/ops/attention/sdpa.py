@@ -24,6 +24,7 @@ from scorch._src.ops.attention.mask_pairs import MaskPairs, find_pairs
 from scorch._src.ops.fallback import run_densely
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.storage.budget import is_within_budget
+from scorch._src.tensor.broadcast import broadcast_shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, DtypeError, ShapeError
@@ -121,15 +122,15 @@ def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
             f"{tuple(key.shape)} and {tuple(value.shape)}, which do not match"
         )
     try:
-        batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in (query, key, value)))
-        if torch.broadcast_shapes(batch, mask.shape[:-2]) != batch:
+        batch = broadcast_shape(*(tensor.shape[:-2] for tensor in (query, key, value)))
+        if broadcast_shape(batch, mask.shape[:-2]) != batch:
             raise RuntimeError
     except RuntimeError:
         raise ShapeError(
             f"the batches of query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} "
             f"and attn_mask {tuple(mask.shape)} cannot be broadcast together"
         ) from None
-    return tuple(batch)
+    return batch
 
 
 def attend(

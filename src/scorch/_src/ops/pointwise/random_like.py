@@ -26,7 +26,7 @@ from scorch._src.ops.fallback import replace_value, run_densely
 from scorch._src.ops.movement.shape import zeros_like
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import clear_padding
-from scorch._src.tensor.broadcast import expanded
+from scorch._src.tensor.broadcast import broadcast_shape, expanded
 from scorch._src.tensor.entries import entries_of, united
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
@@ -220,7 +220,7 @@ def allclose(self: torch.Tensor, other: torch.Tensor, *tolerances: Any) -> bool:
         return bool(torch.isclose(self, other, *tolerances).all())
     shape = tuple(self.shape)
     if shape != tuple(other.shape):
-        shape = tuple(torch.broadcast_shapes(shape, other.shape))
+        shape = broadcast_shape(shape, other.shape)
     pair = [expanded(entries_of(tensor), shape) for tensor in (self, other)]
     keys = united(pair)
     return torch.allclose(pair[0].at(keys), pair[1].at(keys), *tolerances)

@@ -12,6 +12,7 @@ from scorch._src.ops.fallback import run_torch, write_out
 from scorch._src.ops.products import matmul
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import placed, sparse_of, values_of
+from scorch._src.tensor.broadcast import broadcast_shape
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import Entries, format_for, from_entries
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -31,7 +32,7 @@ def _scale(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
 def add_scaled(self: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> torch.Tensor:
     """Return ``beta * self + alpha * product``; with ``beta`` 0, NaN in ``self`` does not matter."""
     if beta == 0:
-        wide = torch.broadcast_shapes(self.shape, product.shape)
+        wide = broadcast_shape(self.shape, product.shape)
         return _scale(product, alpha).expand(wide)
     return _scale(self, beta) + _scale(product, alpha)
 

@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.statements.operands import as_differentiable
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
@@ -28,8 +29,8 @@ MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) -> SparseTensor:
     """Return the ``k`` largest elements along a dimension as a sparse tensor.
 
-    ``topk_sparse(h, k) @ W`` costs what ``k`` rows of ``W`` cost for every row of ``h``, in both directions.
-    The gradient flows to the elements that are kept.
+    ``topk_sparse(h, k) @ W`` reads only ``k`` rows of ``W`` per row of ``h``, forward and backward. The
+    gradient flows to the elements that are kept.
 
     Args:
         h: a dense or sparse tensor.
@@ -56,6 +57,7 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
     """
     if not isinstance(h, torch.Tensor):
         raise OperandError(f"topk_sparse expected a tensor, but got a {type(h).__name__}")
+    h = as_differentiable("h", h)
     if h.dim() == 0:
         raise ShapeError("topk_sparse expected a tensor with at least one dimension")
     if not -h.dim() <= dim < h.dim():
