@@ -5,8 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import grid_emulator  # noqa: F401 - registers a backend
 import scorch
 from properties.drawing import formats, tensors
+from scorch._src.engine.fused_executable import FusedKernel
 from scorch.errors import OperandError, ShapeError
 
 
@@ -54,6 +56,25 @@ def test_softmax_is_that_of_torch(form, dim):
     with scorch.settings(debug=True):
         found = torch.sparse.log_softmax(scorch.from_torch(dense, format=form), dim).to_dense()
     torch.testing.assert_close(found, torch.sparse.log_softmax(dense.to_sparse_coo(), dim).to_dense())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "emulated"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_rows_take_one_kernel(name, backend, monkeypatch):
+    dense = torch.randn(20, 30) * (torch.rand(20, 30) < 0.3)
+    S, function = scorch.from_torch(dense, format="csr"), getattr(torch.sparse, name)
+    runs = []
+    run = FusedKernel.run
+    monkeypatch.setattr(FusedKernel, "run", lambda *given: runs.append(0) or run(*given))
+    with scorch.settings(backend=backend):
+        found = function(S, 1)
+        assert len(runs) == 1
+        for dtype in (torch.float16, torch.bfloat16):  # which kernels of several steps do not store
+            narrow = function(S.to(dtype), 1)
+            assert narrow.dtype == dtype
+            torch.testing.assert_close(narrow.values().float(), found.values(), rtol=3e-2, atol=3e-2)
+    wanted = function(dense.to_sparse(), 1)
+    torch.testing.assert_close(found.values(), wanted.values())
 
 
 def test_wrong_softmax_is_refused():

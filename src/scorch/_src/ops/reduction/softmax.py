@@ -22,7 +22,6 @@ from scorch._src.engine.additions import is_deterministic
 from scorch._src.engine.executable import Prepared
 from scorch._src.engine.execute import Task, copy_step, prepared_step, run_stored
 from scorch._src.engine.fused_executable import FusedKernel, Steps, fused_kernel
-from scorch._src.events import LISTENERS
 from scorch._src.grad_state import is_transformed
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.ops.fallback import run_densely
@@ -39,6 +38,7 @@ from scorch.settings import current
 
 aten = torch.ops.aten
 MAX_CACHED_CALLS = 1024
+_FUSED = (torch.float32, torch.float64)
 Kernels = list[tuple[str, Prepared]]
 _cached_kernels: BoundedCache[Hashable, Kernels] = BoundedCache(MAX_CACHED_CALLS, "softmax")
 _fused_kernels: BoundedCache[Hashable, FusedKernel | str] = BoundedCache(MAX_CACHED_CALLS, "fused softmax")
@@ -99,12 +99,12 @@ def _steps(
 
 
 def _run_fused(storage: Storage, dim: int, name: str) -> Storage | None:
-    """Compute all steps by one kernel; None where there is none, or steps are to be seen one by one."""
+    """Compute all steps by one kernel; None where there is none."""
     pattern = storage.pattern
     form = pattern.format
     if not form.is_compressed_matrix or form.order != (0, 1) or dim not in (1, -1) or not pattern.size:
         return None
-    if current().debug or LISTENERS:
+    if current().debug or storage.values.dtype not in _FUSED:
         return None
     key = (name, storage.key, current().disable, current().backend)
     kernel = _fused_kernels.get(key)
