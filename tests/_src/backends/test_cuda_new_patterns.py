@@ -42,6 +42,10 @@ STATEMENTS = {
     "sums of fibers": ("sum(k, T[i,j,k] * U[i,j,k])", "ij"),
     "maxima of fibers": ("max(k, T[i,j,k] * U[i,j,k])", "ij"),
     "products of rows": ("prod(j, A[i,j] * B[i,j])", "i"),
+    "sparse product": ("sum(j, A[i,j] * B[j,k])", "ik"),
+    "product of tensors": ("sum(k, T[i,j,k] * A[k,l])", "ijl"),
+    "two sums": ("sum(j, sum(k, T[i,j,k] * U[l,k,j]))", "il"),
+    "sums of sums": ("sum(i, T[i,j,k] + U[i,j,k])", "jk"),
     "sums of rows": ("sum(j, A[i,j] * B[i,j]) + u[i]", "i"),
 }
 DIMS = {"T": 3, "U": 3, "u": 1, "v": 1, "x": 1}
@@ -144,12 +148,25 @@ def test_few_turns_with_loops_inside_are_left_to_joins(
     assert step.inner.endswith("which searches the other operands; k inside")
 
 
-def test_results_that_need_a_workspace_are_left_to_joins(launched: list[str]) -> None:
+def test_terms_that_come_out_of_order_are_sorted_and_added_up(launched: list[str]) -> None:
     T, U = (scorch.from_torch(drawn(3, 0.3, torch.float64), format="csf") for _ in range(2))
+    launched.clear()
     found = scorch.einsum("ijk,ljk->il", T, U, format="csr")
+    assert f"{FILL}_0" in launched
     torch.testing.assert_close(found.to_dense(), torch.einsum("ijk,ljk->il", T.to_dense(), U.to_dense()))
     step = scorch.explain("ijk,ljk->il", T, U, format="csr").steps[-1]
-    assert "by joins (PyTorch's sort and search): entries come out of order" in step.threads
+    assert "then terms are sorted, and those of one position added up" in step.threads
+
+
+def test_maxima_that_come_out_of_order_are_left_to_joins(launched: list[str]) -> None:
+    A, B = matrices(2)
+    text = "R[i,k] = max(j, abs(A[i,j]) * abs(B[j,k]))"
+    found = scorch.evaluate(text, A=A, B=B, format="csr")
+    torch.testing.assert_close(
+        found.to_dense(), (A.to_dense().abs()[:, :, None] * B.to_dense().abs()).amax(1)
+    )
+    steps = scorch.explain(text, A=A, B=B, format="csr").steps
+    assert any("by joins (PyTorch's sort and search): entries come out of order" in s.threads for s in steps)
 
 
 def test_tensors_larger_than_int32_with_few_entries(launched: list[str]) -> None:

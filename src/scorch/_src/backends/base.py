@@ -82,12 +82,14 @@ class Places:
 class Collected:
     """The entries of a new pattern in the order of its levels: coordinates in each dimension, and values.
 
-    Without values, ``places`` has their numbers in each sparse operand.
+    Unless they are sorted, they are in any order, and values of the same position are to be added up. Without
+    values, ``places`` has their numbers in each sparse operand.
     """
 
     columns: Sequence[torch.Tensor]
     values: torch.Tensor | None
     places: Sequence[Places]
+    is_sorted: bool = True
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class NewPatternExecutable(CudaExecutable):
         if self.drivers.is_located:
             pairs = zip(found, self._are_full, strict=True)
             return base.Collected(columns, None, [base.Places(entry, is_full) for entry, is_full in pairs])
-        return base.Collected(columns, found[0], [])
+        return base.Collected(columns, found[0], [], self.drivers.is_sorted)
 
     def empty(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return memory for as many elements."""
@@ -142,6 +142,7 @@ class NewPatternExecutable(CudaExecutable):
         how = "a CUDA thread for each turn; launches that count, then launches that fill; in between the "
         how += "host waits for the size"
         how += "; positions are cached: the next call is one kernel" if self.drivers.is_located else ""
+        how += "" if self.drivers.is_sorted else "; then terms are sorted, and those of one position added up"
         said, seconds = self._cost(call)
         return base.Description(inner, f"{how}; {said}", seconds)
 

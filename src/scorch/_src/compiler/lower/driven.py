@@ -9,7 +9,8 @@ of that one. Each driver has two functions:
 
 In between, the caller sums up the counts. Entries are in the order of the result, whatever the rows of
 operands are: none is too long for a turn. Where no operands drive the loops, as in ``A[i,j] + v[j]``, a turn
-has one coordinate of the outermost loop, or of all outer ones that are dense.
+has one coordinate of the outermost loop, or of all outer ones that are dense. Terms of sums that a workspace
+would add up are filled in one after another, for the caller to sort.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def lower_driven(plan: Plan, drivers: Drivers) -> ir.Kernel:
     the coordinates of entries, by level; their values or, if they are located, the entries of operands.
     """
     plan = replace(plan, vectors=None, factors=(), prefetched=(), slots=(), noted=None, parallel=False)
+    plan = replace(plan, workspace=None)
     safe = with_safe_names(plan)
     renamed = dict(zip(plan.step.accesses, safe.step.accesses, strict=True))
     drivers = replace(drivers, accesses=tuple(renamed[access] for access in drivers.accesses))
@@ -156,11 +158,13 @@ class _Turns(Lowering):
     def _filled_turn(self) -> ir.Stmt:
         find, places = self._find()
         begin, end = (ir.Load(BEFORE, _first(self.number) + TURN + n) for n in (0, 1))
-        place: ir.Expr = begin - ir.Load(BEFORE, _first(self.number))
-        for number, access in enumerate(self.drivers.accesses):
-            if number != self.number:
-                first = _first(number)
-                place = place + (ir.Load(BEFORE, first + places[access].at) - ir.Load(BEFORE, first))
+        place: ir.Expr = begin
+        if self.drivers.is_sorted:
+            place = begin - ir.Load(BEFORE, _first(self.number))
+            for number, access in enumerate(self.drivers.accesses):
+                if number != self.number:
+                    first = _first(number)
+                    place = place + (ir.Load(BEFORE, first + places[access].at) - ir.Load(BEFORE, first))
         body = ir.block(*self._bind(), *find, ir.Declare(PLACE, place), self._inner(places))
         return ir.If(begin < end, body)
 

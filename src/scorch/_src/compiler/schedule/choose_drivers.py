@@ -20,11 +20,13 @@ class Drivers:
 
     Without operands, all coordinates of these loops are turns.
     ``is_located``: each entry of the result follows from one entry, or none, of each sparse operand.
+    ``is_sorted``: entries are in the order of the result, each once; else they are to be sorted and added up.
     """
 
     accesses: tuple[Access, ...]
     depth: int
     is_located: bool
+    is_sorted: bool
 
     @property
     def count(self) -> int:
@@ -34,25 +36,38 @@ class Drivers:
 
 def drivers_of(plan: Plan) -> Drivers | str:
     """Return what drives the loops of a plan for a new pattern, or why nothing does."""
-    if plan.workspace is not None or not plan.comes_sorted:
+    is_sorted = plan.workspace is None and plan.comes_sorted
+    if not is_sorted and not _are_added_up(plan):
         return "entries come out of order"
     if plan.splits.blocks or plan.result.is_blocked:
         return "the result has blocks"
     sparse = [access for access in plan.step.accesses if plan.operand(access.tensor).is_sparse]
     where = lattice.support_by(plan.step.body, sparse)
-    if not plan.prefix or where in (EVERYWHERE, NOWHERE):
+    most = plan.prefix if is_sorted else _loops_of_result(plan)
+    if not most or where in (EVERYWHERE, NOWHERE):
         return "its positions do not depend on operands"
     wanted = set(plan.step.target.indices)
     has_all = all(set(a.indices) == wanted and len(a.indices) == len(wanted) for a in sparse)
     is_located = has_all and not (plan.step.reduced or plan.skip_zeros)
     covered = {access: _covered(plan, access) for access in sparse}
-    for depth in range(plan.prefix, 0, -1):
+    for depth in range(most, 0, -1):
         found = _hit(plan, where, [access for access in sparse if depth in covered[access]])
         if any(depth <= plan.operand(access.tensor).format.dense_levels for access in found):
-            return Drivers((), depth, is_located)
+            return Drivers((), depth, is_located, is_sorted)
         if found:
-            return Drivers(tuple(found), depth, is_located)
-    return Drivers((), 1, is_located)
+            return Drivers(tuple(found), depth, is_located, is_sorted)
+    return Drivers((), 1, is_located, is_sorted)
+
+
+def _are_added_up(plan: Plan) -> bool:
+    """Whether the result is a sum whose terms may come in any order, several for one entry."""
+    is_sum = plan.step.reduction == "sum" and plan.element.kind != "bool"
+    return is_sum and bool(plan.step.reduced) and not plan.skip_zeros and plan.applied is None
+
+
+def _loops_of_result(plan: Plan) -> int:
+    """How many loops there are up to the innermost over an index of the result."""
+    return max((plan.order.index(loop) + 1 for loop in plan.result_loops), default=0)
 
 
 def _covered(plan: Plan, access: Access) -> list[int]:

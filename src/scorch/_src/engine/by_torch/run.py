@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from scorch._src.backends.base import Backend
+from scorch._src.backends.sort_entries import Sorted
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Places, Statement, all_places
@@ -81,8 +82,29 @@ def _collected(prepared: Prepared, operands: Sequence[Tensor]) -> Storage | None
     found = prepared.kernel.collect(prepared.arrays(operands))
     if found is None or found.values is None:
         return None
-    packed = pack(prepared.format, prepared.shape, found.columns, found.values, prepared.check_bytes)
+    columns, values = found.columns, found.values
+    if not found.is_sorted:
+        columns, values = _summed(prepared, columns, values)
+    packed = pack(prepared.format, prepared.shape, columns, values, prepared.check_bytes)
     return Storage(packed.pattern, packed.values.to(prepared.dtype))
+
+
+def _summed(
+    prepared: Prepared, columns: Sequence[torch.Tensor], values: torch.Tensor
+) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+    """Sort entries in the order of the levels, and add up those of one position."""
+    order, routines = prepared.format.order, prepared.backend.routines
+    crds = [columns[dim] for dim in order]
+    sizes = [prepared.shape[dim] for dim in order]
+    coalesced = routines.coalesce(crds, sizes, values, crds[0].dtype)
+    if coalesced is not None:
+        crds, values = list(coalesced[0]), coalesced[1]
+    else:
+        found = routines.sort_entries(crds, sizes)
+        assert found, "entries that repeat are added up here"
+        if isinstance(found, Sorted):
+            crds, values = found.columns, routines.sum_entries(found, values)
+    return [crds[order.index(dim)] for dim in range(len(order))], values
 
 
 def _as_dense(prepared: Prepared, places: Places) -> torch.Tensor:
