@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from benchmarks import compare, first_calls, frames, models, overhead, pruned
+from benchmarks import compare, first_calls, frames, model_parts, models, overhead, pruned
 from benchmarks.kernels import data, generated, layouts, matrix_kernels, moving_kernels, tensor_kernels
 from benchmarks.kernels.__main__ import main
 from benchmarks.kernels.cases import Case
@@ -457,6 +457,16 @@ def test_pruned_networks_are_compared(
     models.main([*options[:-1], "--only", "MLP", "--contestants", "", "--plot", str(tmp_path / "models.png")])
     printed = capsys.readouterr().out
     assert "| MLP | 90% | 2 | 1 |" in printed and ("drawn to" in printed or "matplotlib" in printed)
+
+
+def test_parts_of_pruned_networks_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--tiny", "--sparsity", "0.9", "--threads", "1", "--seconds", "0"]
+    model_parts.main(options)
+    encoder, decoder = capsys.readouterr().out.split("Llama-7B")
+    assert all(part in encoder for part in ("qkv ", "attention ", "norms ", "activation ", "else "))
+    assert all(part in decoder for part in ("x dense", "gate ", "rotary ", "norms ", "else "))
+    model_parts.main([*options, "--layers"])
+    assert "768 x 768, 90%, 1 threads:" in capsys.readouterr().out
 
 
 def run_on_tiny_graph(command: str, folder: Path) -> list[dict[str, Any]]:
