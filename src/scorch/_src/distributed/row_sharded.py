@@ -207,8 +207,8 @@ class RowSharded(TensorNames, ShardedGraph):
         """Return the whole tensor on every rank. Collective: all ranks must call it.
 
         Every entry moves to every rank. All ranks continue with the same tensor and the same gradient. After
-        ``partition``, rows and columns have their new numbers: if ``orders`` are the ``A.order`` of all ranks and
-        ``back = torch.cat(orders).argsort()``, then ``A.gather()[back][:, back]`` has the original ones.
+        ``partition``, rows and columns have their new numbers: if ``orders`` are the ``A.order`` of all ranks
+        and ``back = torch.cat(orders).argsort()``, then ``A.gather()[back][:, back]`` has the original ones.
         """
         crd, values = self.entries()
         places = gather_rows(torch.stack(crd, 1), self.group)
