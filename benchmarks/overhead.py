@@ -135,7 +135,7 @@ def warm_calls(size: int = 64, density: float = 0.1) -> list[dict[str, object]]:
 
 
 def layer_calls(size: int = 32, batch: int = 8) -> list[dict[str, object]]:
-    """A sparse layer with 10% of its weights stored, compared with the dense one, with gradients, one thread."""
+    """A sparse layer with 10% of its weights stored, compared with the dense one, with gradients."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(batch, size)

@@ -36,7 +36,7 @@ def matrices() -> dict[str, torch.Tensor]:
         "tiny rows": _matrix(draw, 8_081, draw.poisson(1.6, 8_081)),
         "short rows": _matrix(draw, 11_000, draw.poisson(4, 11_000)),
         "linear program": _matrix(draw, 20_000, draw.poisson(36, 4_000)),
-        "pruned 80 %": _matrix(draw, 1_024, draw.binomial(1_024, 0.2, 1_024)),
+        "pruned 80%": _matrix(draw, 1_024, draw.binomial(1_024, 0.2, 1_024)),
         "uneven rows": _matrix(draw, 40_000, uneven),
         "finite elements": _matrix(draw, 48_000, np.full(48_000, 24)),
         "large": _matrix(draw, 200_000, draw.poisson(25, 200_000)),

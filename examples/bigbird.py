@@ -30,7 +30,7 @@ torch.manual_seed(0)
 # %%
 # The mask
 # --------
-# It lists the query-key pairs that attend. Combine masks with ``|`` and ``&``; ``bigbird`` is built from
+# It lists the query-key pairs to compute. Combine masks with ``|`` and ``&``; ``bigbird`` is built from
 # parts like these.
 
 n = 256
@@ -42,7 +42,7 @@ print(f"bigbird: {whole.nnz:,} pairs; combined by hand: {parts.nnz:,}; all: {n *
 # A layer
 # -------
 # ``scorch.nn.MultiheadAttention`` has the same arguments and parameters as PyTorch's, plus ``pairs``, the
-# pairs that attend; PyTorch's ``attn_mask`` lists those that do not. Here, both layers have the same
+# pairs to compute; PyTorch's ``attn_mask`` lists those to leave out. Here, both layers have the same
 # weights.
 
 layer = scorch.nn.MultiheadAttention(256, 4, batch_first=True).eval()

@@ -180,7 +180,13 @@ LINALG_HINTS: dict[str, str] = {
 MASK_HINTS: dict[str, str] = {
     **dict.fromkeys(("sliding_window", "local", "local_window", "band"), "use masks.window(n, radius)"),
     "causal_window": "use masks.window(n, (before, 0))",
-    **dict.fromkeys(("from_mask_mod", "create_mask"), "use masks.from_function(mask_mod, n)"),
+    **dict.fromkeys(
+        ("from_mask_mod", "create_mask", "block_diagonal", "document"), "use masks.from_function(mask_mod, n)"
+    ),
+    **dict.fromkeys(
+        ("dilated", "dilated_window", "strided"),
+        "use masks.from_function(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx) % 2 == 0, n)",
+    ),
 }
 
 HINTS: dict[str, Mapping[str, str]] = {

@@ -206,10 +206,9 @@ class RowSharded(TensorNames, ShardedGraph):
     def gather(self) -> SparseTensor:
         """Return the whole tensor on every rank. Collective: all ranks must call it.
 
-        Every entry moves to every rank. All ranks continue with the same tensor and compute the same gradient.
-        After ``partition``, rows and columns have their new numbers: if ``orders`` are the ``A.order`` of all
-        ranks and ``back = torch.cat(orders).argsort()``, then ``A.gather()[back][:, back]`` has the original
-        ones.
+        Every entry moves to every rank. All ranks continue with the same tensor and the same gradient. After
+        ``partition``, rows and columns have their new numbers: if ``orders`` are the ``A.order`` of all ranks
+        and ``back = torch.cat(orders).argsort()``, then ``A.gather()[back][:, back]`` has the original ones.
         """
         crd, values = self.entries()
         places = gather_rows(torch.stack(crd, 1), self.group)

@@ -4,7 +4,7 @@
 >>> mask.shape, mask.nnz
 (torch.Size([16, 16]), 100)
 
-Each mask is a bool ``SparseTensor`` of shape (queries, keys) in csr format that stores the pairs that attend.
+Each mask is a bool ``SparseTensor`` of shape (queries, keys) in csr format that stores the pairs to compute.
 ``|`` is the union of masks and ``&`` the intersection. Pass them to ``F.scaled_dot_product_attention`` as
 ``attn_mask``, or to ``scorch.nn.MultiheadAttention`` as ``pairs``. What attention computes from a mask is
 cached with it, so create it once.

@@ -23,7 +23,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with sparse attention over ``pairs`` of tokens.
 
     The constructor and the parameters are those of ``torch.nn.MultiheadAttention``. ``forward`` has one more
-    argument, ``pairs``, the query-key pairs that attend.
+    argument, ``pairs``, the query-key pairs to compute.
 
     .. warning::
 
@@ -69,8 +69,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             attn_mask: PyTorch's mask, in which True is masked out; not allowed with ``pairs``.
             average_attn_weights: whether to average the attention weights over the heads.
             is_causal: whether to ignore keys after the query.
-            pairs: a bool ``SparseTensor`` of the pairs that attend, such as ``scorch.nn.masks`` returns, of
-                shape (L, S), (N * num_heads, L, S), or 4-D and broadcastable to (N, num_heads, L, S).
+            pairs: a sparse bool tensor of the query-key pairs to compute, as ``scorch.nn.masks`` returns,
+                of shape (L, S), (N * num_heads, L, S), or 4-D and broadcastable to (N, num_heads, L, S).
 
         Returns:
             The output and the attention weights or None. With ``pairs``, the weights are a sparse tensor,
@@ -165,15 +165,11 @@ def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     if mask.dtype == torch.bool and not torch.compiler.is_compiling():
         warn(
             "attn_mask is a sparse bool tensor: its True elements are masked out, as in "
-            "torch.nn.MultiheadAttention, "
-            "and all other pairs attend (the mask is converted to dense). If the mask has the pairs that "
-            "attend, "
-            "like those of scorch.nn.masks, pass pairs=mask; to silence this warning, pass "
-            "attn_mask=mask.to_dense()"
+            "torch.nn.MultiheadAttention, and all other pairs are computed (the mask is converted to dense). "
+            "If the mask lists the pairs to compute, like those of scorch.nn.masks, pass pairs=mask; to "
+            "silence this warning, pass attn_mask=mask.to_dense()"
         )
-    check_budget(
-        mask.numel() * mask.element_size(), "a dense attn_mask", "list the pairs that attend: pairs="
-    )
+    check_budget(mask.numel() * mask.element_size(), "a dense attn_mask", "list the pairs to compute: pairs=")
     return mask.to_dense()
 
 

@@ -1,6 +1,6 @@
 """``F.scaled_dot_product_attention`` with a sparse mask, in memory that follows queries, keys and the mask.
 
-A sparse mask of bools lists the pairs that attend, per head and batch if it has those dimensions, which
+A sparse mask of bools lists the pairs to compute, per head and batch if it has those dimensions, which
 broadcast. All heads are computed by one routine (``backends.cpu.routines.attention``), which saves nothing
 for pairs: backward recomputes what it needs of them. A mask of numbers is added to the scores,
 where what is not stored is a zero: there all pairs attend, and it is computed on dense tensors within the
