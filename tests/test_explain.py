@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import types
 from collections import Counter
 from html.parser import HTMLParser
@@ -264,6 +265,22 @@ def test_a_page_draws_tensors_loops_orders_and_times() -> None:
     assert "http" not in text.replace("http://www.w3.org", "")
     assert "picture" not in json.dumps(found.to_dict()) and "predicted" in found.report()
     assert found._repr_html_() in text
+
+
+def test_a_page_shows_the_functions_of_a_kernel_before_its_helpers() -> None:
+    found = explain("ij,jk->ik", sparse(20, 30, "csr"), torch.rand(30, 4))
+    text = re.sub("<[^>]*>", "", html.unescape(found.to_html()))
+    own = text.index("scorch_compute(")
+    assert text.index("// R[i,k] =") < own < text.index("types and helper functions") < text.index("typedef")
+    assert "typedef" in found.source.partition("scorch_compute(")[0]
+    assert "steps" not in text
+
+
+def test_several_steps_are_announced() -> None:
+    operands = {"A": sparse(20, 30, "csr"), "x": torch.rand(30, 4), "b": torch.rand(4)}
+    found = explain("y[i,k] = relu(A[i,j] * x[j,k] + b[k])", **operands)
+    sentence = "2 steps, which run one after the other: they are not fused"
+    assert str(found).splitlines()[1] == sentence and sentence in found.to_html()
 
 
 def test_a_result_on_a_known_pattern_is_drawn_without_computing() -> None:

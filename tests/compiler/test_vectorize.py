@@ -134,7 +134,9 @@ def test_explain_tells_of_registers(machine):
         return scorch.explain(equation, *operands).steps[-1].inner
 
     found = inner("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64))
-    assert found.startswith("k in vectors of 4, all at once, which stay in registers over j")
+    assert found.startswith(
+        "k in vectors of 4, fully unrolled; the results stay in registers during the loop over j"
+    )
     assert found.endswith("; rows of B are prefetched")
     found = inner("ij,ik,jk->ij", sparse(40, 30), torch.rand(40, 67), torch.rand(30, 67))
     assert found.startswith("k in vectors of 4, 64 elements at a time, in 2 partial sums, remainder of 3")

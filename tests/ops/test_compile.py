@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -616,6 +617,28 @@ def test_explanation_names_what_was_not_joined() -> None:
     assert "not fused: mul\n  a single call" in text
 
 
+def test_explanation_has_the_names_of_arguments() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(dense(3))
+
+        def forward(self, graph: Any, x: Any) -> Any:
+            return torch.relu(graph @ x + self.bias)
+
+    operands = sparse(8, 8, density=0.1), dense(8, 3)
+    compiled = scorch.compile(Layer())
+    with torch.no_grad():
+        for _ in range(2):  # recorded, and looked up
+            plan = scorch.explain(compiled, *operands)
+            assert "R[i,k] = relu(sum(j, graph[i,j] * x[j,k]) + bias[k])" in str(plan)
+            assert "source, in which graph is A1" in plan.to_html()
+        traced = scorch.explain(compiled, runs=1)(*operands)
+    assert traced.kernels[0].statement == "R[i,k] = relu(sum(j, graph[i,j] * x[j,k]) + bias[k])"
+    plan = scorch.explain(scorch.compile(lambda R, x: torch.relu(R @ x)), *operands)
+    assert re.search(r"T\d+\[i,k\] = relu\(sum\(j, R\[i,j\] \* x\[j,k\]\)\)", str(plan))
+
+
 def test_explanation_names_calls_on_dense_tensors() -> None:
     def function(A: Any, x: Any, s: Any, b: Any) -> Any:
         return torch.relu(A @ (x * s).transpose(0, 1) + b)
@@ -632,7 +655,8 @@ def test_explanation_as_a_page_and_as_json() -> None:
     plan = scorch.explain(compiled, sparse(6, 6))
     document = plan.to_html()
     assert document.startswith("<!doctype html>") and "relu, mul" in document and "sin" in document
-    assert document.count("<details>") == 1 and plan._repr_html_() in document
+    assert document.count("<details>") == 2 and plan._repr_html_() in document  # the source, its helpers
+    assert "1 fused kernel, 1 other sparse call" in document
     assert json.loads(json.dumps(plan.to_dict()))["others"] == ["sin"]
     assert repr(plan) == "<1 fused kernel, 1 other sparse call; print it to read it>"
     empty = scorch.explain(scorch.compile(torch.relu), torch.ones(2))

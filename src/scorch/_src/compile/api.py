@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from scorch._src.compile.argument_names import complete_names, named_tensors, rename
 from scorch._src.compile.fusion_report import FusionExplanation, GroupExplanation
 from scorch._src.compile.group_plan import GroupPlan
 from scorch._src.compile.layer_plan import LayerPlan
@@ -97,6 +98,11 @@ class Compiled:
         return torch.compile(self.function, **self.options)
 
     def _record(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
+        result, record = self._run(args, kwargs)
+        record.close()
+        return result, record
+
+    def _run(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
         disabled = current().disable
         root = self.trees.get(disabled)
         if root is None or root.is_full:
@@ -109,13 +115,14 @@ class Compiled:
         elif not isinstance(result, torch.Tensor):
             record.compute([leaf._value for leaf in tree_leaves(result) if type(leaf) in LAZY_TYPES])
             result = materialize(result)
-        record.close()
         return result, record
 
     def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
         """Run ``self(*args, **kwargs)`` and report how its sparse calls were computed."""
-        _, record = self._record(args, kwargs)
-        groups = tuple(_explain_group(group) for group in record.groups if group.pattern_number >= 0)
+        _, record = self._run(args, kwargs)
+        names = record.user_names(named_tensors(self.function, args, kwargs))
+        record.close()
+        groups = tuple(_explain_group(group, names) for group in record.groups if group.pattern_number >= 0)
         others = tuple(name for name in record.unrecorded if name != "__get__")
         compiled, failed = ((), ()) if self.submodules is None else self.submodules.explain()
         unfused = tuple(f"{name}: {reason}" for name, reason in record.unfused.items())
@@ -127,14 +134,18 @@ class Compiled:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _explain_group(plan: GroupPlan | LayerPlan) -> GroupExplanation:
+def _explain_group(plan: GroupPlan | LayerPlan, names: Mapping[str, str]) -> GroupExplanation:
     if isinstance(plan, LayerPlan):
         reason = "a result inside is needed later" if plan.is_split else plan.reason
         return GroupExplanation(plan.calls, plan.statements, "", reason)
     if plan.kernel is None:
         return GroupExplanation(plan.calls, "", "", plan.reason)
     gradients = "" if plan.backward is None else plan.backward.explain()
-    return GroupExplanation(plan.calls, plan.kernel.fused.header, plan.kernel.fused.source, "", gradients)
+    fused = plan.kernel.fused
+    names = complete_names(fused.header, names)
+    return GroupExplanation(
+        plan.calls, rename(fused.header, names), fused.source, "", rename(gradients, names), names
+    )
 
 
 class CompiledModule(torch.nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scorch._src.html import page
@@ -21,6 +21,7 @@ class GroupExplanation:
     source: str
     reason: str
     gradients: str = ""  # how they are computed; "" if none are needed
+    names: dict[str, str] = field(default_factory=dict)  # of the source, and those in statements
 
     def __str__(self) -> str:
         if self.reason:
@@ -38,7 +39,11 @@ class GroupExplanation:
         parts = [f"<h3>One kernel: {calls}</h3>", f"<pre>{page.text(self.statements)}</pre>"]
         if self.gradients:
             parts.append(f"<h3>Gradients</h3><pre>{page.text(self.gradients)}</pre>")
-        return f'<div class="step">{"".join(parts)}{page.source("source", self.source)}</div>'
+        return f'<div class="step">{"".join(parts)}{page.source(self._source_title(), self.source)}</div>'
+
+    def _source_title(self) -> str:
+        names = ", ".join(f"{shown} is {own}" for own, shown in self.names.items())
+        return f"source, in which {names}" if names else "source"
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,13 @@ class FusionExplanation:
 
     __str__ = report
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         fused = sum(not group.reason for group in self.groups)
         separate = sum(bool(group.reason) for group in self.groups) + len(self.others) + len(self.unfused)
-        counts = f"{counted(fused, 'fused kernel')}, {counted(separate, 'other sparse call')}"
-        return f"<{counts}; print it to read it>"
+        return f"{counted(fused, 'fused kernel')}, {counted(separate, 'other sparse call')}"
+
+    def __repr__(self) -> str:
+        return f"<{self._summary()}; print it to read it>"
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything to dictionaries, lists and strings, for JSON."""
@@ -99,7 +106,10 @@ class FusionExplanation:
     def _repr_html_(self) -> str:
         others = [page.listing(label.capitalize(), names) for label, names in self._other_calls()]
         body = [*(group.to_html() for group in self.groups), *others]
-        return page.page(*(body or [page.heading("No calls on sparse tensors")]))
+        if not body:
+            return page.page(page.heading("No calls on sparse tensors"))
+        hint = "For the time of each kernel, call scorch.explain(compiled)(*args)."
+        return page.page(page.heading(self._summary()), *body, f"<p>{page.faint(hint)}</p>")
 
     def _other_calls(self) -> list[tuple[str, tuple[str, ...]]]:
         labels = {

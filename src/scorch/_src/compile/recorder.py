@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -325,6 +325,11 @@ class Recorder(TorchFunctionMode):
         if key not in self.names:
             self.names[key] = self.fresh("A")
         return self.names[key]
+
+    def user_names(self, named: Mapping[int, str]) -> dict[str, str]:
+        """Return the user's names of tensors, which ``named`` has by ``id``, by their names in steps."""
+        by_number = {source.number: named[key] for key, source in self.sources.items() if key in named}
+        return {own: by_number[number] for (number, _), own in self.node.names.items() if number in by_number}
 
     def fresh(self, letter: str) -> str:
         """Return a name that no other value or index of this run has."""

@@ -31,13 +31,14 @@ def _innermost(plan: Plan) -> int:
 def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
     jam = f"; {plan.order[vectors.depth - 1]} unrolled by {vectors.jam}" if vectors.jam > 1 else ""
     x, lanes = vectors.loop, f"vectors of {vectors.lanes}" if vectors.lanes > 1 else "scalars"
-    size = "all at once" if vectors.whole else f"{vectors.width} elements at a time"
+    size = "fully unrolled" if vectors.whole else f"{vectors.width} elements at a time"
     if vectors.kind == "sums":
         sums = f"{vectors.sums} partial sums" if vectors.sums > 1 else "one partial sum"
         rest = f", remainder of {vectors.rest}" if vectors.rest else ""
         return f"{x} in {lanes}, {size}, in {sums}{rest}{jam}"
-    over = ", ".join(plan.order[vectors.depth : -1])
-    words = f"{x} in {lanes}, {size}, which stay in registers over {over}{jam}"
+    inside = plan.order[vectors.depth : -1]
+    loops = f"the loop{'s' if len(inside) > 1 else ''} over {', '.join(inside)}"
+    words = f"{x} in {lanes}, {size}; the results stay in registers during {loops}{jam}"
     if vectors.opens < vectors.depth:
         words += f"; {x} is tiled outermost, so that a tile of the dense operand stays in the cache"
     return words

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 
 from scorch._src.backends.base import host_threads
 from scorch._src.compile.api import Compiled, CompiledModule
+from scorch._src.compile.argument_names import rename
+from scorch._src.compile.fusion_report import GroupExplanation
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Step
 from scorch._src.distributed.communication.collectives import Exchange
@@ -69,10 +71,13 @@ class Explainer:
             if traces:
                 traces[-1].forget_tensors()
             traces.append(trace(call, with_calls=not _is_compiled_by_torch(self.function)))
-        fused, fusible = _find_fusion(self.function, args, kwargs)
+        is_compiled = isinstance(self.function, Compiled | CompiledModule)
+        groups = _find_fusion(self.function, args, kwargs)
+        names = {group.source: group.names for group in groups} if is_compiled else {}
+        together = tuple(group.calls for group in groups)
         torch.set_rng_state(state)
         timed = _select_median(traces)
-        calls = _explain_calls(traces[-1], timed)
+        calls = tuple(_with_user_names(call, names) for call in _explain_calls(traces[-1], timed))
         kinds = {kernel.kind for explained in calls for kernel in explained.kernels}
         return FunctionExplanation(
             _name_of(self.function),
@@ -80,8 +85,8 @@ class Explainer:
             statistics.median(times),
             timed.seconds,
             self.runs,
-            fused,
-            () if kinds & {"fused", *BETWEEN_PROCESSES} else fusible,
+            together if is_compiled else (),
+            () if is_compiled or kinds & {"fused", *BETWEEN_PROCESSES} else together,
             traces[-1].result,
         )
 
@@ -103,10 +108,8 @@ def _is_compiled_by_torch(function: Any) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") or hasattr(function, "_orig_mod")
 
 
-def _find_fusion(
-    function: Any, args: Any, kwargs: Any
-) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
-    """Return the calls that are one kernel, and those that ``scorch.compile`` would fuse."""
+def _find_fusion(function: Any, args: Any, kwargs: Any) -> list[GroupExplanation]:
+    """Return the calls that are one kernel, or that ``scorch.compile`` would fuse."""
     is_compiled = isinstance(function, Compiled | CompiledModule)
     try:
         compiled = function if is_compiled else Compiled(function, {})
@@ -114,11 +117,19 @@ def _find_fusion(
     except Exception:
         if is_compiled:
             raise
-        return (), ()  # what cannot be recorded is not reported
-    groups = tuple(
-        tuple(group.calls) for group in explanation.groups if len(group.calls) > 1 and not group.reason
+        return []  # what cannot be recorded is not reported
+    return [group for group in explanation.groups if len(group.calls) > 1 and not group.reason]
+
+
+def _with_user_names(call: CallExplanation, names: Mapping[str, Mapping[str, str]]) -> CallExplanation:
+    """Name the tensors of fused kernels, which ``names`` has by their sources, as the user does."""
+    kernels = tuple(
+        replace(kernel, statement=rename(kernel.statement, names[kernel.source]))
+        if kernel.source in names
+        else kernel
+        for kernel in call.kernels
     )
-    return (groups, ()) if is_compiled else ((), groups)
+    return replace(call, kernels=kernels)
 
 
 def _select_median(traces: list[Trace]) -> Trace:

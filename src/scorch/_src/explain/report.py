@@ -8,7 +8,7 @@ from typing import Any
 
 from scorch._src.compiler.schedule.order_loops import MAX_PERMUTED_LOOPS
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
-from scorch._src.explain.statement_page import explanation_html
+from scorch._src.explain.statement_page import describe_steps, explanation_html
 from scorch._src.explain.step import OrderCost, StepExplanation, format_cost, format_memory, format_number
 from scorch._src.formats import Format
 from scorch._src.html import page
@@ -18,6 +18,7 @@ from scorch.errors import counted
 MAX_REJECTED_ORDERS = 5
 MAX_REPORT_LINES = 60
 _LABEL = 10
+_ALGORITHM = "Algorithm 1 of the Scorch paper"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _report(explanation: Explanation) -> list[str]:
     """Return at most ``MAX_REPORT_LINES`` lines: with many steps fewer rejected orders, or none."""
     lines: list[str] = []
     for rejected_shown in (MAX_REJECTED_ORDERS, 3, 1, 0, None):
-        lines = [explanation.text]
+        lines = [explanation.text, *describe_steps(len(explanation.steps))]
         for number, step in enumerate(explanation.steps, 1):
             lines += _step_lines(step, f"step {number} of {len(explanation.steps)}", rejected_shown)
         if len(lines) <= MAX_REPORT_LINES:
@@ -134,10 +135,10 @@ def _step_lines(step: StepExplanation, title: str, rejected_shown: int | None) -
 
 def _format_paper_order(cost: OrderCost, paper: OrderCost, loops: int) -> str:
     if loops > MAX_PERMUTED_LOOPS:
-        return f"Algorithm 1 chose it; with more than {MAX_PERMUTED_LOOPS} loops not all orders are tried"
+        return f"{_ALGORITHM} chose it; with more than {MAX_PERMUTED_LOOPS} loops not all orders are tried"
     if paper.order == cost.order:
-        return "Algorithm 1 chooses the same order"
-    return f"Algorithm 1 chooses {', '.join(paper.order)}, {format_number(paper.total)}: {paper.reason}"
+        return f"{_ALGORITHM} chooses the same order"
+    return f"{_ALGORITHM} chooses {', '.join(paper.order)}, {format_number(paper.total)}: {paper.reason}"
 
 
 def _label_lines(label: str, *texts: object) -> list[str]:

@@ -22,7 +22,13 @@ def explanation_html(explanation: Explanation) -> str:
     """Return the explanation as a part of a page."""
     count = len(explanation.steps)
     steps = [_step_html(step, number, count) for number, step in enumerate(explanation.steps, 1)]
-    return page.page(f"<p>{page.code(explanation.text)}</p>", *steps)
+    summary = [f"<p>{page.text(line)}</p>" for line in describe_steps(count)]
+    return page.page(f"<p>{page.code(explanation.text)}</p>", *summary, *steps)
+
+
+def describe_steps(count: int) -> list[str]:
+    """Say at the top that there are several steps."""
+    return [f"{count} steps, which run one after the other: they are not fused"] if count > 1 else []
 
 
 def _step_html(step: StepExplanation, number: int, count: int) -> str:

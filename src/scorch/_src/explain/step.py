@@ -113,7 +113,8 @@ def format_cost(cost: OrderCost) -> str:
     """Return the cost of an order of loops with its terms."""
     costs = {"loops": cost.work, "assembly": cost.assembly, "transposing": cost.transposition}
     terms = " + ".join(f"{name} {format_number(value)}" for name, value in costs.items() if value)
-    return f"{format_number(cost.total)} multiply-adds (estimate)" + (f" = {terms}" if terms else "")
+    units = f"{format_number(cost.total)} units" + (f" = {terms}" if terms else "")
+    return f"{units} (estimate; a multiply-add of scalars or of vectors is about one)"
 
 
 def format_memory(memory: Footprint) -> str:

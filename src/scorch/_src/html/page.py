@@ -7,6 +7,7 @@ for light or dark. There is no JavaScript and nothing is loaded from elsewhere.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 from scorch._src.html.highlight import highlight
@@ -77,6 +78,10 @@ body {{ font-family: system-ui, sans-serif; max-width: 64em; margin: 2em auto; p
 </body>
 </html>
 """
+# The functions of a kernel begin with what its threads share, or with the function that is called.
+_OWN_FUNCTION = re.compile(r"^(?:struct closure_\d|[^\n]*\bwork_\d+\(|[^\n]*\bscorch_\w+\()", re.MULTILINE)
+_ENTRY = re.compile(r"^[^\s/][^\n]*\bscorch_compute\(", re.MULTILINE)
+_COMMENTS = re.compile(r"(?://[^\n]*\n|\n)*")
 
 
 def page(*parts: str) -> str:
@@ -147,5 +152,18 @@ def collapsible(head: str, body: str) -> str:
 
 
 def source(title: str, body: str) -> str:
-    """Format the source of a kernel in a collapsible section."""
-    return collapsible(text(title), f"<pre>{highlight(body)}</pre>") if body else ""
+    """Format the source of a kernel in a collapsible section, its types and helper functions in another."""
+    if not body:
+        return ""
+    own, helpers = _split_helpers(body)
+    inner = collapsible("types and helper functions", f"<pre>{highlight(helpers)}</pre>") if helpers else ""
+    return collapsible(text(title), f"<pre>{highlight(own)}</pre>{inner}")
+
+
+def _split_helpers(body: str) -> tuple[str, str]:
+    """Split the source of one kernel into its own functions, with the comments at the top, and the others."""
+    own = _OWN_FUNCTION.search(body)
+    comments = _COMMENTS.match(body)
+    if own is None or comments is None or len(_ENTRY.findall(body)) != 1:
+        return body, ""
+    return comments[0] + body[own.start() :], body[comments.end() : own.start()]
