@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.argument_names import complete_names, named_tensors, rename
+from scorch._src.compile.argument_names import complete_names, named_tensors, rename, user_names
 from scorch._src.compile.fusion_report import FusionExplanation, GroupExplanation
 from scorch._src.compile.group_plan import GroupPlan
 from scorch._src.compile.layer_plan import LayerPlan
@@ -120,7 +120,7 @@ class Compiled:
     def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
         """Run ``self(*args, **kwargs)`` and report how its sparse calls were computed."""
         _, record = self._run(args, kwargs)
-        names = record.user_names(named_tensors(self.function, args, kwargs))
+        names = user_names(record, named_tensors(self.function, args, kwargs))
         record.close()
         groups = tuple(_explain_group(group, names) for group in record.groups if group.pattern_number >= 0)
         others = tuple(name for name in record.unrecorded if name != "__get__")

@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+from scorch._src.compile.lazy_tensor import LazyTensor
+from scorch._src.compile.recorder import Recorder
+from scorch._src.tensor.sparse_tensor import SparseTensor
+
 RESULT = "R"
 _DENSE_INDEX = re.compile(r"\be_\w+\b")
 _TARGET = re.compile(r"^\s*(\w+)\[[^]=]*\] = ", re.MULTILINE)
@@ -21,8 +25,8 @@ _TARGET = re.compile(r"^\s*(\w+)\[[^]=]*\] = ", re.MULTILINE)
 
 def named_tensors(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[int, str]:
-    """Return the names of the tensors that a function is called with, and of a module's own, by ``id``."""
+) -> dict[str, torch.Tensor]:
+    """Return the tensors that a function is called with, and a module's own, by name."""
     module = getattr(function, "__self__", None)
     module = module if isinstance(module, torch.nn.Module) else None
     try:
@@ -33,7 +37,42 @@ def named_tensors(
     named = dict(bound)
     if module is not None:
         named.update(dict(module.named_parameters()) | dict(module.named_buffers()))
-    return {id(tensor): name for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, torch.Tensor)}
+
+
+def user_names(recorder: Recorder, named: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the user's names of the tensors that recorded calls read, by their names in steps."""
+    found = {source.number: find_name(source.result, named) for source in recorder.sources.values()}
+    names = ((own, found.get(number)) for (number, _), own in recorder.node.names.items())
+    return {own: name for own, name in names if name is not None}
+
+
+def find_name(tensor: torch.Tensor, named: Mapping[str, torch.Tensor]) -> str | None:
+    """Return the user's name of a tensor, of its transpose or of a row or column; None if it has none."""
+    for name, value in named.items():
+        if is_same_memory(tensor, value) or is_same_memory(_flatten(tensor), _flatten(value)):
+            return name
+        if value.dim() == 2 and value.layout == torch.strided and is_same_memory(tensor, value.T):
+            return f"{name}.T"
+    return None
+
+
+def _flatten(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense vector without the dimensions of size 1 that broadcasting added."""
+    is_vector = sum(size != 1 for size in tensor.shape) == 1 and tensor.layout == torch.strided
+    is_plain = not isinstance(tensor, SparseTensor | LazyTensor)
+    return tensor.detach().squeeze() if is_vector and is_plain else tensor
+
+
+def is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same, or dense views of the same elements."""
+    is_dense = a.layout == torch.strided and b.layout == torch.strided
+    if a is b or a.shape != b.shape or not is_dense or isinstance(a, SparseTensor | LazyTensor):
+        return a is b
+    try:
+        return bool(a.is_set_to(b))
+    except RuntimeError:  # a wrapper of torch.func or of a compiler
+        return False
 
 
 def complete_names(header: str, names: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -120,7 +120,7 @@ class Recorder(TorchFunctionMode):
         self.groups: list[GroupPlan | LayerPlan] = []
         self.absorbed: dict[int, LayerPlan] = {}  # values that are only part of a layer's output
         self.unrecorded: list[str] = []
-        self.dense_calls: list[str] = []  # calls that compute a dense tensor from dense ones
+        self.dense_calls: list[str] = []  # calls that have a rule, but read no sparse tensor
         self.unfused: dict[str, str] = {}  # calls that a rule does not record, with the reasons
         self.reason = ""
         self.sparse_call_count = 0  # calls that read sparse tensors
@@ -200,11 +200,8 @@ class Recorder(TorchFunctionMode):
             self.unrecorded.append(name)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        if (
-            isinstance(result, torch.Tensor)
-            and not isinstance(result, SparseTensor)
-            and not result._is_view()
-        ):
+        is_dense = isinstance(result, torch.Tensor) and not isinstance(result, SparseTensor)
+        if is_dense and look_up(func).record is not None:
             self.dense_calls.append(name)
         return result
 
@@ -325,11 +322,6 @@ class Recorder(TorchFunctionMode):
         if key not in self.names:
             self.names[key] = self.fresh("A")
         return self.names[key]
-
-    def user_names(self, named: Mapping[int, str]) -> dict[str, str]:
-        """Return the user's names of tensors, which ``named`` has by ``id``, by their names in steps."""
-        by_number = {source.number: named[key] for key, source in self.sources.items() if key in named}
-        return {own: by_number[number] for (number, _), own in self.node.names.items() if number in by_number}
 
     def fresh(self, letter: str) -> str:
         """Return a name that no other value or index of this run has."""

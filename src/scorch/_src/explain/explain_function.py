@@ -17,7 +17,7 @@ import torch
 
 from scorch._src.backends.base import host_threads
 from scorch._src.compile.api import Compiled, CompiledModule
-from scorch._src.compile.argument_names import rename
+from scorch._src.compile.argument_names import is_same_memory, rename
 from scorch._src.compile.fusion_report import GroupExplanation
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Step
@@ -283,20 +283,11 @@ def _user_name(tensor: Any, call: Call) -> str | None:
             if any(relative is tensor.pattern for relative in value.pattern.relatives.values()):
                 return f"{name}.T" if value.pattern.shape[::-1] == tensor.pattern.shape else None
         elif isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor):
-            if _is_same_memory(tensor, value):
+            if is_same_memory(tensor, value):
                 return name
-            if value.dim() == 2 and _is_same_memory(tensor, value.T):
+            if value.dim() == 2 and is_same_memory(tensor, value.T):
                 return f"{name}.T"
     return None
-
-
-def _is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a is b or a.shape != b.shape or a.layout != torch.strided or b.layout != torch.strided:
-        return a is b
-    try:
-        return bool(a.is_set_to(b))
-    except RuntimeError:  # a wrapper of torch.func or of a compiler
-        return False
 
 
 def _count_bytes(value: Any) -> int:
