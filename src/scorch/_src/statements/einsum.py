@@ -87,7 +87,7 @@ def einsum(
     if is_differentiable(*operands):
         return differentiable_einsum(args, format, sparse_grad)
     if head is not None:
-        known = repeat_call(head, operands)
+        known: SparseTensor | torch.Tensor | None = repeat_call(head, operands)
         if known is not None:
             return known
     equation, operands = _arguments(args)

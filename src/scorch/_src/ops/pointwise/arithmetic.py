@@ -75,8 +75,9 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 return map_values(input, function, other)
             return run_generally(function, input, other)
         if is_plain_inference(input, other):
-            if maps_values and _have_one_pattern(input, other):
-                return map_values(input, function, other.storage.values)
+            values = _values_on_one_pattern(input, other) if maps_values else None
+            if values is not None:
+                return map_values(input, function, values)  # type: ignore[arg-type]
             try:
                 known = repeat_call(key, (input, other))
             except DensityError:  # the general rule allows results no larger than an operand
@@ -101,13 +102,13 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _have_one_pattern(a: Any, b: Any) -> bool:
-    """Whether two tensors share a pattern whose values PyTorch combines faster than a kernel merges rows."""
+def _values_on_one_pattern(a: Any, b: Any) -> torch.Tensor | None:
+    """Return the values of ``b`` if it has the pattern of ``a``, and PyTorch is faster than a kernel."""
     if type(a) is not SparseTensor or type(b) is not SparseTensor:
-        return False
-    pattern = a.storage.pattern
+        return None
+    pattern, values = a.storage.pattern, b.storage.values
     is_one = pattern is b.storage.pattern and pattern.size >= MIN_VALUES
-    return is_one and a.storage.values.dtype is b.storage.values.dtype
+    return values if is_one and a.storage.values.dtype is values.dtype else None
 
 
 METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}

@@ -6,6 +6,7 @@ are shared where they have the right form already. A kernel sorts entries and su
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -285,7 +286,8 @@ def _compressed_pattern(
     inner = 2 if kind[0] == "b" else 0
     blocks = tuple(values.shape[batch + 1 : batch + 1 + inner])
     sizes = _inferred_size(kind, pos, crd, values, blocks) if shape is None else as_shape("size", shape)
-    form = compressed_format(kind, batch, blocks, values.dim() - batch - 1 - inner)
+    dense = values.dim() - batch - 1 - inner
+    form = compressed_format(kind, batch, blocks, dense) if blocks else _plain_format(kind, batch, dense)
     _check_compressed_size(form, sizes, batch, pos, values, inner)
     across = form.order[batch + 1]
     entries = crd.shape[-1]
@@ -333,6 +335,12 @@ def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, va
             f"{tuple(values.shape[batch + 1 : batch + 3])}"
         )
     return batch
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_format(kind: str, batch: int, dense: int) -> Format:
+    """Return a format without blocks, the same one again: it knows more of itself each time it is asked."""
+    return compressed_format(kind, batch, (), dense)
 
 
 def compressed_format(kind: str, batch: int, blocks: tuple[int, ...], dense: int) -> Format:

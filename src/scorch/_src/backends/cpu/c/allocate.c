@@ -13,7 +13,7 @@ int madvise(void *, unsigned long, int);
 #endif
 
 #define DIMS 16
-#define SHARED 262144ul /* bytes that several threads set to zero or copy */
+#define SHARED 524288ul /* bytes that several threads set to zero or copy */
 #define TOGETHER 16384ul /* bytes of small tensors that share a block of memory */
 
 /* A tensor's description; a small one has its values behind it, a large one in pages of its own. */
