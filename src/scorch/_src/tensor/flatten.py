@@ -76,6 +76,20 @@ def array_of(storage: Storage, name: str) -> torch.Tensor:
     return array
 
 
+def has_value(size: Any) -> bool:
+    """Whether a size is a number, or a symbol for one that was known when the graph was traced."""
+    return type(size) is int or bool(size.node.has_hint())
+
+
+def with_symbolic_size(array: torch.Tensor) -> torch.Tensor:
+    """Return an array of which ``torch.export`` traces the size, for it differs between patterns."""
+    from scorch._src.torch_internals import maybe_mark_dynamic
+
+    symbolic = array.detach()
+    maybe_mark_dynamic(symbolic, 0)
+    return symbolic
+
+
 def remember(pattern: Pattern) -> None:
     """Let ``pattern_of`` return this pattern for its arrays."""
     if "is_known" not in pattern.__dict__:

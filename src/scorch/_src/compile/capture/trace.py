@@ -57,6 +57,10 @@ _METADATA_FUNCTIONS = {
     "has_names", "is_set_to", "_is_view", "is_pinned", "is_shared",
 }  # fmt: skip
 _IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
+_SIZES = {
+    aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int, aten.sym_stride.default,
+    aten.sym_numel.default, aten.sym_storage_offset.default,
+}  # fmt: skip
 _ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 _ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
 FUNCTION_OF_OPERATOR: dict[Any, Any] = {}  # by the operator that stands for it
@@ -77,6 +81,11 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_in_place = name.endswith("_") and not name.endswith("__")
     if is_in_place or name in ASSIGNMENTS or kwargs.get("out") is not None:
         return _record_in_place(func, name, args, kwargs)
+    if _has_unknown_shape(name, args, kwargs):
+        raise graph_break(
+            f"the shape of {name.strip('_')} of a sparse tensor depends on its values, which are not known when "
+            "the graph is captured; call it outside the graph, or on S.values() and S.coo()"
+        )
     call = _Call(func, args, kwargs)
     result = call.run_on_values()
     result = call.record() if result is None else result
@@ -115,6 +124,22 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
     )
 
 
+_UNKNOWN_SHAPES = {
+    "_unique", "_unique2", "argwhere", "bincount", "masked_select", "nonzero", "unique",
+    "unique_consecutive", "unique_dim", "unique_dim_consecutive",
+}  # fmt: skip
+
+
+def _has_unknown_shape(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the shape of a result depends on the values of the arguments."""
+    name = name.partition(".")[0]
+    if name in ("__getitem__", "index", "repeat_interleave"):
+        indices = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_counted = name == "repeat_interleave" and kwargs.get("output_size") is None
+        return bool(indices) and (is_counted or any(index.dtype == torch.bool for index in indices))
+    return name in _UNKNOWN_SHAPES or (name == "where" and len(args) == 1 and not kwargs)
+
+
 # Functions whose result may be a view of their argument, or the argument itself.
 _MAY_ALIAS = {
     *MOVING_FUNCTIONS, *VIEWS, "adjoint", "conj", "contiguous", "cpu", "detach", "dropout", "imag",
@@ -134,10 +159,10 @@ def _is_metadata(func: Any) -> bool:
     """Whether a function reads the metadata of a tensor and none of its values."""
     if type(func).__name__ == "method-wrapper":
         return func.__self__.__name__ not in VIEWS
+    if func in _SIZES or getattr(func, "__module__", None) == "torch.autograd":
+        return True
     name = getattr(func, "__name__", "")
-    return (
-        name in ITSELF or name in _METADATA_FUNCTIONS or getattr(func, "__module__", None) == "torch.autograd"
-    )
+    return name in ITSELF or name in _METADATA_FUNCTIONS
 
 
 class _Call:
