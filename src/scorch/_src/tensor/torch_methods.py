@@ -23,6 +23,8 @@ from scorch._src.tensor.create.check import as_differentiable_values, own
 from scorch._src.tensor.create.construct import COMPRESSED, from_torch
 from scorch._src.tensor.entries import Entries, as_sparse, entries_of, from_entries
 from scorch._src.tensor.entries_autograd import differentiable_entries, from_differentiable_entries
+from scorch._src.tensor.flatten import LIVE, any_traced
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.interop.torch_layouts import compressed_arrays, compressed_kind
 from scorch._src.tensor.registry import Handler, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
@@ -304,6 +306,8 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
         >>> S.sparse_mask(scorch.eye(2, format="coo")).values()
         tensor([0., 0.])
     """
+    if LIVE and any_traced((self, mask)):
+        return hooks.record(torch.Tensor.sparse_mask, (self, mask), {})  # type: ignore[no-any-return]
     if not isinstance(mask, torch.Tensor):
         raise OperandError(
             f"sparse_mask expected mask to be a sparse tensor, but got a {type(mask).__name__}"

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at
-from scorch._src.tensor.flatten import LIVE, VALUES, TracedStorage, any_traced, array_of, names_of
+from scorch._src.tensor.flatten import LIVE, VALUES, TracedStorage, any_traced, array_of, names_of, spelled
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
@@ -116,7 +116,19 @@ def traced_values(tensor: SparseTensor) -> torch.Tensor:
 
 
 def traced(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """Return the traced tensor with these values, connected to them."""
+    """Return the traced tensor with these values, connected to them.
+
+    ``torch.export`` returns tensors that operators of the graph return, and no others.
+    """
+    if torch.compiler.is_exporting():
+        format, arrays = str(spelled(pattern.format)), list(pattern.entry_arrays)
+        result: SparseTensor = torch.ops.scorch.assemble(format, list(pattern.shape), arrays, values)
+        return result
+    return wrap_arrays(pattern, values)
+
+
+def wrap_arrays(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """Return the traced tensor with these arrays, connected to its values."""
     if not torch.compiler.is_exporting() and torch.is_grad_enabled() and values.requires_grad:
         tensor: SparseTensor = _Wrap.apply(values, pattern)
         return tensor

@@ -69,7 +69,7 @@ def infer_outputs(
     function: Any, args: Any, kwargs: Any, kinds: Sequence[ArgumentSpec], sizes: Sequence[int]
 ) -> FakeOutputs:
     """Run a call on a sample of its arguments, and describe its outputs."""
-    with disable_current_modes(), torch.no_grad():
+    with disable_current_modes():
         patterns: dict[Any, Pattern] = {}
         samples = [_sample(kind, patterns) for kind in kinds]
         rng_state = torch.get_rng_state()
@@ -137,7 +137,7 @@ def infer_dense_shapes(
 
     ``specs`` are the shapes, dtypes and devices of the arguments.
     """
-    with disable_current_modes(), torch.no_grad(), mode:
+    with disable_current_modes(), mode:
         try:
             tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in specs]
             result = call_filled(look_up(function).fake or function, args, kwargs, tensors, sizes)

@@ -211,7 +211,7 @@ class _Call:
 
     def mark_aliases(self, results: Any) -> None:
         """Mark results that share memory with an argument, as the same call on meta tensors shows."""
-        with disable_current_modes(), torch.no_grad():
+        with disable_current_modes():
             meta_tensors = [
                 torch.empty([size_hint(size) for size in tensor.shape], dtype=tensor.dtype, device="meta")
                 for tensor in self.tensors
@@ -229,7 +229,7 @@ class _Call:
                     tensor.is_shared_in_graph = True
 
     def _keeps_zeros(self) -> bool:
-        with disable_current_modes(), torch.no_grad():
+        with disable_current_modes():
             result = self._call_with(
                 [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device=HOST) for tensor in self.tensors]
             )
