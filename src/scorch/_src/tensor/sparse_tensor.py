@@ -40,11 +40,11 @@ from scorch._src.tensor.flatten import (
     TracedStorage,
     any_traced,
     array_of,
+    has_value,
     is_tracing,
     names_of,
     pattern_of,
     remember,
-    has_value,
     with_symbolic_size,
     wrap_traced,
 )
@@ -426,7 +426,8 @@ def _array(name: str) -> property:
         is_example = is_called_from(EXPORT_INPUTS, 1) or (
             is_called_from(COMPILE_INPUTS, 1) and torch.compiler.is_exporting()
         )
-        return with_symbolic_size(array) if is_example else array
+        has_pattern = not tensor.storage.pattern.format.is_dense
+        return with_symbolic_size(array) if is_example and has_pattern else array
 
     return property(read)
 

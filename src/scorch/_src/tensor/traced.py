@@ -48,7 +48,7 @@ def as_symbol(tensor: SparseTensor, number: Number) -> Number:
     shape_env = getattr(getattr(tensor.storage.values, "fake_mode", None), "shape_env", None)
     if shape_env is None:
         return number
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     from scorch._src.torch_internals import SymNode
 
@@ -120,8 +120,10 @@ def traced(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
     ``torch.export`` returns tensors that operators of the graph return, and no others.
     """
-    if torch.compiler.is_exporting():
-        format, arrays = str(spelled(pattern.format)), list(pattern.entry_arrays)
+    arrays = list(pattern.entry_arrays)
+    is_constant = any(type(array) is torch.Tensor for array in arrays)
+    if torch.compiler.is_exporting() and not is_constant:
+        format = str(spelled(pattern.format))
         result: SparseTensor = torch.ops.scorch.assemble(format, list(pattern.shape), arrays, values)
         return result
     return wrap_arrays(pattern, values)

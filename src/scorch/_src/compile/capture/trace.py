@@ -83,8 +83,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _record_in_place(func, name, args, kwargs)
     if _has_unknown_shape(name, args, kwargs):
         raise graph_break(
-            f"the shape of {name.strip('_')} of a sparse tensor depends on its values, which are not known when "
-            "the graph is captured; call it outside the graph, or on S.values() and S.coo()"
+            f"the shape of {name.strip('_')} of a sparse tensor depends on its values, which are not known "
+            "when the graph is captured; call it outside the graph, or on S.values() and S.coo()"
         )
     call = _Call(func, args, kwargs)
     result = call.run_on_values()
@@ -180,6 +180,8 @@ class _Call:
             self.sizes.append(value)
             return Slot("size", len(self.sizes) - 1)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            if value.node.has_hint():  # an argument of the program: compiled again for other numbers
+                return float(value) if isinstance(value, torch.SymFloat) else bool(value)
             raise graph_break(
                 f"{name_of(self.func)} of a sparse tensor got a number that is computed in the graph; pass a "
                 "0-D tensor or a Python number"
