@@ -80,11 +80,6 @@ def array_of(storage: Storage, name: str) -> torch.Tensor:
     return array
 
 
-def has_value(size: Any) -> bool:
-    """Whether a size is a number, or a symbol for one that was known when the graph was traced."""
-    return type(size) is int or bool(size.node.has_hint())
-
-
 def with_symbolic_size(array: torch.Tensor) -> torch.Tensor:
     """Return an array of which ``torch.export`` traces the size, for it differs between patterns."""
     from scorch._src.torch_internals import maybe_mark_dynamic

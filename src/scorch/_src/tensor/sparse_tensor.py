@@ -40,7 +40,6 @@ from scorch._src.tensor.flatten import (
     TracedStorage,
     any_traced,
     array_of,
-    has_value,
     is_tracing,
     names_of,
     pattern_of,
@@ -251,16 +250,16 @@ class SparseTensor(torch.Tensor):
     def nnz(self) -> int:
         """The number of stored elements, including explicit zeros and the zeros inside blocks."""
         size = self.storage.pattern.size
-        if not has_value(size) or torch.compiler.is_exporting():
-            _refuse_constant("nnz", "S._nnz()")
+        if type(size) is not int or torch.compiler.is_exporting():
+            _refuse_constant("nnz", size, "S._nnz()")
         return size
 
     @property
     def density(self) -> float:
         """The fraction of elements that are stored; more than 1 if blocks are padded."""
         size, places = self.storage.pattern.size, math.prod(self.storage.pattern.shape)
-        if not has_value(size) or torch.compiler.is_exporting():
-            _refuse_constant("density", "S._nnz() / S.numel()")
+        if type(size) is not int or torch.compiler.is_exporting():
+            _refuse_constant("density", size, "S._nnz() / S.numel()")
         return size / places if places else 0.0
 
     @property
@@ -268,7 +267,7 @@ class SparseTensor(torch.Tensor):
         """The kind, dimension and size of each level, outermost first, and copies of its arrays."""
         pattern = self.storage.pattern
         if type(self.storage) is TracedStorage or torch.compiler.is_exporting():
-            _refuse_constant("levels", "S.csr() or S.coo()")
+            _refuse_constant("levels", None, "S.csr() or S.coo()")
         return tuple(
             {
                 "kind": level.name,
@@ -407,9 +406,13 @@ def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return is_transformed() and hooks.is_any_tracked(args, kwargs)
 
 
-def _refuse_constant(name: str, alternative: str) -> None:
-    """Refuse an attribute to ``torch.compile`` where it would be a constant, though patterns differ."""
-    if is_called_from(ATTRIBUTE_READER, 2):
+def _refuse_constant(name: str, size: Any, alternative: str) -> None:
+    """Refuse an attribute to ``torch.compile`` where it would be a constant, though patterns differ.
+
+    It knows the size of an array that it was given, and compiles again where that changes.
+    """
+    is_known = size is not None and (isinstance(size, int) or size.node.has_hint())
+    if (torch.compiler.is_exporting() or not is_known) and is_called_from(ATTRIBUTE_READER, 2):
         from scorch._src.torch_internals import GraphBreak
 
         raise GraphBreak(
@@ -424,7 +427,7 @@ def _array(name: str) -> property:
     def read(tensor: SparseTensor) -> torch.Tensor:
         array = array_of(tensor.storage, name)
         is_example = is_called_from(EXPORT_INPUTS, 1) or (
-            is_called_from(COMPILE_INPUTS, 1) and torch.compiler.is_exporting()
+            torch.compiler.is_exporting() and is_called_from(COMPILE_INPUTS, 1)
         )
         has_pattern = not tensor.storage.pattern.format.is_dense
         return with_symbolic_size(array) if is_example and has_pattern else array

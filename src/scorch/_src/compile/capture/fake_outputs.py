@@ -155,6 +155,22 @@ def infer_dense_shapes(
         return [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
+_UNKNOWN_SHAPES = {
+    "_unique", "_unique2", "argwhere", "bincount", "masked_select", "nonzero", "unique",
+    "unique_consecutive", "unique_dim", "unique_dim_consecutive",
+}  # fmt: skip
+
+
+def has_unknown_shape(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the shape of a result depends on the values of the arguments."""
+    name = name.partition(".")[0]
+    if name in ("__getitem__", "index", "repeat_interleave"):
+        indices = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_counted = name == "repeat_interleave" and kwargs.get("output_size") is None
+        return bool(indices) and (is_counted or any(index.dtype == torch.bool for index in indices))
+    return name in _UNKNOWN_SHAPES or (name == "where" and len(args) == 1 and not kwargs)
+
+
 def graph_break(reason: str) -> Exception:
     """Return an error at which ``torch.compile`` ends the graph and calls the function itself."""
     return UnsupportedFakeTensorException(reason)

@@ -26,7 +26,7 @@ from scorch.errors import UnsupportedError
 # functions that graphs may call, by name: Scorch's own, and those of torch that torch.overrides lacks
 GRAPH_FUNCTIONS: dict[str, Any] = {
     f"torch.sparse.{name}": getattr(torch.sparse, name)
-    for name in ("addmm", "log_softmax", "mm", "sampled_addmm", "softmax", "spdiags", "spsolve", "sum")
+    for name in ("addmm", "log_softmax", "mm", "sampled_addmm", "softmax", "spdiags", "sum")
     if hasattr(torch.sparse, name)
 } | {"scorch.sparse_sum": torch_sparse_sum}
 

@@ -13,6 +13,7 @@ from scorch._src.compile.capture.fake_outputs import (
     ArgumentSpec,
     FakeOutputs,
     graph_break,
+    has_unknown_shape,
     infer_dense_shapes,
     infer_outputs,
     is_pointwise,
@@ -81,7 +82,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_in_place = name.endswith("_") and not name.endswith("__")
     if is_in_place or name in ASSIGNMENTS or kwargs.get("out") is not None:
         return _record_in_place(func, name, args, kwargs)
-    if _has_unknown_shape(name, args, kwargs):
+    if has_unknown_shape(name, args, kwargs):
         raise graph_break(
             f"the shape of {name.strip('_')} of a sparse tensor depends on its values, which are not known "
             "when the graph is captured; call it outside the graph, or on S.values() and S.coo()"
@@ -122,22 +123,6 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
         f"{name} modifies a sparse tensor in place; in compiled graphs, only functions that keep the "
         "sparsity pattern, such as mul_, are supported in place"
     )
-
-
-_UNKNOWN_SHAPES = {
-    "_unique", "_unique2", "argwhere", "bincount", "masked_select", "nonzero", "unique",
-    "unique_consecutive", "unique_dim", "unique_dim_consecutive",
-}  # fmt: skip
-
-
-def _has_unknown_shape(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the shape of a result depends on the values of the arguments."""
-    name = name.partition(".")[0]
-    if name in ("__getitem__", "index", "repeat_interleave"):
-        indices = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
-        is_counted = name == "repeat_interleave" and kwargs.get("output_size") is None
-        return bool(indices) and (is_counted or any(index.dtype == torch.bool for index in indices))
-    return name in _UNKNOWN_SHAPES or (name == "where" and len(args) == 1 and not kwargs)
 
 
 # Functions whose result may be a view of their argument, or the argument itself.
