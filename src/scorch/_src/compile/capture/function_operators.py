@@ -174,7 +174,7 @@ for _method in (SparseTensor.to_format, eliminate_zeros, setdiag):
     GRAPH_FUNCTIONS[f"scorch.{_method.__name__}"] = _method
     entry(_method).fake = lambda tensor, *_, **__: tensor
 entry(eliminate_zeros).stand_in = lambda tensor: from_entries(entries_of(tensor), tensor.format)
-GRAPH_FUNCTIONS["scorch.sampled"] = sampled
+GRAPH_FUNCTIONS |= {"scorch.sampled": sampled, "scorch.sparse_sum": torch_sparse_sum}
 entry(sampled).fake = lambda tensor, mask: mask
 for _product in (torch.sparse.mm, torch.smm, torch.Tensor.smm, torch.hspmm, torch.hsmm):
     entry(_product).fake = lambda mat1, mat2, *_, **__: torch.mm(mat1, mat2)

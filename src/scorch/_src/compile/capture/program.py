@@ -20,7 +20,7 @@ from torch.overrides import get_overridable_functions, resolve_name
 from scorch._src.formats import Format
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.flatten import pattern_of
-from scorch._src.torch_internals import OpOverload, OpOverloadPacket, torch_sparse_sum, tree_leaves, tree_map
+from scorch._src.torch_internals import OpOverload, OpOverloadPacket, tree_leaves, tree_map
 from scorch.errors import UnsupportedError
 
 # functions that graphs may call, by name: Scorch's own, and those of torch that torch.overrides lacks
@@ -28,7 +28,7 @@ GRAPH_FUNCTIONS: dict[str, Any] = {
     f"torch.sparse.{name}": getattr(torch.sparse, name)
     for name in ("addmm", "log_softmax", "mm", "sampled_addmm", "softmax", "spdiags", "sum")
     if hasattr(torch.sparse, name)
-} | {"scorch.sparse_sum": torch_sparse_sum}
+}
 
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 _OPERATORS = (OpOverload, OpOverloadPacket)
