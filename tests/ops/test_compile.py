@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -766,3 +767,14 @@ def test_any_chain_gives_what_it_gives_outside(
     same(compiled(*args), function(*args))
     for found, expected in zip(gradients(compiled, args), gradients(function, args), strict=True):
         torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_fullgraph_warns_where_no_graph_is_captured():
+    A = scorch.eye(3, format="csr")
+    compiled = scorch.compile(lambda A, x: A @ x, fullgraph=True)
+    with pytest.warns(UserWarning, match="fullgraph=True has no effect.*import torch"):
+        compiled(A, torch.ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(A, torch.ones(3))
+        scorch.compile(torch.relu, fullgraph=True, backend="eager")(torch.ones(3))

@@ -159,6 +159,8 @@ LAZY: dict[str, tuple[str, ...]] = {
     "decomposition_table": ("torch._decomp.decomposition_table",),
     "disable_proxy_modes_tracing": ("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",),
     "GraphBreak": ("torch._dynamo.exc.Unsupported",),
+    "maybe_mark_dynamic": ("torch._dynamo.maybe_mark_dynamic",),
+    "SymNode": ("torch.fx.experimental.sym_node.SymNode",),
     "TracingContext": ("torch._guards.TracingContext",),
     "DeviceMesh": ("torch.distributed.device_mesh.DeviceMesh",),
     "DTensor": ("torch.distributed.tensor.DTensor",),
@@ -179,9 +181,15 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 # Modules that are recognised where they call a method of a tensor.
 FAKE_TENSOR_MAKER = "torch._subclasses.meta_utils"
 GRAPH_MAKER = "torch._functorch._aot_autograd"
+ATTRIBUTE_READER = "torch._dynamo.variables.tensor"  # where torch.compile reads attributes as constants
+EXPORT_INPUTS = "torch._export.non_strict_utils"  # where torch.export chooses sizes that are symbolic
+COMPILE_INPUTS = "torch._dynamo.variables.builder"  # where torch.compile does, and export(strict=True)
 DTENSOR = "torch.distributed.tensor"
 DEFAULT_DEVICE_MODE = "torch.utils._device"  # what torch.set_default_device sets, between callers and tensors
-MODULES = (FAKE_TENSOR_MAKER, GRAPH_MAKER, DEFAULT_DEVICE_MODE)
+MODULES = (
+    *(FAKE_TENSOR_MAKER, GRAPH_MAKER, ATTRIBUTE_READER, EXPORT_INPUTS, COMPILE_INPUTS),
+    DEFAULT_DEVICE_MODE,
+)
 
 # Attributes that are used by their own names.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,12 +33,15 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compile a function or module and fuse its calls on sparse tensors into few kernels.
 
     Functions and submodules that meet no sparse tensor are compiled by ``torch.compile`` with the same
-    options; dense calls between sparse ones run as they are. ``scorch.explain(compiled, *args)`` shows what
-    was fused, how gradients are computed and what was left to PyTorch.
+    options, which have no effect on others: dense calls between sparse ones run as they are. To capture a
+    program with sparse tensors in one graph, call PyTorch's own ``torch.compile``.
+    ``scorch.explain(compiled, *args)`` shows what was fused, how gradients are computed and what was left to
+    PyTorch.
 
     Args:
         model: the function or module; without it, a decorator is returned.
-        options: the arguments of ``torch.compile``.
+        options: the arguments of ``torch.compile``. With ``fullgraph=True``, a function that meets sparse
+            tensors raises a warning, since no graph is captured.
 
     Returns:
         A callable with the signature of ``model``, or a module for a module.
@@ -79,6 +83,7 @@ class Compiled:
     submodules: DenseSubmodules | None = None
     is_dense: bool = False  # the last call without sparse arguments read no sparse tensor
     trees: dict[Any, Node] = field(default_factory=dict)  # of recorded calls, by settings they depend on
+    has_warned: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_traced = peek_interpreter_stack() is not None or torch.compiler.is_compiling()
@@ -100,6 +105,13 @@ class Compiled:
     def _record(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
         result, record = self._run(args, kwargs)
         record.close()
+        if record.sparse_call_count and not self.has_warned and self.options.get("fullgraph"):
+            self.has_warned = True
+            warnings.warn(
+                "fullgraph=True has no effect on this function: scorch.compile fuses its calls on sparse "
+                "tensors and captures no graph. torch.compile(fullgraph=True), with import torch, does",
+                stacklevel=3,
+            )
         return result, record
 
     def _run(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:

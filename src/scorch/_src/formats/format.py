@@ -166,6 +166,12 @@ class Format:
         """Whether kernels read a level from an array that ``Level.finish`` makes of its coordinates."""
         return any(not level.is_full and not level.has_coordinates for level in self.levels)
 
+    def compute_facts(self) -> None:
+        """Compute all cached properties, which ``torch.compile`` can read but not compute."""
+        for name, value in vars(Format).items():
+            if isinstance(value, functools.cached_property) and name not in ("inner", "row"):
+                getattr(self, name)
+
     @property
     def spelling(self) -> str:
         """The letters of the levels, which files and graphs store."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import is_served
 from scorch._src.compiler.steps import split
@@ -25,7 +24,7 @@ from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contra
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
 from scorch._src.statements.statement import run_statement
-from scorch._src.tensor.flatten import spelled
+from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
 from scorch._src.torch_internals import is_any_autocast_enabled
 
@@ -73,10 +72,10 @@ def einsum(
         equation, operands = _arguments(args)
         if len(operands) > MAX_OPERANDS:
             return _in_parts(equation, operands, format, sparse_grad)
-    if is_dynamo_compiling():
+    if is_captured(args):
         equation, operands = _arguments(args)
         arguments = equation, list(operands), spelled(format), sparse_grad
-        return torch.ops.scorch.einsum(*arguments)  # type: ignore[no-any-return]
+        return call_captured(torch.ops.scorch.einsum, *arguments)  # type: ignore[no-any-return]
     record = active.recorder
     if record is not None:
         return record.record_or_run(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable
@@ -25,7 +24,7 @@ from scorch._src.statements.statement import (
     run_new,
     short_statements,
 )
-from scorch._src.tensor.flatten import spelled
+from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
 
 # Dtypes in which a tensor of its own rounds a reduction as the kernel of the whole expression does.
@@ -63,9 +62,9 @@ def evaluate(
     """
     if type(expression) is str and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
-    if is_dynamo_compiling():
+    if is_captured(tensors.values()):
         arguments = expression, list(tensors), list(tensors.values()), spelled(format)
-        return torch.ops.scorch.evaluate(*arguments)  # type: ignore[no-any-return]
+        return call_captured(torch.ops.scorch.evaluate, *arguments)  # type: ignore[no-any-return]
     record = active.recorder
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}

@@ -13,15 +13,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import PROXY_MODE, get_dispatch_mode, make_wrapper_subclass
+from scorch.errors import UnsupportedError
 
 Arrays = tuple[torch.Tensor | None, ...]
 
 VALUES = "_entries"  # not ``_values``, which is a method of torch
 MAX_LEVELS = 64  # the most dimensions of a tensor of torch
+MIN_SYMBOLIC_SIZE = 2  # torch specializes graphs on smaller sizes
 ALL_NAMES = [VALUES, *(f"_{kind}{level}" for kind in ("pos", "crd") for level in range(MAX_LEVELS))]
 
 _patterns: weakref.WeakValueDictionary[tuple[Any, ...], Pattern] = weakref.WeakValueDictionary()
@@ -76,10 +80,25 @@ def array_of(storage: Storage, name: str) -> torch.Tensor:
     return array
 
 
+def with_symbolic_size(array: torch.Tensor) -> torch.Tensor:
+    """Return an array of which ``torch.export`` traces the size, for it differs between patterns."""
+    from scorch._src.torch_internals import maybe_mark_dynamic
+
+    if array.shape[0] < MIN_SYMBOLIC_SIZE:
+        raise UnsupportedError(
+            "torch.export needs sparse arguments with at least two stored elements, or rows and blocks that "
+            "have any: it would treat the sizes 0 and 1 as constants"
+        )
+    symbolic = array.detach()
+    maybe_mark_dynamic(symbolic, 0)
+    return symbolic
+
+
 def remember(pattern: Pattern) -> None:
     """Let ``pattern_of`` return this pattern for its arrays."""
     if "is_known" not in pattern.__dict__:
         pattern.__dict__["is_known"] = True
+        pattern.format.compute_facts()
         _patterns[_key(pattern.format, pattern.shape, pattern.entry_arrays)] = pattern
 
 
@@ -137,6 +156,27 @@ def wrap_traced(kind: type[torch.Tensor], storage: TracedStorage) -> torch.Tenso
 def is_tracing() -> bool:
     """Whether torch traces operators into a graph, which kernels are not."""
     return get_dispatch_mode(PROXY_MODE) is not None
+
+
+def is_captured(values: Iterable[Any]) -> bool:
+    """Whether a call with these values is part of a program that is traced.
+
+    ``torch.compile`` traces its lines, and ``torch.export`` runs it with tensors that have no memory.
+    """
+    return is_dynamo_compiling() or (is_exporting() and any(map(_has_no_memory, values)))
+
+
+def call_captured(operator: Any, *args: Any) -> Any:
+    """Call one of Scorch's operators in a program that is traced."""
+    return operator(*args) if is_dynamo_compiling() else hooks.record(operator, args, {})
+
+
+def _has_no_memory(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    storage = value.__dict__.get("storage")
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return not is_plain if storage is None else type(storage) is TracedStorage
 
 
 LIVE: set[weakref.ref[TracedStorage]] = set()  # empty except while graphs are traced

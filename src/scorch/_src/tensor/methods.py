@@ -16,6 +16,7 @@ from scorch._src.tensor.show.spy import to_html
 from scorch._src.tensor.show.text import to_text
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.torch_methods import eliminate_zeros, setdiag
+from scorch._src.tensor.traced import recorded
 from scorch._src.torch_internals import any_requires_grad
 
 
@@ -33,6 +34,7 @@ class _Layout(torch.autograd.Function):
         return sparse_of(ctx.pattern, values_at(converted, ctx.pattern))
 
 
+@recorded
 def to_torch(self: SparseTensor) -> torch.Tensor:
     """Convert to a PyTorch sparse tensor, in CSR, CSC, BSR or BSC if that is the format, otherwise in COO.
 
@@ -81,13 +83,13 @@ def list_names(self: SparseTensor) -> list[str]:
 
 
 for _method in (
-    to_torch, torch_layouts.to_scipy, eliminate_zeros, setdiag, graphs.coo, graphs.csr, graphs.csc,
+    to_torch, recorded(torch_layouts.to_scipy), eliminate_zeros, setdiag, graphs.coo, graphs.csr, graphs.csc,
     graphs.sparse_sizes, graphs.sparse_size, graphs.to_edge_index, __repr__,
 ):  # fmt: skip
     _method.__qualname__ = f"SparseTensor.{_method.__name__}"
     setattr(SparseTensor, _method.__name__, _method)
 for _name, _function in (
-    ("to_networkx", graphs.to_networkx), ("_repr_html_", to_html), ("__dir__", list_names),
+    ("to_networkx", recorded(graphs.to_networkx)), ("_repr_html_", to_html), ("__dir__", list_names),
 ):  # fmt: skip
     setattr(SparseTensor, _name, _function)
 for _name in TENSOR_HINTS:

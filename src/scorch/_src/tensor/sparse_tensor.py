@@ -44,10 +44,14 @@ from scorch._src.tensor.flatten import (
     names_of,
     pattern_of,
     remember,
+    with_symbolic_size,
     wrap_traced,
 )
 from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import (
+    ATTRIBUTE_READER,
+    COMPILE_INPUTS,
+    EXPORT_INPUTS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
     len_torch_dispatch_stack,
@@ -245,18 +249,25 @@ class SparseTensor(torch.Tensor):
     @property
     def nnz(self) -> int:
         """The number of stored elements, including explicit zeros and the zeros inside blocks."""
-        return self.storage.pattern.size
+        size = self.storage.pattern.size
+        if type(size) is not int or torch.compiler.is_exporting():
+            _refuse_constant("nnz", size, "S._nnz()")
+        return size
 
     @property
     def density(self) -> float:
         """The fraction of elements that are stored; more than 1 if blocks are padded."""
-        places = math.prod(self.storage.pattern.shape)
-        return self.nnz / places if places else 0.0
+        size, places = self.storage.pattern.size, math.prod(self.storage.pattern.shape)
+        if type(size) is not int or torch.compiler.is_exporting():
+            _refuse_constant("density", size, "S._nnz() / S.numel()")
+        return size / places if places else 0.0
 
     @property
     def levels(self) -> tuple[dict[str, Any], ...]:
         """The kind, dimension and size of each level, outermost first, and copies of its arrays."""
         pattern = self.storage.pattern
+        if type(self.storage) is TracedStorage or torch.compiler.is_exporting():
+            _refuse_constant("levels", None, "S.csr() or S.coo()")
         return tuple(
             {
                 "kind": level.name,
@@ -395,9 +406,33 @@ def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return is_transformed() and hooks.is_any_tracked(args, kwargs)
 
 
+def _refuse_constant(name: str, size: Any, alternative: str) -> None:
+    """Refuse an attribute to ``torch.compile`` where it would be a constant, though patterns differ.
+
+    It knows the size of an array that it was given, and compiles again where that changes.
+    """
+    is_known = size is not None and (isinstance(size, int) or size.node.has_hint())
+    if (torch.compiler.is_exporting() or not is_known) and is_called_from(ATTRIBUTE_READER, 2):
+        from scorch._src.torch_internals import GraphBreak
+
+        raise GraphBreak(
+            f"S.{name} depends on the sparsity pattern, which torch.compile does not know of a result, and "
+            f"torch.export(strict=True) of no tensor; use {alternative} instead, or strict=False"
+        )
+
+
 def _array(name: str) -> property:
     """Return the property for an array of a sparse tensor by its name in graphs."""
-    return property(lambda tensor: array_of(tensor.storage, name))
+
+    def read(tensor: SparseTensor) -> torch.Tensor:
+        array = array_of(tensor.storage, name)
+        is_example = is_called_from(EXPORT_INPUTS, 1) or (
+            torch.compiler.is_exporting() and is_called_from(COMPILE_INPUTS, 1)
+        )
+        has_pattern = not tensor.storage.pattern.format.is_dense
+        return with_symbolic_size(array) if is_example and has_pattern else array
+
+    return property(read)
 
 
 skip_tracing_all(vars(SparseTensor).values())

@@ -6,7 +6,8 @@ sparse tensors of Scorch in the format that torch's layout is; nothing is change
 
 from __future__ import annotations
 
-import math
+import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +23,12 @@ from scorch._src.tensor.create.check import as_differentiable_values, own
 from scorch._src.tensor.create.construct import COMPRESSED, from_torch
 from scorch._src.tensor.entries import Entries, as_sparse, entries_of, from_entries
 from scorch._src.tensor.entries_autograd import differentiable_entries, from_differentiable_entries
+from scorch._src.tensor.flatten import LIVE, any_traced
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.interop.torch_layouts import compressed_arrays, compressed_kind
 from scorch._src.tensor.registry import Handler, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
+from scorch._src.tensor.traced import as_symbol, recorded
 from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
 
 
@@ -37,10 +41,20 @@ def implements_method(*names: str) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         for name in names:
             implements(getattr(torch.Tensor, name), differentiable=True)(handler)
-            setattr(SparseTensor, name, handler)
+            setattr(SparseTensor, name, _named(handler, name))
         return handler
 
     return register
+
+
+def _named(handler: Any, name: str) -> Any:
+    """Return a copy of a function with another name, by which ``torch.compile`` recognises methods."""
+    copy = types.FunctionType(handler.__code__, handler.__globals__, name, closure=handler.__closure__)
+    functools.update_wrapper(copy, handler, assigned=("__module__", "__doc__", "__annotations__"))
+    del copy.__wrapped__  # type: ignore[attr-defined]
+    copy.__defaults__, copy.__kwdefaults__ = handler.__defaults__, handler.__kwdefaults__
+    copy.__qualname__ = f"SparseTensor.{name}"
+    return copy
 
 
 # facts -----------------------------------------------------------------------------------------------
@@ -54,20 +68,23 @@ def coalesce(self: SparseTensor) -> SparseTensor:
 
 @implements_method("is_coalesced")
 def is_coalesced(self: SparseTensor) -> bool:
-    return True
+    return as_symbol(self, True)
 
 
 @implements_method("sparse_dim", "_dimI")
 def sparse_dim(self: SparseTensor) -> int:
     """Count the sparse dimensions; in batches of matrices two, as in torch."""
     form = self.storage.pattern.format
-    return 2 if compressed_kind(form) else form.dims - dense_dim(self)
+    return as_symbol(self, 2 if compressed_kind(form) else form.dims - _count_dense_dims(form))
 
 
 @implements_method("dense_dim", "_dimV")
 def dense_dim(self: SparseTensor) -> int:
     """Count the last dimensions that are dense below the sparse ones: those of each value."""
-    form = self.storage.pattern.format
+    return as_symbol(self, _count_dense_dims(self.storage.pattern.format))
+
+
+def _count_dense_dims(form: Format) -> int:
     layout = compressed_kind(form)
     if layout:
         return form.dims - layout[1] - 2
@@ -81,7 +98,7 @@ def dense_dim(self: SparseTensor) -> int:
 
 @implements_method("_nnz")
 def nnz(self: SparseTensor) -> int:
-    return self.nnz
+    return as_symbol(self, self.storage.pattern.size)
 
 
 # arrays ----------------------------------------------------------------------------------------------
@@ -104,7 +121,7 @@ def values(self: SparseTensor) -> torch.Tensor:
     batches = () if arrays is None else arrays[0].shape[:-1]
     form = pattern.format
     tail = [form.level_size(n, pattern.shape) for n in range(len(form) - form.dense_tail, len(form))]
-    entries = stored.numel() // math.prod((*tail, *batches)) if stored.numel() else 0
+    entries = -1 if all((*tail, *batches)) else 0
     return stored.view(*batches, entries, *tail)
 
 
@@ -289,6 +306,8 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
         >>> S.sparse_mask(scorch.eye(2, format="coo")).values()
         tensor([0., 0.])
     """
+    if LIVE and any_traced((self, mask)):
+        return hooks.record(torch.Tensor.sparse_mask, (self, mask), {})  # type: ignore[no-any-return]
     if not isinstance(mask, torch.Tensor):
         raise OperandError(
             f"sparse_mask expected mask to be a sparse tensor, but got a {type(mask).__name__}"
@@ -318,6 +337,7 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     return SparseTensor(Storage(pattern, sampled))
 
 
+@recorded
 def eliminate_zeros(S: SparseTensor) -> SparseTensor:
     """Return the same tensor without its explicit zeros.
 
@@ -343,6 +363,7 @@ def eliminate_zeros(S: SparseTensor) -> SparseTensor:
     )
 
 
+@recorded
 def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
     """Return this matrix with other values on a diagonal.
 

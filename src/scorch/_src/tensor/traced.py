@@ -6,17 +6,22 @@ arrays. Every call on one is an operator of the graph (``compile.capture``), whi
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+import functools
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at
-from scorch._src.tensor.flatten import VALUES, TracedStorage, array_of, names_of
+from scorch._src.tensor.flatten import LIVE, VALUES, TracedStorage, any_traced, array_of, names_of, spelled
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
+
+Number = TypeVar("Number", int, bool)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def is_traced(tensor: Any) -> TypeGuard[SparseTensor]:
@@ -31,6 +36,37 @@ def same_arrays(first: Pattern, second: Pattern) -> bool:
     return first.format == second.format and all(
         a is b for a, b in zip(first.entry_arrays, second.entry_arrays, strict=True)
     )
+
+
+def as_symbol(tensor: SparseTensor, number: Number) -> Number:
+    """Return a number about ``tensor``, as a symbol where ``torch.compile`` calls a method that returns it.
+
+    Methods must return tensors or symbols there.
+    """
+    if not is_traced(tensor) or torch.compiler.is_exporting() or type(number) not in (int, bool):
+        return number
+    shape_env = getattr(getattr(tensor.storage.values, "fake_mode", None), "shape_env", None)
+    if shape_env is None:
+        return number
+    import sympy  # type: ignore[import-untyped]
+
+    from scorch._src.torch_internals import SymNode
+
+    kind: Any = torch.SymBool if type(number) is bool else torch.SymInt
+    symbol: Number = kind(SymNode(sympy.sympify(number), shape_env, type(number), number))
+    return symbol
+
+
+def recorded(method: Method) -> Method:
+    """Make a method of sparse tensors one call in graphs, or, if it has no name there, an error."""
+
+    @functools.wraps(method)
+    def call(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+        if LIVE and any_traced((self, *args)):
+            return hooks.record(call, (self, *args), kwargs)
+        return method(self, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 class _Values(torch.autograd.Function):
@@ -80,7 +116,21 @@ def traced_values(tensor: SparseTensor) -> torch.Tensor:
 
 
 def traced(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """Return the traced tensor with these values, connected to them."""
+    """Return the traced tensor with these values, connected to them.
+
+    ``torch.export`` returns tensors that operators of the graph return, and no others.
+    """
+    arrays = list(pattern.entry_arrays)
+    is_constant = any(type(array) is torch.Tensor for array in arrays)
+    if torch.compiler.is_exporting() and not is_constant:
+        format = str(spelled(pattern.format))
+        result: SparseTensor = torch.ops.scorch.assemble(format, list(pattern.shape), arrays, values)
+        return result
+    return wrap_arrays(pattern, values)
+
+
+def wrap_arrays(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """Return the traced tensor with these arrays, connected to its values."""
     if not torch.compiler.is_exporting() and torch.is_grad_enabled() and values.requires_grad:
         tensor: SparseTensor = _Wrap.apply(values, pattern)
         return tensor

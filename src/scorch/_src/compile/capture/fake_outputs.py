@@ -69,11 +69,15 @@ def infer_outputs(
     function: Any, args: Any, kwargs: Any, kinds: Sequence[ArgumentSpec], sizes: Sequence[int]
 ) -> FakeOutputs:
     """Run a call on a sample of its arguments, and describe its outputs."""
-    with disable_current_modes(), torch.no_grad():
-        patterns: dict[Any, Pattern] = {}
-        samples = [_sample(kind, patterns) for kind in kinds]
+    with disable_current_modes():
         rng_state = torch.get_rng_state()
-        result = call_filled(look_up(function).stand_in or function, args, kwargs, samples, sizes)
+        run = look_up(function).stand_in or function
+        samples = _samples(kinds, SAMPLE_ENTRIES)
+        try:
+            result = call_filled(run, args, kwargs, samples, sizes)
+        except torch.linalg.LinAlgError:  # the sample is singular
+            samples = _samples(kinds, max(sizes, default=0))
+            result = call_filled(run, args, kwargs, samples, sizes)
         is_random = not torch.equal(rng_state, torch.get_rng_state())
         torch.set_rng_state(rng_state)
         leaves, spec = tree_flatten(result)
@@ -104,30 +108,35 @@ def _describe_output(leaf: torch.Tensor, numbers: dict[int, int]) -> Result:
     return Result(leaf.dtype, pattern.format, pattern.index_dtype, arrays, values)
 
 
-def _sample(kind: ArgumentSpec, patterns: dict[Any, Pattern]) -> torch.Tensor:
+def _samples(kinds: Sequence[ArgumentSpec], entries: int) -> list[torch.Tensor]:
+    """Return a sample of each argument; of sparse ones, with so many entries at most."""
+    patterns: dict[Any, Pattern] = {}
+    return [_sample(kind, patterns, entries) for kind in kinds]
+
+
+def _sample(kind: ArgumentSpec, patterns: dict[Any, Pattern], entries: int) -> torch.Tensor:
     format = kind.operand.format
     if format is None:
         number = 1 if kind.dtype.is_floating_point or kind.dtype.is_complex else 0
         return torch.full((), number, dtype=kind.dtype, device=kind.device).expand(kind.shape)
     key = (format, kind.operand.arrays)
     if key not in patterns:
-        patterns[key] = _sample_pattern(format, kind.shape, kind.index, kind.device)
+        patterns[key] = _sample_pattern(format, kind, entries)
     pattern = patterns[key]
     return SparseTensor(Storage(pattern, torch.ones(pattern.size, dtype=kind.dtype, device=kind.device)))
 
 
-def _sample_pattern(
-    format: Format, shape: tuple[int, ...], index: torch.dtype, device: torch.device
-) -> Pattern:
+def _sample_pattern(format: Format, kind: ArgumentSpec, entries: int) -> Pattern:
     """Return a diagonal of a few entries; its arrays are copies, so that they can be recognised."""
-    entries = min([SAMPLE_ENTRIES, *shape])
+    shape, device = kind.shape, kind.device
+    entries = min([entries, *shape])
     diagonal = [torch.arange(entries, device=device) for _ in shape]
     coordinates = torch.stack(diagonal) if diagonal else torch.zeros(0, 1, dtype=torch.int64, device=device)
     ones = torch.ones(coordinates.shape[1], device=device)
     sample = from_coordinates(coordinates, ones, shape, format=format)
     assert isinstance(sample, SparseTensor)
     arrays = sample.storage.pattern.entry_arrays
-    return pattern_of(format, shape, [array.to(index, copy=True) for array in arrays])
+    return pattern_of(format, shape, [array.to(kind.index, copy=True) for array in arrays])
 
 
 def infer_dense_shapes(
@@ -137,13 +146,29 @@ def infer_dense_shapes(
 
     ``specs`` are the shapes, dtypes and devices of the arguments.
     """
-    with disable_current_modes(), torch.no_grad(), mode:
+    with disable_current_modes(), mode:
         try:
             tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in specs]
             result = call_filled(look_up(function).fake or function, args, kwargs, tensors, sizes)
         except (RuntimeError, TypeError, NotImplementedError):
             return None
         return [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+_UNKNOWN_SHAPES = {
+    "_unique", "_unique2", "argwhere", "bincount", "masked_select", "nonzero", "unique",
+    "unique_consecutive", "unique_dim", "unique_dim_consecutive",
+}  # fmt: skip
+
+
+def has_unknown_shape(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the shape of a result depends on the values of the arguments."""
+    name = name.partition(".")[0]
+    if name in ("__getitem__", "index", "repeat_interleave"):
+        indices = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_counted = name == "repeat_interleave" and kwargs.get("output_size") is None
+        return bool(indices) and (is_counted or any(index.dtype == torch.bool for index in indices))
+    return name in _UNKNOWN_SHAPES or (name == "where" and len(args) == 1 and not kwargs)
 
 
 def graph_break(reason: str) -> Exception:

@@ -29,11 +29,13 @@ from scorch._src.tensor.create.construct import (
     sparse_csc_tensor,
     sparse_csr_tensor,
 )
+from scorch._src.tensor.entries import entries_of, from_entries
 from scorch._src.tensor.flatten import TracedStorage, pattern_of, read_spelled
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.tensor.traced import sampled, traced
-from scorch._src.torch_internals import tree_leaves
+from scorch._src.tensor.torch_methods import eliminate_zeros, setdiag
+from scorch._src.tensor.traced import sampled, wrap_arrays
+from scorch._src.torch_internals import torch_sparse_sum, tree_leaves
 
 _library = torch.library.Library("scorch", "FRAGMENT")
 Tensors = Sequence[torch.Tensor]
@@ -124,7 +126,7 @@ entry(_sparse).stand_in = _empty
 def _assemble(format: str, shape: Sequence[Any], arrays: Tensors, values: torch.Tensor) -> SparseTensor:
     """Assemble a tensor from its arrays without computing anything."""
     pattern = pattern_of(read_spelled(format), tuple(shape), arrays)
-    return traced(pattern, values) if _is_traced((arrays, values)) else sparse_of(pattern, values)
+    return wrap_arrays(pattern, values) if _is_traced((arrays, values)) else sparse_of(pattern, values)
 
 
 _library.define("assemble(str format, SymInt[] shape, Tensor[] arrays, Tensor values) -> Tensor")
@@ -168,12 +170,21 @@ entry(_einsum).backward_ignores_result = entry(_sum_neighbours).backward_ignores
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
     GRAPH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
     entry(_masked).fake = getattr(torch, {"prod": "sum", "median": "nansum"}.get(_name, _name))
-GRAPH_FUNCTIONS |= {"scorch.to_format": SparseTensor.to_format, "scorch.sampled": sampled}
-entry(SparseTensor.to_format).fake = lambda tensor, format: tensor
+for _method in (SparseTensor.to_format, eliminate_zeros, setdiag):
+    GRAPH_FUNCTIONS[f"scorch.{_method.__name__}"] = _method
+    entry(_method).fake = lambda tensor, *_, **__: tensor
+entry(eliminate_zeros).stand_in = lambda tensor: from_entries(entries_of(tensor), tensor.format)
+GRAPH_FUNCTIONS |= {"scorch.sampled": sampled, "scorch.sparse_sum": torch_sparse_sum}
 entry(sampled).fake = lambda tensor, mask: mask
-entry(torch.sparse.mm).fake = torch.mm
-for _same in (torch.sparse.softmax, torch.sparse.log_softmax, torch.Tensor.coalesce):
+for _product in (torch.sparse.mm, torch.smm, torch.Tensor.smm, torch.hspmm, torch.hsmm):
+    entry(_product).fake = lambda mat1, mat2, *_, **__: torch.mm(mat1, mat2)
+entry(torch_sparse_sum).fake = torch.sum
+entry(torch.Tensor.sparse_mask).fake = lambda tensor, mask: mask
+for _same in (
+    torch.sparse.softmax, torch.sparse.log_softmax, torch.sparse.sampled_addmm, torch.Tensor.coalesce,
+    torch.sspaddmm, torch.Tensor.sspaddmm, torch.saddmm,
+):  # fmt: skip
     entry(_same).fake = lambda tensor, *_, **__: tensor
-for _name in ("", "_csr", "_csc", "_coo"):
+for _name in ("", "_coo", "_csr", "_csc", "_bsr", "_bsc"):
     if hasattr(torch.Tensor, f"to_sparse{_name}"):
         entry(getattr(torch.Tensor, f"to_sparse{_name}")).fake = lambda tensor, *_, **__: tensor

@@ -26,7 +26,7 @@ from scorch.errors import UnsupportedError
 # functions that graphs may call, by name: Scorch's own, and those of torch that torch.overrides lacks
 GRAPH_FUNCTIONS: dict[str, Any] = {
     f"torch.sparse.{name}": getattr(torch.sparse, name)
-    for name in ("addmm", "log_softmax", "mm", "sampled_addmm", "softmax", "sum", "spdiags")
+    for name in ("addmm", "log_softmax", "mm", "sampled_addmm", "softmax", "spdiags", "sum")
     if hasattr(torch.sparse, name)
 }
 
@@ -246,8 +246,8 @@ def name_of(target: Any) -> str:
     name = resolve_name(target)
     if name is None:
         raise UnsupportedError(
-            f"{getattr(target, '__name__', target)} cannot be stored in a graph, because it is not a "
-            "PyTorch function"
+            f"{getattr(target, '__name__', target)} of a sparse tensor cannot be stored in a graph; call it "
+            "outside torch.compile and torch.export"
         )
     return str(name)
 

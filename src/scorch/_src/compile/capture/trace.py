@@ -13,6 +13,7 @@ from scorch._src.compile.capture.fake_outputs import (
     ArgumentSpec,
     FakeOutputs,
     graph_break,
+    has_unknown_shape,
     infer_dense_shapes,
     infer_outputs,
     is_pointwise,
@@ -57,6 +58,10 @@ _METADATA_FUNCTIONS = {
     "has_names", "is_set_to", "_is_view", "is_pinned", "is_shared",
 }  # fmt: skip
 _IS_SPARSE = torch.Tensor.is_sparse.__get__  # type: ignore[attr-defined]
+_SIZES = {
+    aten.sym_size.int, aten.sym_size.default, aten.sym_stride.int, aten.sym_stride.default,
+    aten.sym_numel.default, aten.sym_storage_offset.default,
+}  # fmt: skip
 _ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 _ON_VALUES = {"clone", "_to_copy", "to", "float", "double", "half", "bfloat16", "dropout"}
 FUNCTION_OF_OPERATOR: dict[Any, Any] = {}  # by the operator that stands for it
@@ -77,6 +82,11 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_in_place = name.endswith("_") and not name.endswith("__")
     if is_in_place or name in ASSIGNMENTS or kwargs.get("out") is not None:
         return _record_in_place(func, name, args, kwargs)
+    if has_unknown_shape(name, args, kwargs):
+        raise graph_break(
+            f"the shape of {name.strip('_')} of a sparse tensor depends on its values, which are not known "
+            "when the graph is captured; call it outside the graph, or on S.values() and S.coo()"
+        )
     call = _Call(func, args, kwargs)
     result = call.run_on_values()
     result = call.record() if result is None else result
@@ -134,10 +144,10 @@ def _is_metadata(func: Any) -> bool:
     """Whether a function reads the metadata of a tensor and none of its values."""
     if type(func).__name__ == "method-wrapper":
         return func.__self__.__name__ not in VIEWS
+    if func in _SIZES or getattr(func, "__module__", None) == "torch.autograd":
+        return True
     name = getattr(func, "__name__", "")
-    return (
-        name in ITSELF or name in _METADATA_FUNCTIONS or getattr(func, "__module__", None) == "torch.autograd"
-    )
+    return name in ITSELF or name in _METADATA_FUNCTIONS
 
 
 class _Call:
@@ -155,6 +165,8 @@ class _Call:
             self.sizes.append(value)
             return Slot("size", len(self.sizes) - 1)
         if isinstance(value, (torch.SymFloat, torch.SymBool)):
+            if value.node.has_hint():  # an argument of the program: compiled again for other numbers
+                return float(value) if isinstance(value, torch.SymFloat) else bool(value)
             raise graph_break(
                 f"{name_of(self.func)} of a sparse tensor got a number that is computed in the graph; pass a "
                 "0-D tensor or a Python number"
@@ -186,7 +198,7 @@ class _Call:
 
     def mark_aliases(self, results: Any) -> None:
         """Mark results that share memory with an argument, as the same call on meta tensors shows."""
-        with disable_current_modes(), torch.no_grad():
+        with disable_current_modes():
             meta_tensors = [
                 torch.empty([size_hint(size) for size in tensor.shape], dtype=tensor.dtype, device="meta")
                 for tensor in self.tensors
@@ -204,7 +216,7 @@ class _Call:
                     tensor.is_shared_in_graph = True
 
     def _keeps_zeros(self) -> bool:
-        with disable_current_modes(), torch.no_grad():
+        with disable_current_modes():
             result = self._call_with(
                 [torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device=HOST) for tensor in self.tensors]
             )

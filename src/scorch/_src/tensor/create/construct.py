@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.engine.execute import from_dense
@@ -37,7 +36,7 @@ from scorch._src.tensor.create.check import (
     refuse_freed,
     refuse_pinning,
 )
-from scorch._src.tensor.flatten import spelled
+from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.interop.torch_layouts import LAYOUTS, from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
@@ -68,8 +67,8 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
         >>> scorch.from_torch(torch.eye(3), format="csr").nnz
         3
     """
-    if is_dynamo_compiling() and not isinstance(t, SparseTensor):
-        return torch.ops.scorch.from_torch(t, spelled(format))  # type: ignore[no-any-return]
+    if not isinstance(t, SparseTensor) and is_captured((t,)):
+        return call_captured(torch.ops.scorch.from_torch, t, spelled(format))  # type: ignore[no-any-return]
     if isinstance(t, SparseTensor):
         return t if format is None else t.to_format(format)
     if not isinstance(t, torch.Tensor):
@@ -216,7 +215,7 @@ def _in_graph(
 ) -> SparseTensor:
     """Construct a tensor inside a compiled program, from tensors there."""
     arguments = kind, index, values, list(size), spelled(format)
-    return torch.ops.scorch.sparse(*arguments)  # type: ignore[no-any-return]
+    return call_captured(torch.ops.scorch.sparse, *arguments)  # type: ignore[no-any-return]
 
 
 @suggests_keywords
@@ -258,7 +257,8 @@ def sparse_coo_tensor(
         tensor([[0., 0., 3.],
                 [4., 0., 5.]])
     """
-    if is_dynamo_compiling() and size is not None and values is not None and dtype is None:
+    is_in_graph = size is not None and values is not None and dtype is None
+    if is_in_graph and is_captured((indices, values)):
         return _in_graph("coo", [indices], values, size, format)
     where = _checked_device("sparse_coo_tensor", device, pin_memory)
     if values is None:  # torch's other form: an empty tensor of that size
@@ -291,7 +291,7 @@ def sparse_compressed(
         known = [name for name in keywords_of(sparse_compressed) if name not in ("kind", "pointers", "plain")]
         raise unknown_keyword(f"sparse_{kind}_tensor", next(iter(unknown)), known)
     is_in_graph = kind[0] == "c" and size is not None and values is not None and dtype is None
-    if is_in_graph and is_dynamo_compiling():
+    if is_in_graph and is_captured((pointers, plain, values)):
         return _in_graph(kind, [pointers, plain], values, size, format)
     where = _checked_device(f"sparse_{kind}_tensor", device, pin_memory)
     checked = as_differentiable_values("values", _moved(values, where), dtype, where)

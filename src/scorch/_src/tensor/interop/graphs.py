@@ -20,6 +20,7 @@ from scorch._src.tensor.create.check import as_values, own
 from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.traced import as_symbol
 from scorch.errors import OperandError, ShapeError
 
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -53,7 +54,7 @@ def sparse_sizes(S: SparseTensor) -> tuple[int, int]:
 
 def sparse_size(S: SparseTensor, dim: int) -> int:
     """Return the number of rows (0) or columns (1)."""
-    return sparse_sizes(S)[dim]
+    return as_symbol(S, sparse_sizes(S)[dim])
 
 
 def to_edge_index(S: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
