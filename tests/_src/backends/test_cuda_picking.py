@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
+from scorch._src.backends import routines as base_routines
 from scorch._src.backends.cuda import kernel, picking, rows
 from scorch._src.backends.cuda.kernel import Launches
 from scorch._src.backends.routines import Routines
@@ -17,26 +18,43 @@ from scorch.errors import IndexRangeError
 
 ROUTINES = EmulatedRoutines()
 PLAIN = Routines()
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32]
-DTYPES += [torch.int8, torch.bool, torch.complex64, torch.complex128]
+# Dtypes of indices, of the numbers of rows, and of values, which differ in size.
+DTYPES = [
+    (torch.int32, torch.int64, (torch.float32, torch.int32)),
+    (torch.int64, torch.int32, (torch.float16, torch.bfloat16)),
+    (torch.int32, torch.int32, (torch.float64, torch.int64, torch.complex64)),
+    (torch.int64, torch.int64, (torch.bool, torch.int8)),
+    (torch.int32, torch.int64, (torch.complex128,)),
+]
 
 
-@given(st.data())
-def test_rows_are_those_of_torch(data: st.DataObject) -> None:
-    dtype, picked = (data.draw(st.sampled_from([torch.int32, torch.int64])) for _ in range(2))
-    lengths = torch.tensor(data.draw(st.lists(st.integers(0, 9) | st.just(700), min_size=1, max_size=40)))
-    pos = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(dtype)
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    crd = torch.randint(1000, (int(pos[-1]),), generator=generator).to(dtype)
-    values = torch.randint(2, crd.shape, generator=generator).to(data.draw(st.sampled_from(DTYPES)))
-    from_end, count = data.draw(st.booleans()), data.draw(st.sampled_from([0, 1, 5, 1300]))
-    numbers = torch.randint(-len(lengths) if from_end else 0, len(lengths), (count,), generator=generator)
-    given = pos, crd, values, numbers.to(picked), from_end
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("dtype", "number", "kinds"), DTYPES)
+def test_rows_are_those_of_torch(
+    dtype: torch.dtype, number: torch.dtype, kinds: tuple[torch.dtype, ...]
+) -> None:
+    torch.manual_seed(0)
+    for lengths in ([4], [0, 0, 3], [5, 0, 600, 1], torch.randint(9, (40,)).tolist()):
+        pos = torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+        crd = torch.randint(1000, (sum(lengths),)).to(dtype)
+        for kind, count, from_end in itertools.product(kinds, (0, 1, 7), (False, True)):
+            values = torch.randint(2, crd.shape).to(kind)
+            picked = torch.randint(-len(lengths) if from_end else 0, len(lengths), (count,)).to(number)
+            given = pos, crd, values, picked, from_end
+            found, wanted = ROUTINES.pick_rows(*given), PLAIN.pick_rows(*given)
+            assert found is not None and wanted is not None
+            for mine, theirs in zip(found, wanted, strict=True):
+                assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+            assert rows.longest_row(found[0]) == int(wanted[0].diff().max() if count else 0)
+
+
+def test_more_rows_than_a_block_counts_at_once() -> None:
+    pos, crd = torch.tensor([0, 3, 3, 4, 9]), torch.arange(9)
+    picked = torch.randint(-4, 4, (2 * picking.TILE + 5,))
+    given = pos, crd, torch.rand(9), picked
     found, wanted = ROUTINES.pick_rows(*given), PLAIN.pick_rows(*given)
     assert found is not None and wanted is not None
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
-    assert rows.longest_row(found[0]) == int(wanted[0].diff().max() if count else 0)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
 
 
 def test_rows_without_entries_are_skipped() -> None:
@@ -86,12 +104,16 @@ def test_values_may_be_conjugated_or_have_gaps() -> None:
 
 
 def test_more_entries_than_indices_count_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(picking, "LAST_INT32", 5)
+    for module in (picking, base_routines):
+        monkeypatch.setattr(module, "LAST_INT32", 5)
     pos, crd = torch.tensor([0, 3], dtype=torch.int32), torch.arange(3, dtype=torch.int32)
     kernel = ROUTINES._pick_kernel(pos, crd, crd, torch.zeros(2, dtype=torch.int64))
     assert kernel is not None
     assert ROUTINES._pick(kernel, pos, crd, crd, torch.zeros(2, dtype=torch.int64), True) is None
     assert ROUTINES._pick(kernel, pos, crd, crd, torch.zeros(1, dtype=torch.int64), True) is not None
+    found = ROUTINES.pick_rows(pos, crd, crd, torch.zeros(2, dtype=torch.int64))
+    assert found is not None and found[0].dtype == found[1].dtype == torch.int64
+    assert found[0].tolist() == [0, 3, 6] and found[1].tolist() == [0, 1, 2] * 2
 
 
 def test_a_batch_takes_two_launches_and_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:

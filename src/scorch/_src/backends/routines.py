@@ -16,6 +16,7 @@ import torch
 
 from scorch._src.backends.sort_entries import MAX_KEYS, Sorted, sorted_by_columns, sorted_by_keys, sum_runs
 from scorch._src.devices import HOST
+from scorch._src.loops.types import LAST_INT32
 from scorch._src.torch_internals import row_pointers_of
 
 Tensor = torch.Tensor
@@ -282,9 +283,11 @@ class Routines:
         picked = torch.where(picked < 0, picked + rows, picked)
         begin, counts = pos[picked].long(), pos.diff()[picked].long()
         new = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        row = rows_of(new, int(new[-1]))
+        entries = int(new[-1])
+        index = torch.int64 if entries > LAST_INT32 else pos.dtype  # rows may be picked repeatedly
+        row = rows_of(new, entries)
         source = begin[row] + torch.arange(row.numel(), device=row.device) - new[row]
-        return new.to(pos.dtype), crd[source], values[source]
+        return new.to(index), crd[source].to(index), values[source]
 
     def concat(self, arrays: Sequence[Tensor], offsets: Sequence[int] | None = None) -> Tensor:
         """Concatenate ``arrays`` of one dtype, adding its offset to all elements of each."""
