@@ -62,7 +62,7 @@ def einsum(
         (Format('csr'), 3)
     """
     count = len(args)
-    if count == 3 and type(args[1]) is SparseTensor and not is_dynamo_compiling() and active.recorder is None:
+    if count == 3 and type(args[1]) is SparseTensor and not is_captured(args) and active.recorder is None:
         equation, left, right = args
         if type(equation) is str and type(right) in TENSORS:
             repeated = repeat_pair((equation, format), left, right)

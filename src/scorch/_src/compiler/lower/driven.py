@@ -49,8 +49,8 @@ def lower_driven(plan: Plan, drivers: Drivers) -> ir.Kernel:
     of each driver how many turns it has, and how many those before have; counts, their sums up to each;
     the coordinates of entries, by level; their values or, if they are located, the entries of operands.
     """
-    plan = replace(plan, vectors=None, factors=(), prefetched=(), slots=(), noted=None, parallel=False)
-    plan = replace(plan, workspace=None)
+    plan = replace(plan, vectors=None, factors=(), prefetched=(), slots=(), noted=None)
+    plan = replace(plan, parallel=False, workspace=None)
     safe = with_safe_names(plan)
     renamed = dict(zip(plan.step.accesses, safe.step.accesses, strict=True))
     drivers = replace(drivers, accesses=tuple(renamed[access] for access in drivers.accesses))
