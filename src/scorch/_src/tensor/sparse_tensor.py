@@ -8,6 +8,7 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.registry``.
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -426,11 +427,10 @@ def _array(name: str) -> property:
 
     def read(tensor: SparseTensor) -> torch.Tensor:
         array = array_of(tensor.storage, name)
-        is_example = is_called_from(EXPORT_INPUTS, 1) or (
-            torch.compiler.is_exporting() and is_called_from(COMPILE_INPUTS, 1)
-        )
-        has_pattern = not tensor.storage.pattern.format.is_dense
-        return with_symbolic_size(array) if is_example and has_pattern else array
+        reader = sys._getframe(1).f_globals.get("__name__")
+        if reader == EXPORT_INPUTS or (reader == COMPILE_INPUTS and torch.compiler.is_exporting()):
+            return array if tensor.storage.pattern.format.is_dense else with_symbolic_size(array)
+        return array
 
     return property(read)
 
