@@ -14,38 +14,38 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-_pruned: WeakIdKeyDictionary = WeakIdKeyDictionary()  # where parameters are pruned; None: where they are zero
+_masks: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters; None: where they are not zero
 
 
 class PrunedWeights:
     """The pruned parameters of a layer, by name, and where they are pruned.
 
     Layers hold it as an attribute, so that it is copied and pickled with their parameters. The zeros of a
-    parameter are its pruned weights unless ``pruned`` says otherwise; only then, and from the first step on,
-    are their positions stored.
+    parameter are its pruned weights unless ``masks`` say otherwise; masks are stored only then, and from the
+    first step on.
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], pruned: Mapping[str, torch.Tensor | None]
+        self, parameters: Mapping[str, torch.Tensor], masks: Mapping[str, torch.Tensor | None]
     ) -> None:
         self.parameters = dict(parameters)
         for name, parameter in self.parameters.items():
-            _pruned[parameter] = pruned.get(name)
+            _masks[parameter] = masks.get(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        pruned = {name: _pruned.get(parameter) for name, parameter in self.parameters.items()}
-        return PrunedWeights, (self.parameters, pruned)
+        masks = {name: _masks.get(parameter) for name, parameter in self.parameters.items()}
+        return PrunedWeights, (self.parameters, masks)
 
 
 def keep_zeros(layer: torch.nn.Module, masks: Mapping[str, torch.Tensor]) -> None:
     """Keep the parameters of a dense layer, by name, at zero where ``masks`` are False."""
     parameters = {name: layer.get_parameter(name) for name in masks}
-    pruned = {
-        name: ~mask
+    stored = {
+        name: mask
         for name, mask in masks.items()
         if not torch.equal(parameters[name].detach() != 0, mask)  # other weights are zero, too
     }
-    layer.pruned_weights = PrunedWeights(parameters, pruned)  # type: ignore[assignment]
+    layer.pruned_weights = PrunedWeights(parameters, stored)  # type: ignore[assignment]
     if _follow_state_dict not in layer._load_state_dict_post_hooks.values():
         layer.register_load_state_dict_post_hook(_follow_state_dict)
 
@@ -59,26 +59,26 @@ def _follow_state_dict(layer: torch.nn.Module, keys: Any) -> None:
 
 def mask_gradients(parameters: Iterable[torch.Tensor]) -> None:
     """Set the gradients of pruned weights to zero."""
-    for parameter, pruned in _find(parameters):
+    for parameter, mask in _find(parameters):
         gradient = parameter.grad
         if gradient is not None and type(gradient) is torch.Tensor and gradient.layout == torch.strided:
-            gradient.masked_fill_(pruned, 0)
+            gradient.mul_(mask)
 
 
 def mask_weights(parameters: Iterable[torch.Tensor]) -> None:
     """Set pruned weights to zero."""
-    for parameter, pruned in _find(parameters):
-        parameter.detach().masked_fill_(pruned, 0)
+    for parameter, mask in _find(parameters):
+        parameter.detach().mul_(mask)
 
 
 def _find(parameters: Iterable[torch.Tensor]) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the parameters that are pruned, and where."""
-    if not _pruned:
+    """Yield the parameters that are pruned, with their masks."""
+    if not _masks:
         return
     for parameter in parameters:
-        if parameter in _pruned:
-            pruned = _pruned[parameter]
-            if pruned is None:
-                pruned = parameter.detach() == 0
-            _pruned[parameter] = pruned = pruned.to(parameter.device)
-            yield parameter, pruned
+        if parameter in _masks:
+            mask = _masks[parameter]
+            if mask is None:
+                mask = parameter.detach() != 0
+            _masks[parameter] = mask = mask.to(parameter.device)
+            yield parameter, mask
