@@ -182,19 +182,14 @@ static int own_together(managed_t **made, int parts, const long long *result, lo
     return 1;
 }
 
-/* The same tensor of one dimension with fewer elements; if it leaves more than it keeps, that goes back. */
+/* The same tensor of one dimension with fewer elements; a small one gives back what it leaves, if that is more than it
+   keeps. One thread has not written to the pages that a large one leaves. */
 static managed_t *shrunk(managed_t *managed, long long count) {
     holder_t *holder = (holder_t *)managed;
     unsigned long size = holder->managed.tensor.bits / 8, used = (unsigned long)count * size;
     unsigned long room = (unsigned long)holder->extents[0] * size;
     holder->extents[0] = count;
-    if (holder->pages) {
-#ifdef __linux__
-        unsigned long kept = (used + LARGE - 1) & ~(LARGE - 1);
-        if (used < holder->bytes / 2 && kept < holder->bytes)
-            madvise((char *)holder->pages + kept, holder->bytes - kept, 4); /* MADV_DONTNEED */
-#endif
-    } else if (!holder->users && used < room / 2 && room > 4096) {
+    if (!holder->pages && !holder->users && used < room / 2 && room > 4096) {
         char *before = (char *)holder;
         long offset = (char *)holder->managed.tensor.data - before;
         holder_t *moved = realloc(holder, (unsigned long)offset + used);
@@ -231,16 +226,19 @@ static void move(char *to, const char *from, unsigned long bytes, const long lon
     }
 }
 
-/* The same tensor of one dimension with fewer elements. If it leaves more than it keeps, that goes back: pages that
-   nobody has touched to the system; those that threads have written all over to the pool, where the next call finds
-   them, since new ones take longer than a copy of the rest. */
+/* The same tensor with fewer elements. If threads have written all over pages of which it keeps less than half, or
+   it is short, it is copied, and the pages serve the next call: new ones would take longer than the copy. */
 static managed_t *cut(managed_t *whole, long long count, const long long *slots) {
     holder_t *holder = (holder_t *)whole;
     unsigned long used = (unsigned long)count * whole->tensor.bits / 8;
     int zeroed, is_few = used < holder->bytes / 8;
-    if (!holder->pages || used >= holder->bytes / 2 || (slots[1] < 2 && !is_few)) return shrunk(whole, count);
-    managed_t *made = own(whole->tensor.code, whole->tensor.bits, 1, &count, &zeroed);
+    int is_small = slots[1] < 2 || holder->bytes <= 2 * LARGE; /* the part that it leaves and that was written */
+    if (!holder->pages || used >= holder->bytes / 2 || (is_small && !is_few)) return shrunk(whole, count);
+    long long room = count; /* in pages of the pool if it is not short: malloc would get new ones again and again */
+    if (used >= LARGE / 4 && used < LARGE) room = (long long)(LARGE / (whole->tensor.bits / 8));
+    managed_t *made = own(whole->tensor.code, whole->tensor.bits, 1, &room, &zeroed);
     if (!made) return shrunk(whole, count);
+    ((holder_t *)made)->extents[0] = count;
     move((char *)made->tensor.data, (const char *)whole->tensor.data, used, slots);
     whole->deleter(whole);
     return made;
