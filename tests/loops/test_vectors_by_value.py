@@ -87,7 +87,7 @@ def routines(machine: Target) -> Iterator[str]:
 def unaligned_by_value(text: str) -> list[str]:
     """Where a type that is not aligned as its size wants stands for a value."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    names = set(re.findall(r"(\w+(?:##\w+)*) __attribute__\(\([^;]*\baligned\(", text))
+    names = set(re.findall(r"(\w+(?:##\w+)*) __attribute__\(\([^;]*\bvector_size\b[^;]*\baligned\(", text))
     wrong = []
     for name in names:
         for place in re.finditer(rf"(?<![\w#]){re.escape(name)}(?![\w#])", text):

@@ -160,10 +160,11 @@ def test_a_batch_is_one_gather(monkeypatch):
     from scorch._src.storage import slices
 
     asked = []
-    monkeypatch.setattr(
-        "scorch._src.ops.movement.index.select_rows",
-        lambda s, rows: asked.append(rows) or slices.select_rows(s, rows),
-    )
+    for module in ("index", "rows"):
+        monkeypatch.setattr(
+            f"scorch._src.ops.movement.{module}.select_rows",
+            lambda s, rows, *more: asked.append(rows) or slices.select_rows(s, rows, *more),
+        )
     data = SparseDataset(scorch.from_torch(DENSE, "csr"))
     batches(data, batch_size=6)
     assert [rows.tolist() for rows in asked] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]

@@ -60,14 +60,14 @@ def find_name(tensor: torch.Tensor, named: Mapping[str, torch.Tensor]) -> str | 
 def _flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense vector without the dimensions of size 1 that broadcasting added."""
     is_vector = sum(size != 1 for size in tensor.shape) == 1 and tensor.layout == torch.strided
-    is_plain = not isinstance(tensor, SparseTensor | LazyTensor)
+    is_plain = not isinstance(tensor, (SparseTensor, LazyTensor))
     return tensor.detach().squeeze() if is_vector and is_plain else tensor
 
 
 def is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same, or dense views of the same elements."""
     is_dense = a.layout == torch.strided and b.layout == torch.strided
-    if a is b or a.shape != b.shape or not is_dense or isinstance(a, SparseTensor | LazyTensor):
+    if a is b or a.shape != b.shape or not is_dense or isinstance(a, (SparseTensor, LazyTensor)):
         return a is b
     try:
         return bool(a.is_set_to(b))
