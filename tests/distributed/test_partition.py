@@ -175,5 +175,6 @@ def move_all(rank: int) -> None:
     train_and_move(rank)
 
 
+@pytest.mark.long
 def test_repartition_is_shard_with_other_cuts(tmp_path):
     in_processes(move_all, tmp_path, 3)

@@ -153,7 +153,9 @@ def check_all(rank: int, first: int, count: int, again: bool = False) -> list[to
     return bits
 
 
-@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "world", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
+)
 def test_sharded_tensors_are_those_of_one_process(world, cases, seed, tmp_path):
     work = functools.partial(check_all, first=seed + 1000 * world, count=max(2, cases // 4))
     once = in_processes(work, make_folder(tmp_path, "once"), world)
