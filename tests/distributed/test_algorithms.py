@@ -283,6 +283,7 @@ def check_all(rank: int) -> None:
         check(rank)
 
 
+@pytest.mark.long
 def test_algorithms_move_and_hold_what_their_plan_says(tmp_path):
     in_processes(check_all, tmp_path, 4)
 
