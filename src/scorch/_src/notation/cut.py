@@ -40,6 +40,11 @@ class Short:
         return {name: tensors[read] for name, read in zip(self.names, self.reads, strict=True)}
 
     @property
+    def target(self) -> str:
+        """The name of the tensor that it computes."""
+        return self.statement.assign.target.tensor
+
+    @property
     def names(self) -> tuple[str, ...]:
         return _names(self.statement, len(self.reads))
 

@@ -9,6 +9,7 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable
+from scorch._src.notation.cut import Short
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
@@ -93,12 +94,7 @@ def _in_parts(
     for name, value in tensors.items():
         as_operand(f"tensor {name!r}", value)
     shapes_of(parse(expression), {name: tuple(value.shape) for name, value in tensors.items()})
-    *shorts, last = short_statements(expression)
-    values_by_name = dict(tensors)
-    for short in shorts:
-        target = short.statement.assign.target.tensor
-        values_by_name[target] = evaluate(short.text, sparse_grad=sparse_grad, **short.named(values_by_name))
-    return evaluate(last.text, format=format, sparse_grad=sparse_grad, **last.named(values_by_name))
+    return _in_order(short_statements(expression), dict(tensors), format, sparse_grad)
 
 
 def _differentiable(
@@ -124,16 +120,13 @@ def _differentiable(
 
 
 def _in_order(
-    parts: Sequence[Part], tensors: dict[str, Any], format: str | Format | None, sparse_grad: bool
+    parts: Sequence[Part | Short], tensors: dict[str, Any], format: str | Format | None, sparse_grad: bool
 ) -> SparseTensor | torch.Tensor:
-    """Evaluate the parts of an expression, the last of which is the result.
+    """Evaluate the parts of an expression, the last of which is the result, into ``tensors``.
 
-    Each is connected on its own, so that the backward pass computes the gradient of each once, and none of
-    them again.
+    Each part has its own node of autograd, so that the backward pass differentiates it once.
     """
     *first, last = parts
     for part in first:
-        reads = {name: tensors[name] for name in part.reads}
-        tensors[part.target] = evaluate(part.text, sparse_grad=sparse_grad, **reads)
-    reads = {name: tensors[name] for name in last.reads}
-    return evaluate(last.text, format=format, sparse_grad=sparse_grad, **reads)
+        tensors[part.target] = evaluate(part.text, sparse_grad=sparse_grad, **part.named(tensors))
+    return evaluate(last.text, format=format, sparse_grad=sparse_grad, **last.named(tensors))

@@ -63,8 +63,7 @@ def _run_parts(statement: Statement, tensors: Mapping[str, Any], format: Any) ->
     *shorts, last = cut(statement)
     tensors_by_name = dict(tensors)
     for short in shorts:
-        target = short.statement.assign.target.tensor
-        tensors_by_name[target] = run_text(short.text, short.named(tensors_by_name), None)
+        tensors_by_name[short.target] = run_text(short.text, short.named(tensors_by_name), None)
     return run_text(last.text, last.named(tensors_by_name), format)
 
 
@@ -93,12 +92,16 @@ class Part(NamedTuple):
     target: str
     reads: tuple[str, ...]
 
+    def named(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors that it reads, by name."""
+        return {name: tensors[name] for name in self.reads}
+
 
 @functools.lru_cache(maxsize=256)
 def parts_of(expression: str, is_dense: bool) -> tuple[Part, ...]:
-    """Return the statements of an expression with what is computed first as statements of their own.
+    """Return the statements that an expression is differentiated as, in order.
 
-    That are the reductions inside it; and, where all operands are dense, what a function is applied to.
+    The reductions inside it come first and, where all operands are dense, what a function is applied to.
     """
     statement = parse(expression)
     if statement.accumulate:  # which reads its target
