@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from scorch._src.backends.base import is_served, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_called_from
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.registry import implements
@@ -241,6 +242,7 @@ def record_stream(self: SparseTensor, stream: torch.Stream) -> None:
         array.record_stream(stream)
 
 
+@suggests_keywords
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Export a dense tensor as a DLPack capsule, like ``torch.to_dlpack``.
 
