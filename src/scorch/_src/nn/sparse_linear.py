@@ -45,6 +45,7 @@ from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.units import format_density
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
 _CACHED = ("_inference_cache", "_last_call")  # attributes that copies and files do without
@@ -419,7 +420,8 @@ class SparseLinear(torch.nn.Module):
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, density={self.density:.2%}"
+            f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, "
+            f"density={format_density(self.density)}"
             + (f", values={self.values.dtype}" if self.values.dtype in WEIGHT_DTYPES else "")
         )
 

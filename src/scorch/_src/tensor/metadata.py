@@ -82,7 +82,7 @@ def to_copy(
     if device is not None and not is_served(device):
         raise DeviceError(
             f"cannot create a sparse tensor on device {device}, because Scorch supports only the "
-            f"{served_in_words()}; S.to_torch().to('{device}') returns a PyTorch sparse tensor there"
+            f"devices {served_in_words()}; S.to_torch().to('{device}') returns a PyTorch sparse tensor there"
         )
     values = self.storage.values
     if dtype is not None:
