@@ -48,7 +48,7 @@ MISSING_FUNCTIONS: Mapping[str, str] = {  # that people try, and what to write i
     "count_nonzero": "write sum(j, A[i,j] != 0)",
     **dict.fromkeys(("matmul", "mm", "bmm", "dot"), "write A[i,k] * B[k,j]: k is summed over"),
     **dict.fromkeys(("pow", "power"), "write square(A[i,j]), or exp(2 * log(A[i,j]))"),
-    **dict.fromkeys(("neg", "negative"), "write -A[i,j]"),
+    "negative": "write -A[i,j]",
     "reciprocal": "write 1 / A[i,j]",
     "rsqrt": "write 1 / sqrt(A[i,j])",
     **dict.fromkeys(("clamp", "clip"), "write minimum(maximum(A[i,j], 0), 1)"),
