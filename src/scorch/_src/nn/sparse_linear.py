@@ -18,6 +18,7 @@ from scorch._src.formats import Format
 from scorch._src.grad_state import is_tracked_by_autograd_alone
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import (
+    check_features,
     compute_fingerprint,
     convert_weight,
     draw_pattern,
@@ -308,10 +309,7 @@ class SparseLinear(torch.nn.Module):
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():
             self._check_seal()
-        if input.shape[-1:] != (self.in_features,):
-            raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer expects {self.in_features} features"
-            )
+        check_features(input, self.in_features)
         weight = self.weight
         if values is not None and values.dtype == torch.bfloat16 and input.dtype == torch.float32:
             weight = sparse_of(self.pattern, values.float())
