@@ -169,7 +169,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 
     for ink, path in (("#24292f", file), ("#e6edf3", file.with_stem(file.stem + "-dark"))):
         with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scorch", "font.size": 10}):
-            figure, axes = pyplot.subplots(figsize=(8, 0.62 * len(rows) + 0.8))
+            figure, axes = pyplot.subplots(figsize=(4.2, 0.45 * len(rows) + 0.6))  # legible on a phone
             seen: set[str] = set()
             for place, row in enumerate(reversed(rows)):
                 times = row["milliseconds"]

@@ -80,7 +80,7 @@ def explain(text: Callable[..., Any], /, *, runs: int = RUNS) -> Explainer: ...
 
 @overload
 def explain(
-    text: Callable[..., Any], /, *operands: Any, **tensors: Any
+    text: Callable[..., Any], /, *operands: Any, runs: int = RUNS, measure: bool = False, **tensors: Any
 ) -> FunctionExplanation | FusionExplanation | Explainer: ...
 
 
