@@ -153,11 +153,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         times = row["milliseconds"]
         cells = [
-            f"{times[name]:.3g} ({times[name] / times['Scorch']:.2f}x)" if name in times else "-"
+            f"{_milliseconds(times[name])} ({times[name] / times['Scorch']:.2f}x)" if name in times else "-"
             for name in COLORS
         ]
-        lines.append(f"| {row['task']} | {times['Scorch']:.3g} | {' | '.join(cells)} |")
+        lines.append(f"| {row['task']} | {_milliseconds(times['Scorch'])} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _milliseconds(time: float) -> str:
+    """Three digits, and none of them in an exponent."""
+    return f"{float(f'{time:.3g}'):,g}"
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
