@@ -165,7 +165,10 @@ def test_nvrtc_compiles_groups_without_spills(
 
 
 def test_explanations_say_how_threads_share_rows() -> None:
-    text = str(scorch.explain(scorch.compile(gat), *operands(70, 0.2, 64)))
+    plan = scorch.explain(scorch.compile(gat), *operands(70, 0.2, 64))
+    text, page = str(plan), plan.to_html()
+    assert "thread: too little work" not in page and "C compiler" not in page.partition("<details>")[0]
+    assert page.count("<svg") > 2 and "16 threads to a row" in page
     assert "16 threads to a row; rows much longer than others: a kernel for each step" in text
 
 

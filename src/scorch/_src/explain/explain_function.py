@@ -219,7 +219,9 @@ def _explain_fused_event(kernel: FusedKernel, event: Event, measured: float) -> 
         tensors_on_pattern(kernel, pattern, kernel.outputs, event.result),
     )
     threads = kernel.kernel.workers()
-    predicted = measure_speed(threads).predict(kernel.fused.work, group.bytes, is_new_pattern=False)
+    predicted = None  # no model for a grid
+    if not kernel.fused.planned[0].plan.is_grid:
+        predicted = measure_speed(threads).predict(kernel.fused.work, group.bytes, is_new_pattern=False)
     group = replace(group, predicted=predicted, measured=measured)
     explained = KernelExplanation("fused", "", (), None, (), threads, group.bytes, predicted, measured)
     return _explain_fused(replace(explained, source=kernel.source), group)

@@ -70,10 +70,7 @@ def explain_fused_kernel(kernel: FusedKernel, names: Mapping[str, str]) -> Group
     stored = [name for name in kernel.inputs if name in fused.group.stored]
     walked = names.get(stored[0], stored[0]) if stored else "the sparsity pattern"
     shown = {**names, PATTERN: walked}
-    available = current().threads or host_threads()
-    threads = kernel.kernel.how or rename(
-        describe_threads(fused.planned[0].plan, kernel.kernel.workers(), available), shown
-    )
+    threads = rename(_describe_threads(kernel), shown)
     sizes = dict(fused.group.sizes)
     return GroupExplanation(
         (),
@@ -85,6 +82,14 @@ def explain_fused_kernel(kernel: FusedKernel, names: Mapping[str, str]) -> Group
         phase=fused.phase,
         threads=threads,
     )
+
+
+def _describe_threads(kernel: FusedKernel) -> str:
+    """Say how threads share the rows."""
+    first = kernel.fused.planned[0].plan
+    if first.is_grid:
+        return kernel.kernel.how or f"one grid over {first.order[0]}"
+    return describe_threads(first, kernel.kernel.workers(), current().threads or host_threads())
 
 
 def describe_tensors(
@@ -153,7 +158,7 @@ def _explain_step(
             for other in choice.rejected[:MAX_REJECTED_ORDERS]
         ),
         assembly=describe_assembly(plan),
-        inner=renamed(describe_inner(plan)),
+        inner="" if plan.is_grid else renamed(describe_inner(plan)),
         parallel=plan.parallel,
         threads=threads,
     )

@@ -73,7 +73,7 @@ def _picture(tensor: TensorFacts) -> str:
 
 
 def draw_loops(phases: Sequence[Sequence[StepExplanation]], threads: str) -> str:
-    """Draw loops inside of one another, with what each walks over; the steps of a phase share the first."""
+    """Draw loops inside one another, with what each walks over; the steps of a phase share the first."""
     steps = [step for phase in phases for step in phase]
     if not all(step.loop_order for step in steps):
         return f"<h3>Computes</h3><p>{'<br>'.join(page.code(step.statement) for step in steps)}</p>"
@@ -87,7 +87,7 @@ def _draw_phase(steps: Sequence[StepExplanation], threads: str) -> str:
 
 
 def _draw_inside(step: StepExplanation, depth: int) -> str:
-    """Draw the loops from ``depth`` on, and what is computed inside of them."""
+    """Draw the loops from ``depth`` on, and what is computed inside them."""
     if depth == len(step.loop_order):
         return f"<div>{page.code(step.statement)}</div>"
     notes = [step.inner] if depth == len(step.loop_order) - 1 else []
@@ -101,7 +101,7 @@ def _draw_loop(step: StepExplanation, depth: int, notes: Iterable[str], inside: 
 
 
 def draw_times(predicted: float | None, measured: float | None) -> str:
-    """Draw the measured time beside the predicted one."""
+    """Draw the predicted and the measured time."""
     times = {"predicted": predicted, "measured": measured}
     known = {name: seconds for name, seconds in times.items() if seconds is not None}
     if not known:
