@@ -721,10 +721,13 @@ def test_page_of_fused_values_in_any_format_draws_their_pattern() -> None:
 def test_page_of_a_fused_layer_draws_its_weight() -> None:
     layer = scorch.nn.SparseLinear(16, 8, sparsity=0.5)
     with torch.no_grad():
-        plan = scorch.explain(scorch.compile(lambda x: torch.relu(layer(x)) + 1), torch.rand(4, 16))
-    [group] = plan.groups
-    weight = next(facts for facts in group.operands if facts.name == "W")
-    assert weight.shape == (8, 16) and weight.picture and "y[...,i] = relu(" in group.to_html()
+        compiled = scorch.compile(lambda x: torch.relu(layer(x)) + 1)
+        [group] = scorch.explain(compiled, torch.rand(4, 16), measure=True, runs=1).groups
+    facts = {tensor.name: tensor for tensor in (*group.operands, *group.results)}
+    assert list(facts) == ["x", "W", "bias", "y"] and facts["y"].shape == (4, 8)
+    assert facts["W"].shape == (8, 16) and facts["W"].picture and group.measured
+    page = group.to_html()
+    assert "y[...,i] = relu(" in page and "a handwritten routine" in page
 
 
 @pytest.mark.cpu("calls are joined there")

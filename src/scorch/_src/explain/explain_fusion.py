@@ -39,6 +39,9 @@ from scorch._src.notation.show import show
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.settings import current
 
+LAYER_VALUES = "values"  # of the weight of a layer, which has them already
+LAYER_OUTPUT = "y"  # in the statements of layers
+
 
 def explain_fusion(compiled: Compiled | CompiledModule, args: Any, kwargs: Any) -> FusionExplanation:
     """Call a compiled function and explain how its sparse calls were computed."""
@@ -54,6 +57,9 @@ def _explain_group(group: FusedCalls, names: Mapping[str, str]) -> GroupExplanat
     if isinstance(plan, LayerPlan):
         reason = "a result inside is needed later" if plan.is_split else plan.reason
         explained = GroupExplanation(plan.calls, plan.statements, "", reason)
+        group = replace(group, operands={n: t for n, t in group.operands.items() if n != LAYER_VALUES})
+        if len(group.results) == 1:
+            explained = replace(explained, names=dict.fromkeys(group.results, LAYER_OUTPUT))
     elif plan.kernel is None:
         explained = GroupExplanation(plan.calls, "", "", plan.reason)
     else:

@@ -174,13 +174,16 @@ def _measured_fusion(
     explanation: FusionExplanation, compiled: Any, args: Any, kwargs: Any, runs: int
 ) -> FusionExplanation:
     """Return the explanation with the times of its kernels."""
-    ran = {kernel.source: kernel for kernel in Explainer(compiled, runs)(*args, **kwargs).kernels}
-    groups = [
-        replace(group, predicted=ran[group.source].predicted, measured=ran[group.source].measured)
-        if group.source in ran and group.source
-        else group
-        for group in explanation.groups
-    ]
+    ran = list(Explainer(compiled, runs)(*args, **kwargs).kernels)
+    groups = []
+    for group in explanation.groups:
+        kind = "fused" if group.source else "routine"
+        found = (kernel for kernel in ran if kernel.kind == kind and kernel.source == group.source)
+        kernel = next(found, None) if group.statements else None
+        if kernel is not None:
+            ran.remove(kernel)
+            group = replace(group, predicted=kernel.predicted, measured=kernel.measured)
+        groups.append(group)
     return replace(explanation, groups=tuple(groups))
 
 

@@ -76,8 +76,7 @@ class GroupExplanation:
         if self.steps:
             phases = [part for part in (self.steps[: self.phase], self.steps[self.phase :]) if part]
             loops = draw_loops(phases, self.threads)
-        titles = (f"Loop orders of {step.statement}" for step in self.steps)
-        orders = [draw_orders(step, title) for step, title in zip(self.steps, titles, strict=True)]
+        orders = [draw_orders(step, f"Loop orders of {step.statement}") for step in self.steps]
         if len(self.steps) == 1:
             orders = [draw_orders(self.steps[0])]
         facts = [(label, page.text(text)) for label, text in self._facts()]
@@ -87,7 +86,7 @@ class GroupExplanation:
                 loops,
                 draw_times(self.predicted, self.measured),
                 *orders,
-                f"<h3>Details</h3>{page.definitions(facts)}" if facts else "",
+                f"<h3>Details</h3>{page.definitions(facts)}",
                 f"<h3>Gradients</h3><pre>{page.text(self.gradients)}</pre>" if self.gradients else "",
                 page.source(self._source_title(), self.source),
             ]
@@ -95,12 +94,12 @@ class GroupExplanation:
 
     def _facts(self) -> list[tuple[str, str]]:
         """Return what the drawings do not show, with labels."""
-        facts = []
         if self.steps:
-            facts.append(("kernel", "; ".join(self.statements.splitlines()[len(self.steps) :])))
-        facts += [("converts", text) for step in self.steps for text in step.conversions]
-        if self.steps:
+            facts = [("kernel", "; ".join(self.statements.splitlines()[len(self.steps) :]))]
+            facts += [("converts", text) for step in self.steps for text in step.conversions]
             facts += [("threads", self.threads), ("cost", format_cost(add_costs(self.steps)))]
+        else:
+            facts = [("kernel", "a handwritten routine")]
         if self.bytes:
             facts.append(("memory", f"operands and results {format_bytes(self.bytes)}"))
         return facts
