@@ -43,6 +43,19 @@ def test_every_call_that_points_up_is_put_in():
     assert sorted(vars(hooks)) == sorted(Hooks.__annotations__)
 
 
+REGISTERS = re.compile(r"^@?(implements\w*|_?register\w*|torch\.library\.\w+|\w+\.install)\(", re.M)
+
+
+def test_importing_scorch_registers_everything():
+    """Hooks and handlers are there for those who import nothing but ``scorch``, too."""
+    registering = {path for path in FILES if REGISTERS.search(path.read_text(encoding="utf-8"))}
+    names = [path.relative_to(SOURCE.parent).with_suffix("").parts for path in sorted(registering)]
+    modules = [".".join(parts).removesuffix(".__init__") for parts in names]
+    program = f"import sys, scorch; print([name for name in {modules} if name not in sys.modules])"
+    run = run_python(["-W", "ignore", "-c", program], has="torch")
+    assert len(modules) > 20 and run.stdout.strip() == "[]", run.stdout + run.stderr
+
+
 def test_folders_are_small():
     folders = {path.parent for path in FILES}
     large = {str(folder.relative_to(SOURCE)): len([*folder.glob("*.py")]) for folder in folders}

@@ -614,8 +614,28 @@ def test_explanation_names_what_was_not_joined() -> None:
 
     text = str(scorch.explain(scorch.compile(function), sparse(6, 6)))
     assert "one kernel: relu, mul" in text
-    assert "not fusible, run as they are: sin" in text
+    assert "not fused, because no rule fuses them: sin" in text
     assert "not fused: mul\n  a single call" in text
+
+
+@pytest.mark.cpu("calls are joined there")
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda A, P: A.bool() * (P @ P.T),
+            "mul: fused kernels take float32 and float64, but an operand has",
+        ),
+        (
+            lambda A, P: (P @ P.T).sparse_mask(A),
+            "sparse_mask: it reads all of a tensor; .* A \\* \\(P @ Q.T\\)",
+        ),
+        (lambda A, P: torch.mul(A, P @ P.T, out=None) * A.half(), "mul: .* torch.float16; .* .float\\(\\)"),
+    ],
+)
+def test_explanation_says_why_a_call_is_not_joined(function: Any, reason: str) -> None:
+    text = str(scorch.explain(scorch.compile(function), sparse(6, 6, density=0.2), dense(6, 3)))
+    assert re.search(f"not fused: {reason}", text), text
 
 
 def test_explanation_has_the_names_of_arguments() -> None:

@@ -79,6 +79,7 @@ def test_arrays_of_another_format_are_refused(S):
         S.ccol_indices()
 
 
+@pytest.mark.cpu("other devices are named")
 def test_it_shows_what_it_is(S):
     text = (
         "SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%,\n"
@@ -90,6 +91,7 @@ def test_it_shows_what_it_is(S):
     assert repr(from_torch(torch.zeros(0))) == "SparseTensor(shape=(0,), dtype=float32, format=o, nnz=0)"
 
 
+@pytest.mark.cpu("other devices are named")
 def test_it_shows_its_place_in_the_graph_of_autograd(S):
     assert "density=50.00%, requires_grad=True," in repr(S.requires_grad_())
     assert "grad_fn=<MulBackward0>," in repr(S * 2) and "requires_grad" not in repr(S * 2)
@@ -97,6 +99,7 @@ def test_it_shows_its_place_in_the_graph_of_autograd(S):
     assert "grad" not in repr(S.detach())
 
 
+@pytest.mark.cpu("other devices are named")
 def test_values_are_printed_as_torch_is_told_to(S):
     with torch._tensor_str.printoptions(precision=1):
         assert "values=[1.5, 2.0, 3.0])" in repr(S)
@@ -108,6 +111,7 @@ def test_values_are_printed_as_torch_is_told_to(S):
         assert "values" not in repr(S)
 
 
+@pytest.mark.cpu("other devices are named")
 def test_inside_of_a_transform_only_facts_are_shown(S):
     shown = []
 

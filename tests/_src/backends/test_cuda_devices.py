@@ -21,7 +21,7 @@ from scorch._src.devices import META
 from scorch._src.loops.grid import FUNCTIONS
 from scorch._src.tensor import call_errors, metadata
 from scorch._src.tensor.create import check
-from scorch.errors import DeviceError, KernelError
+from scorch.errors import DeviceError, KernelError, OperandError
 
 DEVICES = [torch.device("cuda", number) for number in range(2)]
 
@@ -251,6 +251,16 @@ def test_operators_that_torch_refuses_in_a_captured_graph_are_named(message: str
     found = call_errors.translate_error(RuntimeError(message), torch.nonzero, (operand,), {})
     assert isinstance(found, DeviceError)
     assert "cannot wait for the result of nonzero while a CUDA graph is being captured" in str(found)
+
+
+def test_what_torch_says_of_the_processor_is_no_error_of_a_device() -> None:
+    def export(tensor: torch.Tensor) -> None:
+        raise AssertionError("stream should be None on cpu.")
+
+    operand, own = torch.Tensor._make_subclass(Placed, torch.zeros(3)), OperandError("pass .values()")
+    assert call_errors.translate_error(own, export, (operand,), {}) is own
+    found = call_errors.translate_error(own, export, (torch.zeros(3),), {})
+    assert found is not own and "stream should be None" in str(found)
 
 
 class Placed(torch.Tensor):

@@ -176,7 +176,7 @@ class FusionExplanation:
     def _other_calls(self) -> list[tuple[str, tuple[str, ...]]]:
         labels = {
             "not fused": self.unfused,
-            "not fusible, run as they are": self.others,
+            "not fused, because no rule fuses them": self.others,
             "not fused, because they read dense tensors only": self.dense_calls,
             "compiled by torch.compile": self.dense,
             "run uncompiled, because torch.compile failed": self.failed,
