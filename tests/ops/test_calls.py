@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import scorch
 from on_device import is_on_device
+from scorch._src.bounded import clear_plans
 from scorch.errors import DensityError, FormatError, FreedError, OperandError, ShapeError, UnsupportedError
 
 Call = Callable[[torch.Tensor], torch.Tensor]
@@ -187,6 +188,33 @@ def test_budget_holds_for_repeated_calls() -> None:
     for _ in range(2):
         with scorch.settings(dense_budget=100), pytest.raises(DensityError, match="budget of 100"):
             scorch.einsum("ij,k->ik", S, torch.ones(1000), format="dense")
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_large_results_take_the_short_way_while_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch, requires_grad: bool
+) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError("the long way")
+
+    for place in ("storage.budget", "engine.executable"):
+        monkeypatch.setattr(f"scorch._src.{place}.UNCHECKED_BYTES", 1000)
+    clear_plans()
+    S, X = scorch.from_torch(torch.eye(30), format="csr"), torch.rand(30, 40, requires_grad=requires_grad)
+    for _ in range(3):
+        S @ X
+    with monkeypatch.context() as quick:
+        for place in ("call_cache._known_run", "autograd._repeat_known"):
+            quick.setattr(f"scorch._src.statements.{place}", fail)
+        quick.setattr("scorch._src.storage.budget._free_memory", fail)
+        assert torch.equal(S @ X, X)
+    monkeypatch.setattr("scorch._src.storage.budget._unused_memory", lambda: 0)
+    assert torch.equal(S @ X, X)
+    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda: 4000)
+    for _ in range(2):
+        with pytest.raises(DensityError, match="budget of 1,000"):
+            S @ X
+    clear_plans()
 
 
 @pytest.mark.parametrize("format", [["d", "s"], 5, {"a": 1}])

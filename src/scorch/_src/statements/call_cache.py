@@ -24,6 +24,7 @@ from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled
+from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.flatten import LIVE
 from scorch._src.tensor.sparse_tensor import SparseTensor, tensor_of
@@ -196,7 +197,7 @@ def keep_call(
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
     dtypes = [source.values.dtype if type(source) is Storage else source.dtype for source in sources]
     dense = [source for source in sources if type(source) is not Storage]
-    is_kernel = isinstance(prepared, Prepared) and not prepared.converts and not prepared.is_large
+    is_kernel = isinstance(prepared, Prepared) and not prepared.converts
     is_kernel = is_kernel and all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
     if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
         checked = _run_checked(prepared, prepared.direct, places, sources)
@@ -268,10 +269,16 @@ def full_key(quick: Hashable, sources: Sequence[Any]) -> Hashable | None:
 
 
 def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
-    """Return a shorter way to run a call; its result is None if a dense operand does not match its guard.
+    """Return a shorter way to run a call; its result is None if a dense operand does not match its guard."""
+    run = _run_bound(prepared, direct, places, sources)
+    if not prepared.is_large:
+        return run
+    size = prepared.dense_bytes  # beyond the budget the long way raises the error
+    return lambda sources: run(sources) if is_within_budget(size) else None
 
-    The usual cases need no loop over operands.
-    """
+
+def _run_bound(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
+    """Return that shorter way for results within the budget; the usual cases need no loop over operands."""
     guard = direct.guard([_guarded(sources[place]) for place in places])
     call = direct.bind(guard)
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
