@@ -34,7 +34,7 @@ def _budget() -> int:
 
 
 def _unused_memory() -> int:
-    """Return the bytes of memory that hold nothing, not even cached files; 0 where the system does not say."""
+    """Return the bytes of memory that hold nothing, not even cached files; 0 if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -172,9 +172,7 @@ def _bind(
     def make(arrays: Sequence[torch.Tensor]) -> Callable[..., Any]:
         bound = executable.bind(arrays, math.prod(shape))
         plan = _pack(executable, bound, device)
-        return functools.partial(
-            builtin, plan + facts, allocate, executable.allocator_of_sums(bound, device)
-        )
+        return functools.partial(builtin, plan + facts, allocate, executable.allocator_of_sums(bound, device))
 
     return by_pattern(executable, make)
 

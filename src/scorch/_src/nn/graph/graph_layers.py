@@ -31,7 +31,13 @@ from scorch._src.nn.graph.graph_inputs import (
     settle,
     split_nodes,
 )
-from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, to_dtype, to_kernel_dtype
+from scorch._src.ops.graph.aggregate import (
+    check_nodes,
+    dense_linear,
+    sparse_linear,
+    to_dtype,
+    to_kernel_dtype,
+)
 from scorch._src.ops.graph.aggregations import Names, aggregate_neighbours, check_aggr
 from scorch._src.ops.graph.neighbours import sum_neighbours
 from scorch._src.statements.autocast import check_same_dtype
@@ -124,7 +130,7 @@ class GCNConv(Module):
         how = "normalised" if self.normalize else "weights"
         if not isinstance(x, SparseTensor) and self._aggregates_first(x, weight):
             aggregated = sum_neighbours(edge_index, to_kernel_dtype(x), nodes, how, loop, edge_weight)
-            return F.linear(to_dtype(aggregated, weight.dtype), weight, bias)
+            return dense_linear(to_dtype(aggregated, weight.dtype), weight, bias)
         product = to_kernel_dtype(sparse_linear(x, weight))
         added = None if bias is None else to_kernel_dtype(bias)
         out = sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, added)
@@ -224,16 +230,16 @@ class SAGEConv(Module):
 
     def _neighbours(self, x: Tensor, adj: Tensor, targets: int) -> Tensor:
         is_sparse, is_linear = isinstance(x, SparseTensor), self.aggr in ("mean", "sum", "add")
+        linear = self.lin_l
         if not is_linear:
             if is_sparse:
                 raise UnsupportedError(
                     f"SAGEConv with aggr={self.aggr!r} needs dense features; pass x.to_dense()"
                 )
             aggregated = aggregate_neighbours(adj, to_kernel_dtype(x), targets, self.aggr)
-            settle(self.lin_l, aggregated)
-            check_same_dtype("x", x, self.lin_l.weight)
-            return F.linear(aggregated.to(self.lin_l.weight.dtype), self.lin_l.weight, self.lin_l.bias)
-        linear = self.lin_l
+            settle(linear, aggregated)
+            check_same_dtype("x", x, linear.weight)
+            return dense_linear(to_dtype(aggregated, linear.weight.dtype), linear.weight, linear.bias)
         settle(linear, x)
         check_nodes("x", x, linear.in_features)
         weight, bias = linear.weight, linear.bias
@@ -241,7 +247,7 @@ class SAGEConv(Module):
         how, dtype = "mean" if self.aggr == "mean" else "sum", weight.dtype
         if not is_sparse and weight.shape[1] <= weight.shape[0]:
             aggregated = sum_neighbours(adj, to_kernel_dtype(x), targets, how)
-            return F.linear(to_dtype(aggregated, dtype), weight, bias)
+            return dense_linear(to_dtype(aggregated, dtype), weight, bias)
         # sums and means are linear, so they may be taken of the fewer features after the weight
         product = to_kernel_dtype(sparse_linear(x, weight))
         added = None if bias is None else to_kernel_dtype(bias)

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
 from scorch._src.devices import HOST
-from scorch._src.grad_state import is_differentiable, is_transformed
+from scorch._src.grad_state import is_differentiable, is_tracked_by_autograd_alone, is_transformed
 from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autocast import check_same_dtype, without_autocast
@@ -26,7 +26,7 @@ from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
-from scorch._src.torch_internals import any_requires_grad
+from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
@@ -137,10 +137,49 @@ def _sample_products(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
     return values_of(products)
 
 
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute ``x @ weight.T + bias`` of dense tensors."""
+    least = None if bias is None or is_compiling() else routines_for(x).min_summed
+    is_summed = least is not None and x.shape[0] * weight.shape[0] >= least
+    if bias is None or not is_summed or not _is_plainly_tracked(x, weight, bias):
+        return F.linear(x, weight, bias)
+    result: Tensor = apply(_Linear, x, weight, bias)
+    return result
+
+
+def _is_plainly_tracked(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether nothing but autograd tracks these tensors, and that tracks the bias."""
+    if not torch.is_grad_enabled() or not bias.requires_grad or is_any_autocast_enabled():
+        return False
+    is_plain = type(x) in TENSORS and type(weight) in TENSORS and type(bias) in TENSORS
+    return is_plain and is_tracked_by_autograd_alone()
+
+
+class _Linear(torch.autograd.Function):
+    """``torch.nn.functional.linear``, whose gradient of the bias is the device's own sum of columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            grad @ weight if needs_x else None,
+            grad.t() @ x if needs_weight else None,
+            routines_for(grad).sum_columns(grad) if needs_bias else None,
+        )
+
+
 def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T + bias``, where ``x`` may be sparse."""
-    if not isinstance(x, SparseTensor) or is_compiling() or is_tracked(x):
-        return torch.nn.functional.linear(x, weight, bias)
+    if not isinstance(x, SparseTensor):
+        return dense_linear(x, weight, bias)
+    if is_compiling() or is_tracked(x):
+        return F.linear(x, weight, bias)
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight expects {weight.shape[1]} features")
     check_same_dtype("x", x, weight)
