@@ -197,10 +197,10 @@ def keep_call(
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
     dtypes = [source.values.dtype if type(source) is Storage else source.dtype for source in sources]
     dense = [source for source in sources if type(source) is not Storage]
-    is_kernel = isinstance(prepared, Prepared) and not prepared.converts
-    is_kernel = is_kernel and all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
+    is_kernel = all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
     if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
-        checked = _run_checked(prepared, prepared.direct, places, sources)
+        run_shortly = _run_converted if prepared.converts else _run_checked
+        checked = run_shortly(prepared, prepared.direct, places, sources)
     contiguous = all(value.is_contiguous() for value in dense)
     converts = isinstance(prepared, Prepared) and prepared.converts
     _known[key] = lambda s: prepared([s[place] for place in places], contiguous), checked, converts
@@ -275,6 +275,26 @@ def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources:
         return run
     size = prepared.dense_bytes  # beyond the budget the long way raises the error
     return lambda sources: run(sources) if is_within_budget(size) else None
+
+
+def _run_converted(
+    prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]
+) -> Run | None:
+    """Return a shorter way to run a call that converts sparse operands first; None if it converts others."""
+    forms = [form for _, form in prepared.sources]
+    changes = [(place, form) for place, form in zip(places, forms, strict=True) if form is not None]
+    if prepared.assembly != "dense" or any(type(sources[place]) is not Storage for place, _ in changes):
+        return None
+
+    def convert(sources: Sequence[Any]) -> list[Any]:
+        converted = [*sources]
+        for place, form in changes:
+            converted[place] = prepared.convert(sources[place], form)
+        return converted
+
+    run = _run_checked(prepared, direct, places, convert(sources))
+    # without it another kernel may need no conversion
+    return lambda sources: run(convert(sources)) if current().deterministic else None
 
 
 def _run_bound(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
