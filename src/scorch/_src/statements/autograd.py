@@ -31,7 +31,7 @@ from scorch._src.statements.call_cache import (
     recent_run,
 )
 from scorch._src.statements.formula import Call, Formula, Source, formula_of
-from scorch._src.statements.gradients import change_of, forward_of, gradient_of
+from scorch._src.statements.gradients import change_of, forward_of, gradient_of, repeat_gradient
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import (
     apply,
@@ -234,6 +234,9 @@ def _gradients(
 ) -> Iterator[torch.Tensor | None]:
     """Compute the gradient of each array that needs one; None for others."""
     create_graph = is_differentiable(incoming, *arrays)
+    is_plain = not create_graph and not is_legacy_batchedtensor(incoming)
+    if is_plain and call.pattern is None and 0 in incoming.stride():  # of a sum: expanded
+        incoming = incoming.contiguous()
     for place, array in enumerate(arrays):
         if not needed[place]:
             yield None
@@ -243,6 +246,10 @@ def _gradients(
             if call.pattern is not None:  # the gradient is known on the pattern of the result alone
                 raise outside_pattern_error()
             watcher(call, arrays, place, incoming.detach())
+        known = repeat_gradient(call, arrays, place, incoming) if is_plain else None
+        if known is not None:
+            yield known
+            continue
         is_float = array.is_floating_point() or array.is_complex()
         yield gradient_of(call, arrays, place, incoming, create_graph, compute) if is_float else None
 

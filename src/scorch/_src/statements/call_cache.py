@@ -25,7 +25,7 @@ from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled
 from scorch._src.storage.budget import is_within_budget
-from scorch._src.storage.storage import Storage
+from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import LIVE
 from scorch._src.tensor.sparse_tensor import SparseTensor, tensor_of
 from scorch._src.torch_internals import (
@@ -145,14 +145,32 @@ def recent_run(head: tuple[Any, ...], operands: Operands) -> Run | None:
     return None if known is None else known[1]
 
 
-def repeat_recent(head: tuple[Any, ...], operands: Operands) -> Tensor | None:
-    """Repeat the last such call on operands of any kind; None where they differ from its own."""
-    described = describe(head, operands)
-    run = None if described is None else _recent.get(described[0])
-    if run is None or described is None or not may_repeat():
+def repeat_recent(
+    head: tuple[Any, ...], operands: Sequence[tuple[torch.Tensor, Pattern | None]]
+) -> Tensor | None:
+    """Repeat the last such call on arrays, those with a pattern the values of a sparse operand.
+
+    None where they differ from its own, or are of a kind whose calls are never cached (``describe``).
+    """
+    key: list[Any] = [*head]
+    sources: list[Any] = []
+    for array, pattern in operands:
+        kind = type(array)
+        if (kind is not torch.Tensor and kind is not Parameter) or array.is_neg():
+            return None
+        if pattern is None:
+            key.append(None)
+            sources.append(array)
+        else:
+            storage = Storage.of_saved(pattern, array)
+            key.append(storage.key)
+            sources.append(storage)
+    quick = tuple(key)
+    run = _recent.get(quick)
+    if run is None or not may_repeat():
         return None
-    result = run(described[1])
-    return _repeat_other(*described) if result is None else result
+    result = run(sources)
+    return _repeat_other(quick, sources) if result is None else result
 
 
 def _known_run(quick: Hashable, sources: Sequence[Any]) -> Run | None:
