@@ -170,8 +170,11 @@ def _connect(
         source = operand.parameter
         if source is None:
             source = operand if operand.source_values is None else operand.source_values
-            is_leaf = is_by_autograd and _is_leaf(operand)
-            inputs.append(operand if is_leaf else values_of(operand, in_statement=True))
+            if not any_requires_grad(operand):
+                inputs.append(operand.storage.values)
+            else:
+                is_leaf = is_by_autograd and _is_leaf(operand)
+                inputs.append(operand if is_leaf else values_of(operand, in_statement=True))
         else:
             inputs.append(source)
         patterns.append(operand.storage.pattern)
@@ -185,8 +188,8 @@ def _connect(
 
 
 def _is_leaf(tensor: SparseTensor) -> bool:
-    """Whether a tensor that requires a gradient is a leaf of the graph."""
-    if not any_requires_grad(tensor) or type(tensor.storage) is not Storage:
+    """Whether a tensor, which requires a gradient, is a leaf of the graph."""
+    if type(tensor.storage) is not Storage:
         return False
     with DisableTorchFunctionSubclass():
         return tensor.is_leaf
