@@ -222,7 +222,8 @@ class SAGEConv(Module):
         if self.root_weight and targets is not None:
             linear = self.lin_r
             settle(linear, targets)
-            check_nodes("x", targets, linear.in_features)
+            if linear.in_features != self._channels[1]:  # that were inferred
+                check_nodes("x", targets, linear.in_features)
             root = linear.weight
             is_sparse = isinstance(targets, SparseTensor)
             out = out + sparse_linear(targets, root) if is_sparse else torch.addmm(out, targets, root.t())
@@ -241,7 +242,8 @@ class SAGEConv(Module):
             check_same_dtype("x", x, linear.weight)
             return dense_linear(to_dtype(aggregated, linear.weight.dtype), linear.weight, linear.bias)
         settle(linear, x)
-        check_nodes("x", x, linear.in_features)
+        if linear.in_features != self._channels[0]:  # that were inferred
+            check_nodes("x", x, linear.in_features)
         weight, bias = linear.weight, linear.bias
         check_same_dtype("x", x, weight)
         how, dtype = "mean" if self.aggr == "mean" else "sum", weight.dtype
