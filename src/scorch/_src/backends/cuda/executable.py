@@ -159,8 +159,9 @@ class CudaExecutable(base.Executable):
             self.kernel.launch(grid.name, slots, grid.blocks * grid.threads, number)
 
     def bind(self, arrays: Sequence[torch.Tensor], count: int) -> Bound:
-        """Return what a call that computes as many values launches; one that cuts rows adds up their parts,
-        and puts them together.
+        """Return what a call that computes as many values launches.
+
+        Where long rows are cut, a grid adds up parts of rows, and another puts those of long rows together.
         """
         parts = self.parts(arrays)
         if parts is None:

@@ -30,6 +30,7 @@ from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabl
 from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def to_kernel_dtype(tensor: Tensor) -> Tensor:
@@ -148,10 +149,10 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _is_plainly_tracked(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Whether nothing but autograd tracks these tensors, and that tracks the bias."""
+    """Whether nothing but autograd tracks these dense matrices and the bias, and that tracks the bias."""
     if not torch.is_grad_enabled() or not bias.requires_grad or is_any_autocast_enabled():
         return False
-    is_plain = type(x) in TENSORS and type(weight) in TENSORS and type(bias) in TENSORS
+    is_plain = all(type(tensor) in _PLAIN for tensor in (x, weight, bias)) and x.dim() == 2
     return is_plain and is_tracked_by_autograd_alone()
 
 
