@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
@@ -110,3 +111,17 @@ def test_sums_of_columns_are_those_of_torch(data):
         sums = ROUTINES.sum_columns(matrix)
     assert sums.dtype == matrix.dtype
     torch.testing.assert_close(sums, matrix.sum(0))
+
+
+def test_ones_of_sums_of_columns_are_kept_but_not_those_of_a_mode() -> None:
+    matrix, routines = torch.rand(40, 3), EmulatedRoutines()
+    with torch.inference_mode():
+        routines.sum_columns(matrix)
+    (ones,) = routines._ones.values()
+    sums = routines.sum_columns(matrix.requires_grad_())  # which saves the ones: no inference tensors
+    torch.testing.assert_close(sums, matrix.sum(0))
+    assert [*routines._ones.values()] == [ones]
+    with FakeTensorMode() as mode:
+        routines.sum_columns(mode.from_tensor(torch.rand(30, 3)))
+    torch.func.vmap(routines.sum_columns)(torch.rand(2, 20, 3))
+    assert [*routines._ones.values()] == [ones]

@@ -158,6 +158,8 @@ class Routines:
             total = total + array.sum()
         return math.isfinite(total)
 
+    min_summed: int | None = None  # numbers from which on ``sum_columns`` is worth a call from Python
+
     def sum_columns(self, matrix: Tensor) -> Tensor:
         """Return the sum of each column of a dense matrix."""
         return matrix.sum(0)

@@ -302,7 +302,7 @@ class SparseLinear(torch.nn.Module):
             output = linear_of_parameter(input, self._detached_weight(values), *follows)
             if output is not None:
                 call = (input, self.pattern, bias, activation, residual)
-                if last is None or not last.covers(*call):
+                if not output.requires_grad and (last is None or not last.covers(*call)):
                     self.__dict__["_last_call"] = LayerCall(*call)
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():

@@ -109,8 +109,11 @@ class _Shape(ctypes.Structure):
     )
 
 
-def launcher(function: ctypes.c_void_p, blocks: int, slots: int, device: int) -> Callable[..., None]:
-    """Return what runs a kernel on a device whose context is current; it takes as many slots."""
+def launcher(grids: Sequence[tuple[Any, int]], slots: int, device: int) -> Callable[..., None]:
+    """Return what runs kernels one after the other on a device whose context is current.
+
+    ``grids`` are their functions and blocks; all take the same slots, of which there are as many.
+    """
     block, pack, stream_of = _arguments(), _layout(slots).pack_into, cuda_stream_of
     run, shapes = driver().cuLaunchKernelEx, BoundedCache[int, Any](MAX_STREAMS)
 
@@ -118,12 +121,16 @@ def launcher(function: ctypes.c_void_p, blocks: int, slots: int, device: int) ->
         memory, pointers = block.both
         pack(memory, 0, *slots)
         stream = stream_of(device)
-        shape = shapes.get(stream)
-        if shape is None:
-            shape = shapes[stream] = ctypes.byref(_Shape((blocks, 1, 1), (THREADS, 1, 1), 0, stream))
-        status = run(shape, function, pointers, None)
-        if status:
-            _check(status, "launch a kernel")
+        known = shapes.get(stream)
+        if known is None:
+            known = shapes[stream] = [
+                (ctypes.byref(_Shape((blocks, 1, 1), (THREADS, 1, 1), 0, stream)), function)
+                for function, blocks in grids
+            ]
+        for shape, function in known:
+            status = run(shape, function, pointers, None)
+            if status:
+                _check(status, "launch a kernel")
 
     return launch
 

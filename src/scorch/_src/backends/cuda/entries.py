@@ -14,12 +14,15 @@ from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
 from scorch._src.backends.sort_entries import Sorted, sum_short_runs
+from scorch._src.bounded import BoundedCache
+from scorch._src.grad_state import is_tracked_by_autograd_alone
 from scorch._src.torch_internals import cuda_stream_of
 
 is_deterministic = torch.are_deterministic_algorithms_enabled  # cuBLAS raises then, unless it is told how
 
 WARP = 32
 FEW = 64  # terms of a sum that a thread adds up
+MAX_ONES, MAX_ALL_ONES = 1 << 20, 16  # ones that stay, and how many tensors of them
 
 SUMS = "scorch_sum_few", "scorch_sum_many"
 
@@ -41,9 +44,12 @@ class CudaEntries(WaitingRoutines):
     """The routines, those over all entries by kernels of their own."""
 
     make_kernel: Callable[..., CudaKernel] = CudaKernel
+    min_summed = 1 << 22
 
     def __init__(self) -> None:
         super().__init__()
+        # Of the last matrices whose columns were summed, by device, stream, dtype and number.
+        self._ones: BoundedCache[tuple[int, int, torch.dtype, int], Tensor] = BoundedCache(MAX_ALL_ONES)
         self._sums: dict[torch.dtype, CudaKernel] = {}
         self._finite: dict[torch.dtype, CudaKernel] = {}
         self._zeros: dict[tuple[str, int, int], Tensor] = {}  # by use, device and stream, 0 between calls
@@ -97,7 +103,22 @@ class CudaEntries(WaitingRoutines):
         is_plain = matrix.dtype in _TYPES and matrix.is_contiguous() and matrix.numel() > 0
         if not is_plain or torch.is_autocast_enabled(matrix.device.type) or is_deterministic():
             return super().sum_columns(matrix)
-        return torch.mv(matrix.T, matrix.new_ones(matrix.shape[0]))
+        return torch.mv(matrix.T, self._ones_for(matrix))
+
+    def _ones_for(self, matrix: Tensor) -> Tensor:
+        """Return a one for each row; they stay for the next matrix, unless a graph is captured or traced."""
+        count = matrix.shape[0]
+        if count > MAX_ONES or not is_tracked_by_autograd_alone():
+            return matrix.new_ones(count)
+        if matrix.is_cuda and torch.cuda.is_current_stream_capturing():
+            return matrix.new_ones(count)
+        number = matrix.get_device()
+        place = number, cuda_stream_of(number) if matrix.is_cuda else 0, matrix.dtype, count
+        ones = self._ones.get(place)
+        if ones is None:
+            with torch.inference_mode(False):
+                ones = self._ones[place] = torch.ones(count, dtype=matrix.dtype, device=matrix.device)
+        return ones
 
     def sum_entries(self, found: Sorted, values: Tensor) -> Tensor:
         order, first, device = found.order, found.first, values.device

@@ -27,7 +27,7 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import cuda_stream_of
 
 if TYPE_CHECKING:
-    from scorch._src.backends.cuda.executable import CudaExecutable
+    from scorch._src.backends.cuda.executable import Bound, CudaExecutable
 
 CALLS = 64  # that are made before it is asked for, again and again until it is there
 MAX_SLOTS = 120  # of a kernel that it launches
@@ -101,10 +101,7 @@ def _knows_streams(device: int) -> bool:
 def by_pattern(
     executable: CudaExecutable, make: Callable[[Sequence[torch.Tensor]], Any]
 ) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """Return ``make`` as a function that remembers its results, for the last patterns of its arrays.
-
-    They are None where rows are cut, which takes several launches.
-    """
+    """Return ``make`` as a function that remembers its results, for the last patterns of its arrays."""
     places = executable.pattern_places
     known: BoundedCache[tuple[int, ...], _Held] = BoundedCache(MAX_PATTERNS)
     last = NOTHING
@@ -120,7 +117,7 @@ def by_pattern(
         key = tuple([id(arrays[place]) for place in places])
         held = known.get(key, NOTHING)
         if not all(array() is arrays[place] for place, array in held.arrays):
-            made = make(arrays) if executable.parts(arrays) is None else None
+            made = make(arrays)
             held = known[key] = _Held([(place, weakref.ref(arrays[place])) for place in places], made)
         last = held
         return held.made
@@ -153,10 +150,7 @@ def in_one_call(executable: CudaExecutable, call: Call, shape: tuple[int, ...], 
             if not left:
                 find, left = _bind(executable, shape, facts, arrays), CALLS
             return call(*arrays)
-        short = None if LAUNCHES else find(arrays)
-        if short is None:
-            return call(*arrays)
-        result = short(*arrays)
+        result = None if LAUNCHES else find(arrays)(*arrays)
         if result is None:
             return call(*arrays)
         return None if result is False else result
@@ -173,30 +167,26 @@ def _bind(
     if builtin is None:
         return None
     facts = facts or launch.tensor_descriptor() * len(arrays)
-    allocate, function, place = (
-        executable.allocator(shape, device),
-        executable.function_on(device),
-        executable.place_of(device),
-    )
+    allocate = executable.allocator(shape, device, executable.result_dtype)
 
     def make(arrays: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        blocks = driver.blocks_for(executable.threads_of(math.prod(shape), arrays))
-        plan = _pack(executable, function, (blocks, driver.THREADS, *place), executable.last_slots(arrays))
-        return functools.partial(builtin, plan + facts, allocate)
+        bound = executable.bind(arrays, math.prod(shape))
+        plan = _pack(executable, bound, device)
+        return functools.partial(builtin, plan + facts, allocate, executable.allocator_of_sums(bound, device))
 
     return by_pattern(executable, make)
 
 
-def _pack(executable: CudaExecutable, function: Any, grid: tuple[int, ...], last: Sequence[int]) -> bytes:
-    """Describe a launch for the builtin.
-
-    ``grid``: blocks, threads, the kind of a device, as in DLPack, and its number; ``last``: slots behind that
-    of the result.
-    """
+def _pack(executable: CudaExecutable, bound: Bound, device: torch.device) -> bytes:
+    """Describe launches for the builtin."""
     library, header, aligned = driver.driver(), executable.header, executable.aligned
-    pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice, function)]
-    sizes = [*grid, len(header), len(last), len(aligned)]
-    return launch.pack([*pointers, *sizes, *header, *last, *aligned])
+    pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice)]
+    grids: list[int] = []
+    for grid in bound.grids:
+        grids += _address(executable.function_on(device, grid.name)), grid.blocks, grid.threads
+    sizes = [len(bound.grids), len(header), len(bound.before), len(bound.behind), len(aligned)]
+    slots = [*header, *bound.before, *bound.behind]
+    return launch.pack([*pointers, *executable.place_of(device), *sizes, *grids, *slots, *aligned])
 
 
 def _address(function: Any) -> int:
