@@ -69,7 +69,7 @@ def test_entries_are_those_of_torch(data: st.DataObject) -> None:
     index = data.draw(st.sampled_from([torch.int32, torch.int64]))
     places = torch.stack([torch.randint(size, (count,), generator=generator) for size in shape])
     if data.draw(st.booleans()):
-        places[:, count // 3 :: 2] = places[:, :1]  # more than a thread adds up
+        places[:, count // 3 :: 2] = places[:, :1].clone()  # more than a thread adds up
     dtypes = [torch.float32, torch.float64, torch.int32, torch.int64, torch.float16, torch.complex64]
     dense = data.draw(st.sampled_from([(), (2,)]))
     values = torch.randint(-9, 9, (count, *dense), generator=generator)
@@ -174,7 +174,7 @@ def test_the_number_of_places_is_all_that_is_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(streams.Told, "wait", counted)
     with scorch.settings(backend="emulated"):
         scorch.sparse_coo_tensor(places, values, (30, 30)).coalesce()
-    assert waited == [4]
+    assert waited == [1]
 
 
 def test_numbers_that_come_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
