@@ -27,7 +27,8 @@ int cuLaunchKernelEx(const shape_t *shape, void *given, void **arguments, void *
     function = given, stream = shape->stream, launched += shape->blocks[0];
     for (int i = 0; i < 128; i++) slots[i] = ((long long *)arguments[0])[i];
     long long *each = listed[launches++ % 16];
-    each[0] = (long long)given, each[1] = shape->blocks[0], each[2] = shape->threads[0], each[3] = shape->shared;
+    each[0] = (long long)given, each[1] = shape->blocks[0];
+    each[2] = shape->threads[0], each[3] = shape->shared;
     for (int i = 0; i < 60; i++) each[4 + i] = slots[i];
     return (int)status;
 }

@@ -216,7 +216,7 @@ class _Plan:
     """The launches that sort and list as many entries.
 
     ``launches`` takes where to tell the host of them, memory like ``like_memory``, columns, crd, pos, and two
-    arrays: values and sums if ``is_plain``; otherwise memory for where each place begins in the order, and for
+    arrays: values and sums if ``is_plain``; otherwise those for where each place begins in the order, and for
     the order.
     """
 
@@ -310,8 +310,9 @@ class _Plan:
         else:
             self._sort(number + 1, samples, at[3], 0)
             below = self._sets[number + 1]
-            splitters = {"splitters": below.sorted, "stride": OVERSAMPLING, "before": below.state}
-            self._sets[number] = numbers._replace(**splitters)
+            self._sets[number] = numbers._replace(
+                splitters=below.sorted, stride=OVERSAMPLING, before=below.state
+            )
         blocks = min(MAX_BLOCKS, -(-count // (SPREAD * threads)))
         self._launch(number, "scorch_spread", blocks, threads, 16 * (numbers.half >> numbers.shift))
         self._launch(number, "scorch_sort", buckets, threads, 8 * (EACH + 1) * threads)

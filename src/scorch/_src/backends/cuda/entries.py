@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, read_text
-from scorch._src.backends.cuda.streams import FINITE, WaitingRoutines, check_waiting
+from scorch._src.backends.cuda.streams import FINITE, WaitingRoutines, check_waiting, told_on
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
@@ -20,6 +21,7 @@ is_deterministic = torch.are_deterministic_algorithms_enabled  # cuBLAS raises t
 
 WARP = 32
 FEW = 64  # terms of a sum that a thread adds up
+MAX_SEARCHING = 1 << 18  # threads that search for what is not finite
 
 SUMS = "scorch_sum_few", "scorch_sum_many"
 
@@ -34,7 +36,8 @@ def print_sum_runs(dtype: torch.dtype) -> str:
 
 def print_finite(dtype: torch.dtype) -> str:
     """The CUDA source of the search for what is not finite."""
-    return "\n\n".join([print_prelude(), f"#define T {_TYPES[dtype]}", read_text("finite.cu")])
+    words = f"#define T {_TYPES[dtype]}\n#define SUM u32"
+    return "\n\n".join([print_prelude(), words, read_text("block_sums.cu", "finite.cu")])
 
 
 class CudaEntries(WaitingRoutines):
@@ -57,10 +60,13 @@ class CudaEntries(WaitingRoutines):
         return driver.shared_memory(device.index or 0)
 
     def are_finite(self, arrays: Sequence[Tensor]) -> bool:
+        return self.ask_finite(arrays)()
+
+    def ask_finite(self, arrays: Sequence[Tensor]) -> Callable[[], bool]:
         dtype, device = arrays[0].dtype, arrays[0].device
-        is_plain = all(array.dtype == dtype and array.is_contiguous() for array in arrays)
+        is_plain = all([array.dtype == dtype and array.is_contiguous() for array in arrays])
         if len(arrays) > 2 or not is_plain or dtype not in _TYPES or not self.has_kernels(device):
-            return super().are_finite(arrays)
+            return functools.partial(super().are_finite, arrays)
         check_waiting(device, FINITE)
         with in_context(device):
             kernel = self._finite.get(dtype)
@@ -69,19 +75,16 @@ class CudaEntries(WaitingRoutines):
                 kernel = self.make_kernel(text, "what is not finite", ["scorch_find_infinite"])
                 self._finite[dtype] = kernel
             if not kernel.is_ready():
-                return super().are_finite(arrays)
-            flag = self.zero_on(device, "finite")
+                return functools.partial(super().are_finite, arrays)
             one, other = arrays[0], arrays[-1]
-            sizes = [one.numel(), other.numel() if len(arrays) > 1 else 0]
-            slots = [address_of(one), address_of(other), *sizes, address_of(flag)]
-            kernel.launch("scorch_find_infinite", slots, sum(sizes), device.index)
-            is_odd = bool(flag)
-            if is_odd:
-                flag.zero_()
-        return not is_odd
+            sizes = one.numel(), other.numel() if len(arrays) > 1 else 0
+            state, told = self.zero_on(device, "finite"), told_on(device, 1)
+            slots = [address_of(one), address_of(other), *sizes, state.data_ptr(), told.address]
+            kernel.launch("scorch_find_infinite", slots, min(sum(sizes), MAX_SEARCHING), device.index)
+        return lambda: told.wait() == [0]
 
     def zero_on(self, device: torch.device, use: str) -> Tensor:
-        """Return a number on the current stream that is 0, and that whoever changes it makes 0 again.
+        """Return two numbers on the current stream that are 0, and that whoever changes them makes 0 again.
 
         Threads of Python share streams, so that each ``use`` has its own.
         """
@@ -89,7 +92,7 @@ class CudaEntries(WaitingRoutines):
         place = use, device.index or 0, stream
         zero = self._zeros.get(place)
         if zero is None:
-            zero = self._zeros.setdefault(place, torch.zeros((), dtype=torch.int32, device=device))
+            zero = self._zeros.setdefault(place, torch.zeros(2, dtype=torch.int32, device=device))
         return zero
 
     def sum_columns(self, matrix: Tensor) -> Tensor:

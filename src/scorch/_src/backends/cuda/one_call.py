@@ -274,8 +274,8 @@ class LaunchList:
         for at, argument in self._addresses:
             slots[at] += addresses[argument]
         sets = [driver.Slots(slots[start : start + width]) for start in range(0, len(slots), width)]
-        for (name, *grid), number in self.launches:
-            self.kernel.launch_blocks(name, sets[number], *grid, device)
+        for (name, blocks, threads, shared), number in self.launches:
+            self.kernel.launch_blocks(name, sets[number], blocks, threads, shared, device)
 
     def _pack(self, place: tuple[int, int]) -> bytes:
         library = driver.driver()

@@ -43,6 +43,7 @@ def is_done(device: torch.device) -> bool:
 
 
 _free: dict[tuple[torch.device, int], list[Told]] = {}  # by device and the place of the last number
+_pinned: list[Tensor] = []  # for ever: a kernel may write where nobody waits any more, after an error
 
 
 class Told:
@@ -54,6 +55,7 @@ class Told:
     def __init__(self, device: torch.device, count: int) -> None:
         self.device = device
         self.memory = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        _pinned.append(self.memory)
         self.address = self.memory.data_ptr()
         self.numbers = (ctypes.c_int64 * count).from_address(self.address)
         self.numbers[count - 1] = -1
