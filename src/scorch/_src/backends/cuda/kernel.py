@@ -23,6 +23,7 @@ from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
 MAX_COMPILERS = 8  # at once: each needs memory
+PATIENCE = 0.15  # seconds that those wait who need not: torch takes longer to load its kernels instead
 
 
 class Launch(NamedTuple):
@@ -88,7 +89,8 @@ class CudaKernel:
     def is_ready(self, may_wait: bool = True) -> bool:
         """Check whether there is code for the current device; compile it if need be.
 
-        Unless the caller ``may_wait`` for NVRTC, that happens in a thread, and there is none until it ends.
+        Unless the caller ``may_wait`` for NVRTC as long as it takes, that happens in a thread, and there is
+        none until it ends.
         """
         if not self.source or self._is_refused or not nvrtc.is_there():
             refuse("NVRTC has no code for it")
@@ -115,6 +117,7 @@ class CudaKernel:
             work = functools.partial(contextvars.copy_context().run, self._compile, device)
             self._compiling = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
             self._compiling.start()
+            self._compiling.join(PATIENCE)
         return not self._compiling.is_alive()
 
     def _compile(self, device: int) -> None:
