@@ -111,10 +111,10 @@ def test_sums_have_the_same_bits_with_and_without_kernels(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Places with more entries than a thread adds up may begin in one bucket and end in another."""
-    for seed in range(6):
+    for seed in range(12):
         torch.manual_seed(seed)
         places, values = torch.randint(90, (2, count)), torch.randn(count)
-        for start, length in ((0, coalescing.FEW), (200, coalescing.FEW + 1), (400, coalescing.FEW + 9)):
+        for start, length in ((0, coalescing.FEW), (200, coalescing.FEW + 1)):
             places[:, start : start + length] = torch.randint(90, (2, 1))
         order = torch.randperm(count)
         places, values = places[:, order], values[order]
