@@ -59,6 +59,7 @@ class Told:
         self.address = self.memory.data_ptr()
         self.numbers = (ctypes.c_int64 * count).from_address(self.address)
         self.numbers[count - 1] = -1
+        self.free = _free.setdefault((device, count - 1), [])
 
     def wait(self) -> list[int]:
         """Return the numbers once they are there; an error of the device is raised."""
@@ -77,9 +78,8 @@ class Told:
         """Return the numbers, and have others use the memory: nothing is written behind the last one."""
         found, last = self.numbers[:], len(self.numbers) - 1
         self.numbers[last] = -1
-        free = _free.setdefault((self.device, last), [])
-        if found[last] >= 0 and len(free) < MAX_FREE:
-            free.append(self)
+        if found[last] >= 0 and len(self.free) < MAX_FREE:
+            self.free.append(self)
         return found
 
 
