@@ -11,27 +11,18 @@ static inline void list_place(const struct slots a, i64 place, i64 entry, u64 nu
   if (a.first) a.first[place] = entry;
 }
 
-// Places with many entries, which the threads of a block have found and its warps add up.
-struct many {
-  u32 count;
-  struct { i64 place, entry; } found[MAX_THREADS / (FEW + 1) + 2];
-};
-
-// Add up the values of a place, whose first entry is this one, unless they are many.
-static inline void add_few(const struct slots a, i64 place, i64 entry, u64 number, struct many *many) {
+// Add up the values of a place, whose first entry is this one; return whether they are too many for a thread.
+static inline int add_few(const struct slots a, i64 place, i64 entry, u64 number) {
   const u64 mask = (1ull << a.bits) - 1;
   T sum = a.values[number & mask];
   for (i64 p = entry + 1; p < a.entries; p++) {
     const u64 other = a.sorted[p];
     if (other >> a.bits != number >> a.bits) break;
-    if (p == entry + FEW) {
-      const u32 at = atomicAdd(&many->count, 1u);
-      many->found[at].place = place, many->found[at].entry = entry;
-      return;
-    }
+    if (p == entry + FEW) return 1;
     sum = (T)(sum + a.values[other & mask]);
   }
   a.sums[place] = sum;
+  return 0;
 }
 
 // Where the entries of a place end: beyond 1, 2, 4, ... of them, then by bisection.
@@ -44,29 +35,38 @@ static inline i64 end_of(const struct slots a, i64 entry) {
   return known + 1;
 }
 
-static inline void add_many(const struct slots a, const struct many *many) {
+// Add up the values of a place by a warp.
+static inline void add_many(const struct slots a, i64 place, i64 begin) {
   const u32 lane = threadIdx.x % 32;
   const u64 mask = (1ull << a.bits) - 1;
-  for (u32 at = threadIdx.x / 32; at < many->count; at += blockDim.x / 32) {
-    const i64 begin = many->found[at].entry, end = end_of(a, begin);
-    T sum = 0;
+  const i64 end = end_of(a, begin);
+  T sum = 0;
 #pragma unroll 4
-    for (i64 p = begin + lane; p < end; p += 32) sum += a.values[a.sorted[p] & mask];
-    for (int step = 16; step; step /= 2) sum += EXCHANGE(sum, step, 32);
-    if (lane == 0) a.sums[many->found[at].place] = sum;
+  for (i64 p = begin + lane; p < end; p += 32) sum += a.values[a.sorted[p] & mask];
+  for (int step = 16; step; step /= 2) sum += EXCHANGE(sum, step, 32);
+  if (lane == 0) a.sums[place] = sum;
+}
+
+// Add up the values of each place whose first entry a lane of this warp has. Entries count from ``start``, places from
+// ``places``. A warp helps with those that have many.
+static inline void add_places(
+    const struct slots a, int is_first, i64 start, u32 entry, u64 number, i64 places, u32 place) {
+  const u32 lane = threadIdx.x % 32;
+  const int is_many = is_first && add_few(a, places + place, start + entry, number);
+  for (u32 left = sum_of_warp(is_many ? 1u << lane : 0u); left; left &= left - 1) {
+    const int is_own = lane + 1 == __ffs(left);
+    const u32 many = sum_of_warp(is_own ? place : 0u), begin = sum_of_warp(is_own ? entry : 0u);
+    add_many(a, places + many, start + begin);
   }
 }
 
 KERNEL void scorch_place(const struct slots a) {
-  STATIC_SHARED struct many many[2];  // of this turn, and of the one before
   if (FIRST_UNIT(1) == 0) a.pos[0] = 0, a.pos[1] = (INDEX)a.places[a.buckets] + 1;
   if (a.state[REFUSED] || !a.state[UNSORTED]) return;
-  u32 turn = 0;
-  if (threadIdx.x == 0) many[0].count = 0;
   for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
     const i64 begin = a.begins[bucket], end = begin + count_of(a, bucket);
     i64 place = a.places[bucket];
-    for (i64 start = begin; start < end; start += blockDim.x, turn ^= 1) {
+    for (i64 start = begin; start < end; start += blockDim.x) {
       const i64 entry = start + threadIdx.x;
       int is_first = 0;
       u64 number = 0;
@@ -78,25 +78,19 @@ KERNEL void scorch_place(const struct slots a) {
       u32 all;
       const u32 own = is_first && entry > begin, below = sum_below(own, &all);
       if (is_first) list_place(a, place + below + own, entry, number);
+      if (a.sums) add_places(a, is_first, start, threadIdx.x, number, place, below + own);
       place += all;
-      if (!a.sums) continue;
-      if (is_first) add_few(a, place - all + below + own, entry, number, many + turn);
-      __syncthreads();
-      if (threadIdx.x == 0) many[turn ^ 1].count = 0;
-      add_many(a, many + turn);
     }
   }
 }
 
 // All of it by one block, for as many entries as it sorts.
 KERNEL void scorch_few(const struct slots a) {
-  STATIC_SHARED struct many many;
   SHARED(memory);
   u64 *shared = (u64 *)memory;
   const u32 count = (u32)a.entries, first = threadIdx.x * EACH;
   int is_outside = 0;
   for (u32 at = threadIdx.x; at < count; at += blockDim.x) SHARED_AT(at) = number_of(a, at, &is_outside);
-  if (threadIdx.x == 0) many.count = 0;
   __syncthreads();
   u64 own[EACH];
   u32 unsorted = 0, starts = 0, all;
@@ -128,14 +122,11 @@ KERNEL void scorch_few(const struct slots a) {
     a.pos[0] = 0, a.pos[1] = (INDEX)all;
   }
 #pragma unroll 1
-  for (u32 at = first; at < first + EACH && at < count; at++) {
-    const u64 number = SHARED_AT(at);
-    if (at && SHARED_AT(at - 1) >> a.bits == number >> a.bits) continue;
-    list_place(a, place, at, number);
-    if (a.sums) add_few(a, place, at, number, &many);
-    place++;
+  for (u32 at = first; at < first + EACH; at++) {
+    const u64 number = at < count ? SHARED_AT(at) : 0;
+    const int is_first = at < count && (!at || SHARED_AT(at - 1) >> a.bits != number >> a.bits);
+    if (is_first) list_place(a, place, at, number);
+    if (a.sums) add_places(a, is_first, 0, at, number, 0, place);
+    place += is_first;
   }
-  if (!a.sums) return;
-  __syncthreads();
-  add_many(a, &many);
 }
