@@ -14,7 +14,7 @@ import torch
 import scorch
 from grid_emulator import EmulatedBackend, EmulatedExecutable, EmulatedRoutines, run_grid
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.backends.cuda import coalescing, driver, one_call, streams
+from scorch._src.backends.cuda import coalescing, driver, entries, one_call, streams
 from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches
 from scorch._src.bounded import clear_plans
 from scorch._src.loops.grid import FUNCTIONS
@@ -231,7 +231,8 @@ def test_streams_of_torchs_table_are_checked(made_up: Driver, monkeypatch: pytes
 @pytest.fixture
 def listed(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Have the builtin launch what coalesces; the emulator runs it before the host waits."""
-    builtin, names, runs = one_call.make_builtin(), [*coalescing.FUNCTIONS, "scorch_few"], []
+    names, runs = [*coalescing.FUNCTIONS, "scorch_few", "scorch_find_infinite"], []
+    builtin = one_call.make_builtin()
     table, wait = made_up.table(), streams.Told.wait
     assert builtin is not None
     set_table = invoke.builtin(b"set_exchange", jit.load(*one_call.SOURCES).address("scorch_set_exchange"))
@@ -241,14 +242,14 @@ def listed(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
     def run(told: streams.Told) -> list[int]:
         launches = made_up.taken()
         runs.append([names[function - 1] for function, *_ in launches])
-        (kernel,) = {id(kernel): kernel for kernel in routines._coalesces.values()}.values()
+        (kernel,) = (*routines._coalesces.values(), *routines._finite.values())
         for function, blocks, threads, shared, *slots in launches:
             assert shared <= 65_536 and threads % 32 == 0
             run_grid(kernel.source, names[function - 1], slots, blocks * threads)
         return wait(told)
 
     monkeypatch.setattr(streams.Told, "wait", run)
-    monkeypatch.setattr(coalescing, "CALLS", 2)
+    monkeypatch.setattr(entries, "CALLS", 2)
     monkeypatch.setattr(
         CudaKernel, "function", lambda kernel, name, device: ctypes.c_void_p(1 + names.index(name))
     )
@@ -285,3 +286,13 @@ def test_launches_that_fail_are_made_one_by_one(listed: list[list[str]], made_up
         made_up.number(name).value = 0
         made_up.taken()
         torch.testing.assert_close(S.to_dense(), torch.sparse_coo_tensor(places, values, (70, 70)).to_dense())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_builtin_launches_the_search_for_infinity(shared: bool, listed: list[list[str]]) -> None:
+    routines, arrays = EmulatedBackend.routines, [torch.rand(300), torch.rand(40)][: 2 - shared]
+    for _ in range(2):
+        assert routines.are_finite(arrays)
+    arrays[-1][-1] = torch.nan
+    assert not routines.are_finite(arrays)
+    assert listed == [[], ["scorch_find_infinite"], ["scorch_find_infinite"]]

@@ -15,7 +15,7 @@ import torch
 from scorch._src.backends.cuda.entries import FEW, CudaEntries
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch, read_text
-from scorch._src.backends.cuda.one_call import CUDA, Address, LaunchList, Slot, find_launches
+from scorch._src.backends.cuda.one_call import Address, LaunchList, Slot
 from scorch._src.backends.cuda.streams import check_waiting, told_on
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor, do_nothing
@@ -51,7 +51,6 @@ MAX_KEPT = 4 << 10  # splitters in the shared memory of a block
 
 IS_REFUSED = 1 << 62  # what the host is told instead of a number of places
 MAX_PLANS = 256  # of launches, by dtypes, sizes and numbers of entries
-CALLS = 8  # that are made before one builtin launches all (``one_call``)
 
 FUNCTIONS = [f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place")]
 FEW_ENTRIES = "scorch_few"  # which does all of it
@@ -83,17 +82,11 @@ class CudaCoalescing(CudaEntries):
     """The routines, coalescing by kernels of its own."""
 
     most_threads = 512  # of a block that sorts a bucket
-    find_builtin = staticmethod(find_launches)
 
     def __init__(self) -> None:
         super().__init__()
-        self._coalesces: dict[tuple[Dtypes, int, bool], CudaKernel] = {}
+        self._coalesces: dict[tuple[Dtypes, int, tuple[str, ...]], CudaKernel] = {}
         self._plans: BoundedCache[tuple[Any, ...], _Plan] = BoundedCache(MAX_PLANS)
-        self._calls = 0
-
-    def place_of(self, device: torch.device) -> tuple[int, int]:
-        """Return the kind of a device, as DLPack numbers it, and its number."""
-        return CUDA, device.index
 
     def coalesce(
         self,
@@ -134,18 +127,20 @@ class CudaCoalescing(CudaEntries):
         shifts = _shifts(column, sizes, count)
         if shifts is None or not self.has_kernels(device):
             return None
-        kernel = self._kernel_of_entries((column, index, T), len(sizes), count <= EACH * self.most_threads)
+        coordinates = sizes, shifts
+        plan = _Plan(self.most_threads, device, coordinates, count, is_plain)
+        kernel = self._kernel_of_entries((column, index, T), len(sizes), plan.functions)
         if not kernel.is_ready(may_wait=False):  # torch's sort does it until then
             return None
-        plan = self._plans[key] = _Plan(kernel, self.most_threads, device, (sizes, shifts), count, is_plain)
+        plan.launches = plan.with_kernel(kernel)
+        self._plans[key] = plan
         return plan
 
-    def _kernel_of_entries(self, dtypes: Dtypes, dims: int, is_few: bool) -> CudaKernel:
-        kernel = self._coalesces.get((dtypes, dims, is_few))
+    def _kernel_of_entries(self, dtypes: Dtypes, dims: int, functions: tuple[str, ...]) -> CudaKernel:
+        kernel = self._coalesces.get((dtypes, dims, functions))
         if kernel is None:
-            functions = [FEW_ENTRIES] if is_few else FUNCTIONS
             kernel = self.make_kernel(print_coalesce(*dtypes, dims), "entries that repeat", functions)
-            self._coalesces[dtypes, dims, is_few] = kernel
+            self._coalesces[dtypes, dims, functions] = kernel
         return kernel
 
     def _coalesce(
@@ -157,9 +152,6 @@ class CudaCoalescing(CudaEntries):
         meanwhile: Callable[[], object],
     ) -> Coalesced | None:
         device, count = values.device, plan.count
-        self._calls += 1
-        if self._calls >= CALLS and plan.launches.builtin is None:
-            plan.launches.bind(self.find_builtin(device), self.place_of(device))
         memory = torch.empty_like(plan.like_memory, memory_format=torch.contiguous_format)
         first_crd = torch.empty(count, dtype=index, device=device)
         crd = [first_crd, *[torch.empty_like(first_crd) for _ in columns[1:]]]  # which takes half as long
@@ -167,10 +159,10 @@ class CudaCoalescing(CudaEntries):
         told = told_on(device, 1)
         if plan.is_plain:
             sums = torch.empty_like(values)
-            plan.launches(told.address, memory, *columns, *crd, pos, values, sums)
+            self.launch_all(plan.launches, told.address, memory, *columns, *crd, pos, values, sums)
         else:
             order, first = _order_of(count, device)
-            plan.launches(told.address, memory, *columns, *crd, pos, first, order)
+            self.launch_all(plan.launches, told.address, memory, *columns, *crd, pos, first, order)
         meanwhile()
         (places,) = told.wait()
         if places in (0, IS_REFUSED):
@@ -220,16 +212,17 @@ class _Plan:
     the order.
     """
 
+    launches: LaunchList
+
     def __init__(
         self,
-        kernel: CudaKernel,
         most_threads: int,
         device: torch.device,
         coordinates: tuple[Sequence[int], Sequence[int]],
         count: int,
         is_plain: bool,
     ) -> None:
-        self.kernel, self.most_threads, self.device = kernel, most_threads, device
+        self.most_threads, self.device = most_threads, device
         self.count, self.is_plain = count, is_plain
         self.sizes, self.shifts = coordinates
         self._words = 0  # of memory, 64 bits each
@@ -242,9 +235,14 @@ class _Plan:
             self._launch(0, "scorch_place", self._sets[0].buckets, min(MAX_THREADS, 4 * threads))
         like = torch.empty((), dtype=torch.int64, device=device)
         self.like_memory = like.expand(self._words)
-        self.launches = self._launches()
 
-    def _launches(self) -> LaunchList:
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The functions that are launched."""
+        return tuple(dict.fromkeys(launch.name for launch, _ in self._list))
+
+    def with_kernel(self, kernel: CudaKernel) -> LaunchList:
+        """Return the launches of the functions of a kernel."""
         dims = len(self.sizes)
         arrays: list[Slot] = [Address(COLUMNS + number) for number in range(2 * dims + 3)]
         columns, placed, last = arrays[:dims], arrays[dims : 2 * dims + 1], arrays[2 * dims + 1 :]
@@ -252,7 +250,7 @@ class _Plan:
         given = [*columns, *self.sizes, *self.shifts]
         nowhere: list[Slot] = [0] * len(placed)  # of a sample
         sets = [[*given, *numbers, *(nowhere if n else placed)] for n, numbers in enumerate(self._sets)]
-        return LaunchList(self.kernel, self.device, sets, self._list)
+        return LaunchList(kernel, self.device, sets, self._list)
 
     def _launch(self, number: int, name: str, blocks: int, threads: int, shared: int = 0) -> None:
         """Launch a function with the slots of a set, and with as many bytes of shared memory for a block."""
