@@ -51,6 +51,25 @@ def test_who_need_not_wait_does_so_for_a_while(monkeypatch: pytest.MonkeyPatch) 
     assert kernel.is_ready(may_wait=False) and kernel._compiling is not None
 
 
+def test_what_is_needed_next_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+        compiled.append(threading.current_thread().name)
+        return b"code"
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    kernel = CudaKernel("a text", "a label")
+    kernel.begin()
+    kernel.begin()
+    assert kernel.is_ready() and compiled == ["compile a label"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    other = CudaKernel("a text", "a label")
+    other.begin()
+    assert other._compiling is None
+
+
 def test_functions_that_a_call_needs_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     both, compiled = threading.Barrier(2), []
 
