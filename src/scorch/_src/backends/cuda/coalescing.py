@@ -39,7 +39,7 @@ STATES = 8
 MAX_RANKED = (
     8 << 10
 )  # of a sample, of which each number is compared with all; larger ones are sorted themselves
-MAX_DRAWN = 2 << 10  # of a sample that each block draws for itself
+MAX_DRAWN = 4 << 10  # of a sample that each block draws for itself
 # Entries, and the threads of a block that sorts a bucket if there are as many.
 THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
 FEW_THREADS = (128, 256, 512)  # of the block that sorts all entries

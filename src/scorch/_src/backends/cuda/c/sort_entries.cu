@@ -96,8 +96,11 @@ KERNEL void scorch_rank(const struct slots a) {
   u64 *sample = (u64 *)memory;
   const u32 samples = (u32)a.samples, lane = threadIdx.x % 32, each = blockDim.x / 32 * RANKED;
   clear(a);
-  for (u32 at = threadIdx.x; at < samples; at += blockDim.x)
-    sample[at] = samples > MAX_DRAWN ? a.sample[at] : draw(a, at);
+  if (samples > MAX_DRAWN) {
+#pragma unroll 4
+    for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = a.sample[at];
+  } else
+    for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = draw(a, at);
   __syncthreads();
   for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
     const u32 first = start + threadIdx.x / 32 * RANKED;
@@ -105,6 +108,7 @@ KERNEL void scorch_rank(const struct slots a) {
     u32 ranks[RANKED];
 #pragma unroll
     for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? sample[first + r] : 0, ranks[r] = 0;
+#pragma unroll 4
     for (u32 at = lane; at < samples; at += 32) {
       const u64 other = sample[at];
 #pragma unroll
