@@ -231,7 +231,10 @@ def test_streams_of_torchs_table_are_checked(made_up: Driver, monkeypatch: pytes
 @pytest.fixture
 def listed(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Have the builtin launch what coalesces; the emulator runs it before the host waits."""
-    names, runs = [*coalescing.FUNCTIONS, "scorch_few", "scorch_find_infinite"], []
+    names = [
+        f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place", "few", "find_infinite")
+    ]
+    runs: list[list[str]] = []
     builtin = one_call.make_builtin()
     table, wait = made_up.table(), streams.Told.wait
     assert builtin is not None

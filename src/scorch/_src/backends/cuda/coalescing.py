@@ -52,8 +52,7 @@ MAX_KEPT = 4 << 10  # splitters in the shared memory of a block
 IS_REFUSED = 1 << 62  # what the host is told instead of a number of places
 MAX_PLANS = 256  # of launches, by dtypes, sizes and numbers of entries
 
-FUNCTIONS = [f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place")]
-FEW_ENTRIES = "scorch_few"  # which does all of it
+FEW_ENTRIES = "scorch_few"  # the function that does all of it
 
 _NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
 _INDICES = (torch.int32, torch.int64)
@@ -67,12 +66,7 @@ def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims
     words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
     words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED}
     words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
-    words |= {
-        "MAX_DRAWN": MAX_DRAWN,
-        "MAX_THREADS": MAX_THREADS,
-        "IS_REFUSED": f"{IS_REFUSED}ll",
-        "SUM": "u32",
-    }
+    words |= {"MAX_DRAWN": MAX_DRAWN, "IS_REFUSED": f"{IS_REFUSED}ll", "SUM": "u32"}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     text = read_text("block_sums.cu", "sort_entries.cu", "coalesce.cu")
     return "\n\n".join([print_prelude(), "\n".join(lines), text])
