@@ -205,6 +205,7 @@ class EmulatedRoutines(EmulatedAttention, CudaRoutines):
 
     make_kernel = EmulatedKernel
     most_threads = THREADS
+    find_builtin = staticmethod(lambda device: None)
 
 
 class EmulatedExecutable(CudaExecutable):

@@ -12,22 +12,27 @@ import pytest
 import torch
 
 import scorch
-from grid_emulator import EmulatedExecutable, run_grid
+from grid_emulator import EmulatedBackend, EmulatedExecutable, EmulatedRoutines, run_grid
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.backends.cuda import driver, one_call
-from scorch._src.backends.cuda.kernel import LAUNCHES, Launches
+from scorch._src.backends.cuda import coalescing, driver, entries, one_call, streams
+from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches
 from scorch._src.bounded import clear_plans
 from scorch._src.loops.grid import FUNCTIONS
 
 DRIVER = """\
 typedef struct { unsigned blocks[3], threads[3], shared; void *stream, *attributes; unsigned n; } shape_t;
-long long launched, status, current, slots[128], kernels;
+long long launched, status, current, slots[128], kernels, launches, listed[16][64];
 void *functions[8], *stream;
 int cuLaunchKernelEx(const shape_t *shape, void *given, void **arguments, void **extra) {
     functions[kernels++ % 8] = given, stream = shape->stream, launched += shape->blocks[0];
     for (int i = 0; i < 128; i++) slots[i] = ((long long *)arguments[0])[i];
+    long long *each = listed[launches++ % 16];
+    each[0] = (long long)given, each[1] = shape->blocks[0];
+    each[2] = shape->threads[0], each[3] = shape->shared;
+    for (int i = 0; i < 60; i++) each[4 + i] = slots[i];
     return (int)status;
 }
+int cuFuncSetAttribute(void *given, int attribute, int value) { return 0; }
 int cuCtxGetDevice(int *device) { return *device = (int)current, 0; }
 int stream_of(int kind, int device, void **found) { return *found = (void *)71, kind != 1 && kind != 2; }
 """
@@ -48,8 +53,16 @@ class Driver:
             self.library.cuLaunchKernelEx,
             self.library.cuCtxGetDevice,
         )
-        for name in ("launched", "status", "current", "kernels"):
+        self.cuFuncSetAttribute = self.library.cuFuncSetAttribute
+        for name in ("launched", "status", "current", "kernels", "launches"):
             self.number(name).value = 0
+
+    def taken(self) -> list[list[int]]:
+        """Return the function, the grid and the slots of each launch since the last call."""
+        listed = ((ctypes.c_longlong * 64) * 16).in_dll(self.library, "listed")
+        found = [list(listed[number]) for number in range(self.number("launches").value)]
+        self.number("launches").value = 0
+        return found
 
     def number(self, name: str) -> ctypes.c_longlong:
         return ctypes.c_longlong.in_dll(self.library, name)
@@ -83,7 +96,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     set_table(ctypes.addressof(table), None)
     monkeypatch.setattr(driver, "driver", lambda: found)
     monkeypatch.setattr(one_call, "CALLS", 2)
-    monkeypatch.setattr(EmulatedExecutable, "find_builtin", staticmethod(lambda device: builtin))
+    monkeypatch.setattr(EmulatedExecutable, "find_builtin", staticmethod(lambda device: builtin.launch))
     monkeypatch.setattr(EmulatedExecutable, "function_on", lambda self, device, name: FUNCTION[name])
     monkeypatch.setattr(EmulatedExecutable, "place_of", lambda self, device: (1, 0))
     clear_plans()
@@ -227,7 +240,7 @@ def test_widths_take_turns(made_up: Driver) -> None:
 def test_a_thread_compiles_the_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
     made = one_call.Builtin()
     found = made.find() or (made._thread and made._thread.join()) or made.find()
-    assert callable(found)
+    assert found is not None and callable(found.launch)
     failing = one_call.Builtin()
     monkeypatch.setattr(toolchain, "has_compiler", lambda: 1 / 0)
     assert failing.find() is None
@@ -246,3 +259,79 @@ def test_streams_of_torchs_table_are_checked(made_up: Driver, monkeypatch: pytes
         monkeypatch.setattr(one_call, "cuda_stream_of", lambda device, told=told: told)
         assert one_call._knows_streams(0) is is_right
     one_call._knows_streams.cache_clear()
+
+
+# several launches -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Have the builtin launch what coalesces; the emulator runs it before the host waits."""
+    names = [
+        f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place", "few", "find_infinite")
+    ]
+    runs: list[list[str]] = []
+    builtin = one_call.make_builtin()
+    table, wait = made_up.table(), streams.Told.wait
+    assert builtin is not None
+    set_table = invoke.builtin(b"set_exchange", jit.load(*one_call.SOURCES).address("scorch_set_exchange"))
+    set_table(ctypes.addressof(table), None)
+    routines = EmulatedRoutines()
+
+    def run(told: streams.Told) -> list[int]:
+        launches = made_up.taken()
+        runs.append([names[function - 1] for function, *_ in launches])
+        (kernel,) = (*routines._coalesces.values(), *routines._finite.values())
+        for function, blocks, threads, shared, *slots in launches:
+            assert shared <= 65_536 and threads % 32 == 0
+            run_grid(kernel.source, names[function - 1], slots, blocks * threads)
+        return wait(told)
+
+    monkeypatch.setattr(streams.Told, "wait", run)
+    monkeypatch.setattr(entries, "CALLS", 2)
+    monkeypatch.setattr(
+        CudaKernel, "function", lambda kernel, name, device: ctypes.c_void_p(1 + names.index(name))
+    )
+    monkeypatch.setattr(EmulatedRoutines, "find_builtin", staticmethod(lambda device: builtin.launch_all))
+    monkeypatch.setattr(EmulatedRoutines, "place_of", lambda self, device: (1, 0))
+    monkeypatch.setattr(EmulatedBackend, "routines", routines)
+    yield runs
+
+
+@pytest.mark.parametrize(("count", "most"), [(300, 1 << 10), (1500, 1 << 10), (4000, 100)])
+def test_the_builtin_launches_all_that_coalesces(
+    count: int, most: int, listed: list[list[str]], made_up: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coalescing, "MAX_RANKED", most)
+    monkeypatch.setattr(coalescing, "MAX_DRAWN", most)
+    places, values = torch.randint(70, (2, count)), torch.randn(count)
+    wanted = torch.sparse_coo_tensor(places, values, (70, 70)).coalesce()
+    for _ in range(3):
+        S = scorch.sparse_coo_tensor(places, values, (70, 70))
+        assert torch.equal(S.indices(), wanted.indices())
+        torch.testing.assert_close(S.values(), wanted.values())
+    assert not listed[0] and listed[1] == listed[2]  # the first call launches one by one
+    usual = ["scorch_rank", "scorch_spread", "scorch_sort", "scorch_place"]
+    sampled = ["scorch_sample", *usual[:3], *usual[1:]]
+    assert listed[1] == (["scorch_few"] if count == 300 else usual if most > 100 else sampled)
+
+
+def test_launches_that_fail_are_made_one_by_one(listed: list[list[str]], made_up: Driver) -> None:
+    places, values = torch.randint(70, (2, 300)), torch.randn(300)
+    scorch.sparse_coo_tensor(places, values, (70, 70))
+    for name in ("status", "current"):  # the driver refuses; another device is current
+        made_up.number(name).value = 1
+        S = scorch.sparse_coo_tensor(places, values, (70, 70))
+        made_up.number(name).value = 0
+        made_up.taken()
+        torch.testing.assert_close(S.to_dense(), torch.sparse_coo_tensor(places, values, (70, 70)).to_dense())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_builtin_launches_the_search_for_infinity(shared: bool, listed: list[list[str]]) -> None:
+    routines, arrays = EmulatedBackend.routines, [torch.rand(300), torch.rand(40)][: 2 - shared]
+    for _ in range(2):
+        assert routines.are_finite(arrays)
+    arrays[-1][-1] = torch.nan
+    assert not routines.are_finite(arrays)
+    assert listed == [[], ["scorch_find_infinite"], ["scorch_find_infinite"]]

@@ -5,6 +5,7 @@ A backend overrides those that it has faster code for (``backends.cpu.cpu_routin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -157,6 +158,10 @@ class Routines:
         for array in arrays[1:]:
             total = total + array.sum()
         return math.isfinite(total)
+
+    def ask_finite(self, arrays: Sequence[Tensor]) -> Callable[[], bool]:
+        """Return what answers ``are_finite``; a device is asked at once, and works while the host goes on."""
+        return functools.partial(self.are_finite, arrays)
 
     min_summed: int | None = None  # numbers from which on ``sum_columns`` is worth a call from Python
 

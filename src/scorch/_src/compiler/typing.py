@@ -32,6 +32,7 @@ class Typed:
     rank: int
 
 
+@functools.cache
 def type_of_dtype(dtype: torch.dtype) -> Type:
     """Scorch's type for a torch dtype."""
     element = TYPES.get(str(dtype).removeprefix("torch."))

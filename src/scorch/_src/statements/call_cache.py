@@ -76,10 +76,16 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
     return tensor_of(result) if type(result) is Storage and not as_storage else result
 
 
-def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) -> Result | None:
+def repeat_pair(
+    head: tuple[Any, ...],
+    left: SparseTensor,
+    right: torch.Tensor,
+    before: Callable[[], object] | None = None,
+) -> Result | None:
     """Repeat the last such call of a sparse tensor and another, sparse or a plain dense one (``TENSORS``).
 
-    None where there is none, where something tracks the call, or where a tensor is a view.
+    None where there is none, where something tracks the call, or where a tensor is a view. ``before`` is
+    called before it is repeated.
     """
     if is_grad_enabled() and any_requires_grad(left, right):
         return None
@@ -104,6 +110,8 @@ def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) 
     run = None if second is right and right.is_neg() else _recent.get(key)
     result: Any = None
     if run is not None:
+        if before is not None:
+            before()
         result = run((first, second))
         if result is None:
             result = _repeat_other(key, (first, second))

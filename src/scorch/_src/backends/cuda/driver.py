@@ -152,10 +152,15 @@ def launch_blocks(
     function: ctypes.c_void_p, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
 ) -> None:
     """Run a kernel whose blocks have ``shared`` bytes of memory."""
+    allow_shared_memory(function, shared)
+    _launch(function, slots, (blocks, threads, shared), device)
+
+
+def allow_shared_memory(function: ctypes.c_void_p, shared: int) -> None:
+    """Let a kernel be launched with as many bytes of memory for a block."""
     if shared > USUAL_SHARED_MEMORY:
         status = driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared)
         _check(status, "give a kernel its shared memory")
-    _launch(function, slots, (blocks, threads, shared), device)
 
 
 def shared_memory(device: int) -> int:

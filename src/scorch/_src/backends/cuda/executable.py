@@ -206,11 +206,7 @@ class CudaExecutable(base.Executable):
             SAME if known.entries is None else EVERYWHERE if known.is_full else SOMEWHERE for known in places
         )
         is_wide = bool(numbers) and numbers[0].dtype == torch.int64
-        kernel = self._pointwise.get((kinds, is_wide))
-        if kernel is None:
-            sparse = [a for a in self.plan.step.accesses if self.plan.operand(a.tensor).is_sparse]
-            text = print_pointwise(self.plan, dict(zip(sparse, kinds, strict=True)), is_wide)
-            kernel = self._pointwise[kinds, is_wide] = self.make_kernel(text, self.label)
+        kernel = self._pointwise_kernel(kinds, is_wide)
         if not kernel.is_ready():
             return None
         result = self.allocate((count,), device)
@@ -220,6 +216,14 @@ class CudaExecutable(base.Executable):
             with in_context(device):
                 kernel.launch(FUNCTIONS[0], slots, count, device.index)
         return result
+
+    def _pointwise_kernel(self, kinds: tuple[str, ...], is_wide: bool) -> CudaKernel:
+        kernel = self._pointwise.get((kinds, is_wide))
+        if kernel is None:
+            sparse = [a for a in self.plan.step.accesses if self.plan.operand(a.tensor).is_sparse]
+            text = print_pointwise(self.plan, dict(zip(sparse, kinds, strict=True)), is_wide)
+            kernel = self._pointwise[kinds, is_wide] = self.make_kernel(text, self.label)
+        return kernel
 
     def describe(self, call: base.Call) -> base.Description:
         said, seconds = self._cost(call)

@@ -1,4 +1,4 @@
-"""A warm call as one builtin, from tensors to a launch: ``c/launch.c``.
+"""A warm call as one builtin, from tensors to a launch, or to several: ``c/launch.c``.
 
 A thread compiles it, where there is a C compiler, once some call has been repeated often; until then, and
 without a compiler, calls go through ctypes, a few microseconds slower.
@@ -21,7 +21,8 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
 from scorch._src.backends.cuda import driver
-from scorch._src.backends.cuda.kernel import LAUNCHES
+from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launch
+from scorch._src.backends.launcher import address_of
 from scorch._src.backends.routines import do_nothing
 from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import cuda_stream_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 CALLS = 64  # that are made before it is asked for, again and again until it is there
 MAX_SLOTS = 120  # of a kernel that it launches
+MAX_LISTED = 512  # slots of several launches
 MAX_PATTERNS = 16  # for which a launch is remembered
 STREAM_OF = 6  # which pointer of torch's table returns the current stream
 CUDA = 2  # devices of this kind, as DLPack numbers them
@@ -43,15 +45,22 @@ SOURCES = (
 Call = Callable[..., torch.Tensor | None]
 
 
+class Builtins(NamedTuple):
+    """``launch`` allocates a result and launches a kernel; ``launch_all`` launches several."""
+
+    launch: Callable[..., Any]
+    launch_all: Callable[..., Any]
+
+
 class Builtin:
-    """The builtin, which is not there at first."""
+    """The builtins, which are not there at first."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._function: Callable[..., Any] | None = None
+        self._function: Builtins | None = None
 
-    def find(self) -> Callable[..., Any] | None:
-        """Return the builtin if it is there; otherwise have a thread compile it."""
+    def find(self) -> Builtins | None:
+        """Return the builtins if they are there; otherwise have a thread compile them."""
         if self._thread is None:
             work = functools.partial(contextvars.copy_context().run, self._make)
             self._thread = threading.Thread(target=work, name="compile the builtin of launches", daemon=False)
@@ -63,21 +72,33 @@ class Builtin:
             self._function = make_builtin()
 
 
-def make_builtin() -> Callable[..., Any] | None:
-    """Compile and load the builtin; None where this machine cannot have it."""
+def make_builtin() -> Builtins | None:
+    """Compile and load the builtins; None where this machine cannot have them."""
     table = launch.exchange_table() if toolchain.has_compiler() else None
     if table is None:
         return None
     library = jit.load(*SOURCES, "the function that launches kernels")
     invoke.builtin(b"set_exchange", library.address("scorch_set_exchange"))(table, None)
-    return invoke.builtin(b"launch", library.address("scorch_launch"))
+    names = ("launch", "launch_all")
+    return Builtins(*(invoke.builtin(name.encode(), library.address(f"scorch_{name}")) for name in names))
 
 
 BUILTIN = Builtin()
 
 
 def find_builtin(device: torch.device) -> Callable[..., Any] | None:
-    """Return the builtin for a device, if it is there already."""
+    """Return the builtin that launches a kernel on a device, if it is there already."""
+    found = _find_builtins(device)
+    return None if found is None else found.launch
+
+
+def find_launches(device: torch.device) -> Callable[..., Any] | None:
+    """Return the builtin that launches several kernels on a device, if it is there already."""
+    found = _find_builtins(device)
+    return None if found is None else found.launch_all
+
+
+def _find_builtins(device: torch.device) -> Builtins | None:
     if torch.cuda.is_current_stream_capturing():
         return None
     found = BUILTIN.find()
@@ -191,3 +212,76 @@ def _pack(executable: CudaExecutable, bound: Bound, device: torch.device) -> byt
 
 def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+# several launches -------------------------------------------------------------------------------------
+
+
+class Address(NamedTuple):
+    """A slot that is the address of an argument, and as many bytes more."""
+
+    argument: int
+    offset: int = 0
+
+
+Slot = int | Address
+
+
+class LaunchList:
+    """Launches of the functions of a kernel, one after another, each with the slots of one of several sets.
+
+    It is called with an address, then tensors, which ``Address`` counts.
+    """
+
+    def __init__(
+        self,
+        kernel: CudaKernel,
+        device: torch.device,
+        sets: Sequence[Sequence[Slot]],
+        launches: Sequence[tuple[Launch, int]],
+    ) -> None:
+        self.kernel, self.device, self.launches = kernel, device, launches
+        self._width = len(sets[0])
+        flat = [slot for slots in sets for slot in slots]
+        self._slots = [slot.offset if isinstance(slot, Address) else slot for slot in flat]
+        self._addresses = [(at, slot.argument) for at, slot in enumerate(flat) if isinstance(slot, Address)]
+        self.builtin: Callable[..., Any] | None = None
+        self._packed = b""
+
+    def bind(self, builtin: Callable[..., Any] | None, place: tuple[int, int]) -> None:
+        """Have a builtin, if there is one, launch all on a device of this kind and number."""
+        if builtin is not None and len(self._slots) <= MAX_LISTED:
+            self._packed = self._pack(place)
+            self.builtin = builtin
+
+    def __call__(self, address: int, *tensors: torch.Tensor) -> None:
+        short = self.builtin
+        if short is None or LAUNCHES or short(self._packed, address, *tensors) is None:
+            self._launch_each([address, *map(address_of, tensors)])
+
+    def _launch_each(self, addresses: Sequence[int]) -> None:
+        slots, width, device = [*self._slots], self._width, self.device.index
+        for at, argument in self._addresses:
+            slots[at] += addresses[argument]
+        sets = [driver.Slots(slots[start : start + width]) for start in range(0, len(slots), width)]
+        for (name, blocks, threads, shared), number in self.launches:
+            self.kernel.launch_blocks(name, sets[number], blocks, threads, shared, device)
+
+    def _pack(self, place: tuple[int, int]) -> bytes:
+        library = driver.driver()
+        pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice)]
+        numbers = [
+            *pointers,
+            *place,
+            len(self._slots),
+            len(self._addresses),
+            len(self.launches),
+            *self._slots,
+        ]
+        for pair in self._addresses:
+            numbers += pair
+        for (name, blocks, threads, shared), number in self.launches:
+            function = self.kernel.function(name, place[1])
+            driver.allow_shared_memory(function, shared)
+            numbers += [_address(function), blocks, threads, shared, self._width * number]
+        return launch.pack(numbers)

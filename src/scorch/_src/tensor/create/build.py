@@ -116,7 +116,7 @@ def _from_rows(
     dense = sizes[len(crd) :]
     form = as_format("o" * len(crd) + "d" * len(dense), len(sizes))
     target_format = form if format is None else as_format(format, len(sizes))
-    dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)))
+    dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)) if dense else (count,))
     routines = routines_for(crd[0])
     early: list[SparseTensor] = []  # torch's part of the result, made while the device works
 

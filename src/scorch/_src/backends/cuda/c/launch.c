@@ -1,5 +1,6 @@
 /* One call from tensors to launches: looks at the tensors, has torch allocate the result, launches on torch's
-   current stream. It is C for the host, compiled like kernels for the CPU, behind launch_types.c. */
+   current stream; or to launches whose results were allocated before. It is C for the host, compiled like kernels
+   for the CPU, behind launch_types.c. */
 
 object *PyErr_Occurred(void);
 void PyErr_Clear(void);
@@ -100,4 +101,39 @@ object *scorch_launch(object *self, object *const *given, long count) {
     if (is_done) return result;
     Py_DecRef(result);
     return nothing();
+}
+
+#define LISTED 512
+/* A list of launches: slots of all sets, pairs of a slot and the argument whose address is added to it, and for each
+   launch the function, blocks, threads, bytes of shared memory, and where its slots begin. */
+enum { ALL_LAUNCH, ALL_DEVICE_OF, ALL_KIND, ALL_DEVICE, ALL_SLOTS, ALL_ADDRESSES, ALL_LAUNCHES, ALL_NUMBERS };
+enum { OF_FUNCTION, OF_BLOCKS, OF_THREADS, OF_SHARED, OF_SLOTS, OF_NUMBERS };
+
+/* launch_all(list, address, tensors...) returns True. None: something is unusual, or a launch failed; callers launch
+   one by one, which also raises errors. */
+object *scorch_launch_all(object *self, object *const *given, long count) {
+    const long long *list = (const long long *)PyBytes_AsString(given[0]), *pair, *each;
+    long long slots[LISTED], addresses[SLOTS];
+    tensor_t seen;
+    shape_t shape = {{1, 1, 1}, {1, 1, 1}, 0, 0, 0, 0};
+    int current;
+    if (!list || list[ALL_SLOTS] > LISTED || count > SLOTS) return nothing();
+    if (((device_of_t)list[ALL_DEVICE_OF])(&current) || current != list[ALL_DEVICE]) return nothing();
+    addresses[0] = PyLong_AsLongLong(given[1]);
+    for (long i = 2; i < count; i++) {
+        if (table->look(given[i], &seen) || !seen.data) return nothing();
+        if (seen.device != list[ALL_KIND] || seen.device_id != list[ALL_DEVICE]) return nothing();
+        addresses[i - 1] = (long long)((char *)seen.data + seen.offset);
+    }
+    if (table->stream(list[ALL_KIND], list[ALL_DEVICE], &shape.stream)) return nothing();
+    memcpy(slots, list + ALL_NUMBERS, list[ALL_SLOTS] * 8);
+    pair = list + ALL_NUMBERS + list[ALL_SLOTS], each = pair + 2 * list[ALL_ADDRESSES];
+    for (; pair < each; pair += 2) slots[pair[0]] += addresses[pair[1]];
+    for (long i = 0; i < list[ALL_LAUNCHES]; i++, each += OF_NUMBERS) {
+        void *arguments[] = {slots + each[OF_SLOTS]};
+        shape.blocks[0] = (unsigned)each[OF_BLOCKS], shape.threads[0] = (unsigned)each[OF_THREADS];
+        shape.shared = (unsigned)each[OF_SHARED];
+        if (((launch_t)list[ALL_LAUNCH])(&shape, (void *)each[OF_FUNCTION], arguments, 0)) return nothing();
+    }
+    return PyBool_FromLong(1);
 }
