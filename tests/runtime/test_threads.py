@@ -59,6 +59,18 @@ def test_a_thread_that_is_late_again_and_again_makes_the_machine_busy() -> None:
     assert parallel.busy_until().value > start
 
 
+def test_a_thread_that_has_more_to_do_is_not_late() -> None:
+    """One that clears new pages, which all need, takes longer than others though it is running all the time."""
+    pool = parallel._pool(parallel._torch_loop())
+    assert pool is not None
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_longlong] * 4)
+    is_late = kind(pool.address("scorch_is_late"))
+    started, done, ended = 0, 100_000, 1_000_000
+    assert is_late(started, done, ended, -1)  # nobody has measured for how long threads had no core
+    assert is_late(started, done, ended, 800_000)
+    assert not is_late(started, done, ended, 20_000)
+
+
 def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
     pool, cores = parallel._pool(parallel._torch_loop()), parallel._cores()
     assert pool is not None
