@@ -63,7 +63,7 @@ def _transposed(matrix: Matrix, columns: int) -> Matrix | None:
     descriptor = slot_descriptor(columns, _INDEX[pos.dtype], element or bits, 1, (2,))
     spread = scratch(2 * entries * max(key, size) if wanted > 1 else 0)
     counts = torch.empty((threads + 1) * buckets + 1, dtype=torch.int64, device="cpu")
-    found = functions.slots(address, first, descriptor, None, pos, crd, values.detach(), spread, counts)
+    found = functions.slots((address, 0), first, descriptor, None, pos, crd, values.detach(), spread, counts)
     return found[0], found[1], found[2] if element is not None else found[2].view(values.dtype)
 
 
