@@ -8,7 +8,7 @@
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, DIMS, ENTRIES, NUMBER_BITS, SHIFT, BUCKETS, WIDTH, /* then arrays */
        GIVEN, SIZES, NEW, VALUES, NEW_VALUES, KEYS, OTHER, COUNTS };
-enum { DIGIT = 11, MOST_DIGITS = 1 << DIGIT, FEW = 24, BLOCK = 1024, AHEAD = 16 };
+enum { DIGIT = 11, MOST_DIGITS = 1 << DIGIT, FEW = 24, BLOCK = 1024, AHEAD = 16, LINE = 8 };
 enum { SORTED, UNSORTED, OUTSIDE };
 typedef struct { i64 *args; i64 next, state; } job_t;
 
@@ -86,9 +86,11 @@ static void spread_share(i64 part, const i64 *args) {
     u64 *to = (u64 *)args[KEYS];
     const i64 shift = args[SHIFT], end = share_of(args, part + 1);
     i64 *next = (i64 *)args[COUNTS] + part * args[BUCKETS];
+    /* not where a stretch is so short that the line would be that of the next thread */
+    const i64 ahead = args[ENTRIES] / (args[THREADS] * args[BUCKETS]) >= 8 * LINE ? LINE : 0;
     for (i64 e = share_of(args, part); e < end; e++) {
         u64 *place = to + next[from[e] >> shift]++;
-        __builtin_prefetch(place + AHEAD, 1);
+        __builtin_prefetch(place + ahead, 1);
         *place = from[e];
     }
 }

@@ -9,7 +9,7 @@
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, ROWS, COLUMNS, ENTRIES, SHIFT, BUCKETS, ROW_BITS, /* then arrays */
        POS, CRD, VALUES, SPREAD, COUNTS, NEW_POS, NEW_CRD, NEW_VALUES, COUNT };
-enum { MOST_BUCKETS = 512, TABLES = 4, AHEAD = 16, STEP = 16 }; /* entries */
+enum { MOST_BUCKETS = 512, TABLES = 4, AHEAD = 8, STEP = 16 }; /* entries */
 #define FETCH_TO_WRITE(place) __builtin_prefetch((place), 1)
 typedef struct { const i64 *args; i64 next; } job_t;
 typedef struct { key_t key; value_t value; } entry_t;
@@ -43,6 +43,8 @@ static void spread_share(i64 part, const i64 *args) {
     entry_t *spread = (entry_t *)args[SPREAD];
     const i64 shift = args[SHIFT], end = share_of(args, part + 1), mask = (1ll << shift) - 1;
     i64 *next = (i64 *)args[COUNTS] + part * args[BUCKETS], entry = share_of(args, part);
+    /* not where a stretch is so short that the lines would be those of the next thread */
+    const i64 ahead = args[ENTRIES] / (args[THREADS] * args[BUCKETS]) >= 8 * AHEAD ? AHEAD : 0;
     i64 low = 0, high = args[ROWS];
     while (low < high) { /* the first row that ends behind the first entry */
         const i64 middle = low + (high - low) / 2;
@@ -53,7 +55,7 @@ static void spread_share(i64 part, const i64 *args) {
         const i64 stop = pos[row + 1] < end ? pos[row + 1] : end;
         for (; entry < stop; entry++) {
             const i64 column = crd[entry], at = next[column >> shift]++;
-            FETCH_TO_WRITE(spread + at + AHEAD);
+            FETCH_TO_WRITE(spread + at + ahead);
             spread[at].key = (key_t)(column & mask) << args[ROW_BITS] | (key_t)row;
             spread[at].value = values[entry];
         }
