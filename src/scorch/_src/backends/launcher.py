@@ -186,7 +186,7 @@ class Launcher(Executable):
         return self._arrays(pos, crd, tuple(counts), arrays[f"{name}_vals"])
 
     def _finish(
-        self, engine: Engine, slots: list[Any], wanted: dict[str, Callable[[], torch.Tensor]]
+        self, engine: Engine, slots: list[Any], wanted: Mapping[str, Callable[[], torch.Tensor]]
     ) -> list[torch.Tensor]:
         """Allocate ``wanted`` and have the kernel fill it; it frees its own memory in any case."""
         arrays: list[torch.Tensor] = []

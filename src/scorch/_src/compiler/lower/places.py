@@ -8,7 +8,7 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL
 
 NOWHERE = -1  # a place that no row has
-PLACES_PER_ENTRY = 4  # of all workers, that each of its entries pays for: filling one takes far less than a merge
+PLACES_PER_ENTRY = 4  # of all workers, that an entry pays for: filling one takes far less than a merge
 LOOKS_UP = ir.Var("looks_up", BOOL)
 
 

@@ -15,7 +15,7 @@ from scorch._src.loops.types import INT64
 
 Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
-STRETCH = 64  # elements of a result that all copies are added to before the next: threads wait for other caches
+STRETCH = 64  # elements that all copies are added to before the next, which are fetched meanwhile
 LEAST_WORK = 4096  # rows and entries of a chunk: taking one costs as much as a few hundred
 
 
