@@ -62,7 +62,7 @@ def test_a_thread_that_is_late_again_and_again_makes_the_machine_busy() -> None:
 
 
 def test_a_thread_that_has_more_to_do_is_not_late() -> None:
-    """One that clears new pages, which all need, takes longer than others though it is running all the time."""
+    """One that clears new pages takes longer than others, though it has a core all the time."""
     pool = parallel._pool(parallel._torch_loop())
     assert pool is not None
     kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_longlong] * 4)

@@ -49,7 +49,7 @@ _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
 
 @dataclass(frozen=True)
 class Builtins:
-    """``fill(kernel, header, result, guard, *tensors)``; ``rows`` and ``slots((compute, finish), header, ...)``.
+    """``fill(kernel, header, result, guard, *tensors)``; ``rows``, ``slots((compute, finish), header, ...)``.
 
     ``header`` holds the first argument slots (``pack``), ``result`` what to allocate (``result_descriptor``,
     ``row_descriptor``, ``slot_descriptor``); the addresses of ``tensors`` and of the result follow. With

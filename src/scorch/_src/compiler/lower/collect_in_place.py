@@ -16,6 +16,9 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
 
+_CHUNK = ir.Var("chunk")
+
+
 class InPlace(Collector):
     """A result whose entries are one run of coordinates below dense levels, written straight to them."""
 
@@ -162,11 +165,11 @@ class Slots(InPlace):
             ir.If(ir.Const(0) < target, ir.For(r, self._fact("row"), self._fact("stop"), later)),
         )
 
-    def _fact(self, name: str, chunk: ir.Var = ir.Var("chunk")) -> ir.Expr:
+    def _fact(self, name: str, chunk: ir.Expr = _CHUNK) -> ir.Expr:
         return ir.Load(self.table, chunk * len(self.facts) + self.facts.index(name))
 
     def _note(self, name: str, value: ir.Expr) -> ir.Stmt:
-        return ir.Store(self.table, ir.Var("chunk") * len(self.facts) + self.facts.index(name), value)
+        return ir.Store(self.table, _CHUNK * len(self.facts) + self.facts.index(name), value)
 
 
 class Buckets(InPlace):
