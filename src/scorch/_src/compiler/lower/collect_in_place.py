@@ -15,7 +15,6 @@ from scorch._src.formats.scratch import join_key
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
-
 _CHUNK = ir.Var("chunk")
 
 
