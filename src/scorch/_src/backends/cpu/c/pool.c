@@ -164,18 +164,29 @@ static i64 count_late(i64 more) {
     return count;
 }
 
-/* A loop whose parts tell when the caller has done its own, and, if is_timed, how long one was without a core at most,
-   from the beginning of the loop on. */
-typedef struct { body_t body; void *context; i64 first, started, done, waited; int is_timed; } watched;
+/* A loop whose parts tell when the caller has done its own, and, if is_timed, when the last one was done, and how long
+   one was without a core at most, from the beginning of the loop on. */
+typedef struct { body_t body; void *context; i64 first, started, done, last, waited; int is_timed; } watched;
+
+static void raise_to(i64 *most, i64 number) {
+    i64 before = __atomic_load_n(most, __ATOMIC_RELAXED);
+    while (number > before &&
+           !__atomic_compare_exchange_n(most, &before, number, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
 
 static void run_timed(i64 begin, i64 end, watched *watch) {
     const i64 before = read_clock(THREAD_TIME);
     watch->body(begin, end, watch->context);
-    const i64 waited = now() - watch->started - (read_clock(THREAD_TIME) - before);
-    i64 most = __atomic_load_n(&watch->waited, __ATOMIC_RELAXED);
-    while (waited > most && !__atomic_compare_exchange_n(&watch->waited, &most, waited, 1, __ATOMIC_RELAXED,
-                                                         __ATOMIC_RELAXED)) {
-    }
+    const i64 last = now();
+    raise_to(&watch->waited, last - watch->started - (read_clock(THREAD_TIME) - before));
+    raise_to(&watch->last, last);
+}
+
+/* How long a thread was without a core: one with a part, or the caller, which is woken up when the last one is done */
+static i64 time_without_core(const watched *watch, i64 ended) {
+    if (!watch->is_timed) return -1;
+    return ended - watch->last > watch->waited ? ended - watch->last : watch->waited;
 }
 
 static void run_watched(i64 begin, i64 end, void *given) {
@@ -186,7 +197,7 @@ static void run_watched(i64 begin, i64 end, void *given) {
 }
 
 int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
-    watched watch = {body, context, begin, now(), 0, 0, __atomic_load_n(&late_loops, __ATOMIC_RELAXED) > 0};
+    watched watch = {body, context, begin, now(), 0, 0, 0, __atomic_load_n(&late_loops, __ATOMIC_RELAXED) > 0};
     i64 spent = -1;
     if (watch.started < __atomic_load_n(&scorch_busy_until, __ATOMIC_RELAXED)) {
         run_on_own(begin, end, body, context);
@@ -194,12 +205,13 @@ int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *contex
     }
     if (watch.is_timed) spent = read_clock(OWN_TIME);
     int status = torch_loop(begin, end, grain, run_watched, &watch);
-    if (watch.done && scorch_is_late(watch.started, watch.done, now(), watch.is_timed ? watch.waited : -1)) {
+    i64 ended = now();
+    if (watch.done && scorch_is_late(watch.started, watch.done, ended, time_without_core(&watch, ended))) {
         if (count_late(PER_LATE) < ENOUGH) return status;
-        if (spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, now() - watch.started))
+        if (spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, ended - watch.started))
             __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
         i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
-        __atomic_store_n(&scorch_busy_until, now() + wait, __ATOMIC_RELAXED);
+        __atomic_store_n(&scorch_busy_until, ended + wait, __ATOMIC_RELAXED);
         __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
     } else {
         if (!count_late(-1)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
