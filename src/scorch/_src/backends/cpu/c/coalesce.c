@@ -9,6 +9,7 @@ typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, DIMS, ENTRIES, NUMBER_BITS, SHIFT, BUCKETS, WIDTH, /* then arrays */
        GIVEN, SIZES, NEW, VALUES, NEW_VALUES, KEYS, OTHER, COUNTS };
 enum { DIGIT = 11, MOST_DIGITS = 1 << DIGIT, FEW = 24, BLOCK = 1024, AHEAD = 16, LINE = 8 };
+enum { SHORT = 1024, SHORT_DIGIT = 8 }; /* for a bucket with fewer keys than DIGIT has counts */
 enum { SORTED, UNSORTED, OUTSIDE };
 typedef struct { i64 *args; i64 next, state; } job_t;
 
@@ -121,7 +122,8 @@ static void sort_digit(const u64 *from, u64 *to, i64 count, int shift, int bits)
 /* Sort the keys of a bucket, in place, and count their places. */
 static void sort_bucket(i64 bucket, const i64 *args) {
     const i64 *begins = begins_of(args), count = begins[bucket + 1] - begins[bucket];
-    const int low = (int)args[NUMBER_BITS], all = (int)args[SHIFT] - low, passes = (all + DIGIT - 1) / DIGIT;
+    const int low = (int)args[NUMBER_BITS], all = (int)args[SHIFT] - low, digit = count < SHORT ? SHORT_DIGIT : DIGIT;
+    const int passes = (all + digit - 1) / digit;
     u64 *keys = (u64 *)args[KEYS] + begins[bucket], *from = keys, *to = (u64 *)args[OTHER] + begins[bucket];
     i64 places = count > 0;
     if (count <= FEW) insert_all(keys, count);

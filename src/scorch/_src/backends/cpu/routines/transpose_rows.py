@@ -24,7 +24,7 @@ MIN_ENTRIES_PER_THREAD = 1 << 14
 ENTRIES_PER_BUCKET = 1 << 14
 MAX_BUCKETS = 512
 BUCKETS_PER_THREAD = 4
-MAX_FEW = 1 << 18  # entries, of which buckets are wanted in which threads do not write to the same lines
+MAX_FEW = 1 << 18  # entries, for half as many buckets: in short ones, threads write to the same lines
 
 _INDEX = {torch.int32: INT32, torch.int64: INT64}
 _ELEMENTS = {torch.float32: FLOAT32, torch.float64: FLOAT64, **_INDEX}
