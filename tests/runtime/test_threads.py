@@ -228,3 +228,26 @@ def test_threads_count_and_place_entries_of_other_rows(threads: int, shape: tupl
         columns = A.to_format("csc")
     assert torch.equal(columns.to_dense(), dense)
     assert torch.equal(columns.row_indices().long(), dense.T.nonzero()[:, 1])
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("threads", [2, 7, 16])
+@pytest.mark.parametrize("entries", [40_000, 300_000])
+def test_entries_are_sorted_alike_on_any_number_of_threads(
+    threads: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a thread has few entries of a bucket, and where it fetches lines before it writes them."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.1)
+    generator = torch.Generator().manual_seed(entries)
+    at = torch.randint(0, 3000, (2, entries), generator=generator)
+    values = torch.randn(entries, generator=generator)
+
+    def columns_and_values(threads: int) -> list[torch.Tensor]:
+        with scorch.settings(threads=threads):
+            A = scorch.sparse_coo_tensor(at, values, (3000, 3000), format="csr")
+            B = A.to_format("csc")
+        arrays = (A.crow_indices(), A.col_indices(), A.values(), B.ccol_indices(), B.row_indices())
+        return [*arrays, B.values()]
+
+    for alone, shared in zip(columns_and_values(1), columns_and_values(threads), strict=True):
+        assert torch.equal(alone, shared)
