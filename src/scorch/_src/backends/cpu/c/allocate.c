@@ -124,8 +124,9 @@ static managed_t *describe(holder_t *made, long long code, long long bits, int n
     return &made->managed;
 }
 
-/* A tensor of our own; *zeroed says whether its memory is known to be zero. */
-static managed_t *own(long long code, long long bits, int ndim, const long long *extents, int *zeroed) {
+/* A tensor of our own, in pages of the pool from ``least`` bytes on; *zeroed says whether it is known to be zero. */
+static managed_t *own_from(unsigned long least, long long code, long long bits, int ndim, const long long *extents,
+                           int *zeroed) {
     unsigned long bytes = (unsigned long)bits / 8;
     holder_t *made;
     *zeroed = 0;
@@ -133,13 +134,14 @@ static managed_t *own(long long code, long long bits, int ndim, const long long 
         if (extents[d] && bytes > 0x3ffffffffffffffful / (unsigned long)extents[d]) return 0;
         bytes *= (unsigned long)extents[d];
     }
-    if (bytes < LARGE) {
+    if (bytes < least) {
         made = malloc(sizeof(holder_t) + 64 + bytes);
         if (!made) return 0;
         made->pages = 0;
         made->managed.tensor.data = inside(made);
     } else {
-        bytes = (bytes + LARGE - 1) & ~(LARGE - 1);
+        const unsigned long unit = bytes < LARGE ? LARGE / 16 : LARGE; /* of less than a huge page, little is left over */
+        bytes = (bytes + unit - 1) & ~(unit - 1);
         made = take_from_pool(bytes);
         if (!made) {
             made = malloc(sizeof(holder_t));
@@ -159,6 +161,16 @@ static managed_t *own(long long code, long long bits, int ndim, const long long 
     }
     made->users = 0;
     return describe(made, code, bits, ndim, extents);
+}
+
+static managed_t *own(long long code, long long bits, int ndim, const long long *extents, int *zeroed) {
+    return own_from(LARGE, code, bits, ndim, extents, zeroed);
+}
+
+/* One of one dimension, also in pages of the pool if it is not short: malloc would get new ones again and again. */
+static managed_t *own_pooled(long long code, long long bits, long long count) {
+    int zeroed;
+    return own_from(LARGE / 4, code, bits, 1, &count, &zeroed);
 }
 
 /* The tensors of a small sparse result, as scorch_slots describes it, in one block, which is freed with the last of
@@ -222,16 +234,6 @@ static void clear(char *to, unsigned long bytes, const long long *slots) {
         ((int (*)(long long, long long, long long, void (*)(long long, long long, void *), void *))slots[0])(
             0, slots[1], 1, clear_shares, &all);
     }
-}
-
-/* A tensor of one dimension, in pages of the pool if it is not short: malloc would get new ones again and again. */
-static managed_t *own_pooled(long long code, long long bits, long long count) {
-    int zeroed;
-    unsigned long bytes = (unsigned long)count * (unsigned long)bits / 8;
-    long long room = bytes >= LARGE / 4 && bytes < LARGE ? (long long)LARGE * 8 / bits : count;
-    managed_t *made = own(code, bits, 1, &room, &zeroed);
-    if (made) ((holder_t *)made)->extents[0] = count;
-    return made;
 }
 
 /* The same tensor with fewer elements. If those are few, they are copied, and the pages serve the next call: new ones
