@@ -189,6 +189,10 @@ class Routines:
 
     # index arrays ------------------------------------------------------------------------------------
 
+    def copy_indices(self, array: Tensor, dtype: torch.dtype) -> Tensor:
+        """Copy an index array, without gaps, as ``dtype``."""
+        return array.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
     def has_sorted_rows(self, pos: Tensor, crd: Tensor, size: int) -> bool:
         """Check that pointers rise from 0 to the number of entries, and that the coordinates below each are
         sorted, differ and lie in ``size``; a device is asked once.

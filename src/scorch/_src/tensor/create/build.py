@@ -300,7 +300,8 @@ def _compressed_pattern(
         check_coordinates(plain_name, crd, across, sizes[across], block)
     counts = level_counts(form, sizes, [crd.numel()])
     dtype = index_dtype(sizes, counts)
-    arrays = (own(_joined_pointers(pos, entries), dtype), own(crd.reshape(-1), dtype))
+    copy = routines_for(crd).copy_indices  # as ``own``: nobody else can write to the arrays of a pattern
+    arrays = (copy(_joined_pointers(pos, entries), dtype), copy(crd.reshape(-1), dtype))
     place = batch + 1
     before: tuple[None, ...] = (None,) * place
     after: tuple[None, ...] = (None,) * (len(form) - place - 1)
