@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.compile.capture.layer_operator import trace_layer
 from scorch._src.compile.recorder import PauseRecording
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_tracked_by_autograd_alone
@@ -311,6 +312,10 @@ class SparseLinear(torch.nn.Module):
             raise ShapeError(
                 f"the input has shape {tuple(input.shape)}, but the layer expects {self.in_features} features"
             )
+        if values is not None and torch.compiler.is_compiling():
+            traced = trace_layer(input, self.pattern, values, bias, scales, activation, residual)
+            if traced is not None:
+                return traced
         weight = self.weight
         if values is not None and values.dtype == torch.bfloat16 and input.dtype == torch.float32:
             weight = sparse_of(self.pattern, values.float())
