@@ -62,7 +62,7 @@ class Decoder(nn.Module):
     def forward(self, x: torch.Tensor, *caches: torch.Tensor) -> torch.Tensor:
         last = caches[0].shape[-2] - 1
         turn = self.turns[last].to(x.dtype)  # type: ignore[index]
-        position: torch.Tensor = self.positions[last:]  # type: ignore[index]
+        position: torch.Tensor = self.positions[last : last + 1]  # type: ignore[index]
         for number, block in enumerate(self.blocks):
             x = block(x, caches[2 * number], caches[2 * number + 1], turn, position)
         return x

@@ -148,6 +148,25 @@ def test_settings_are_those_of_the_call() -> None:
             torch.testing.assert_close(compiled(x), wanted)
 
 
+def test_fused_modules_stay_fused_in_a_graph() -> None:
+    linear, backend, x = torch.nn.Linear, Graphs(), torch.randn(2, 5, 16)
+    encoder = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True)
+    perceptron = torch.nn.Sequential(linear(16, 32), torch.nn.ReLU(), linear(32, 16))
+    model = scorch.sparsify(torch.nn.Sequential(encoder, perceptron), 0.5, prefer="size").eval()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        assert backend.count("scorch.linear") == 6
+        assert not backend.count("gelu") and not backend.count("relu")
+    torch.testing.assert_close(compiled(x), model(x))  # with gradients
+    torch.compiler.reset()  # torch does not look for hooks that are registered later
+    seen: list[str] = []
+    model[1][0].register_forward_hook(lambda *_: seen.append("hook"))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+    assert len(seen) == 2
+
+
 def test_layers_are_exported_and_saved() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
     model, x = scorch.sparsify(model, 0.7, prefer="size").eval(), torch.randn(3, 16)
