@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import scorch
 from scorch._src.nn.stored_values import store_values
+from scorch._src.tensor.flatten import pattern_of
 from scorch.errors import ShapeError
 
 
@@ -126,6 +129,17 @@ def test_weights_and_patterns_may_change() -> None:
             torch.testing.assert_close(compiled(x), layer.to_dense()(x))
 
 
+def test_graphs_use_the_pattern_of_the_layer() -> None:
+    """What is derived from a pattern, such as narrower columns, is there once."""
+    layer = pickle.loads(pickle.dumps(layer_of()))
+    for each in (layer_of(), layer, copy.deepcopy(layer)):
+        pattern = each.pattern
+        assert pattern_of(pattern.format, pattern.shape, pattern.entry_arrays) is pattern
+        each.rewire(torch.eye(16), new=1.0)
+        pattern = each.pattern
+        assert pattern_of(pattern.format, pattern.shape, pattern.entry_arrays) is pattern
+
+
 def test_an_input_of_another_size_is_named() -> None:
     compiled = torch.compile(layer_of(), backend="aot_eager")
     with torch.no_grad(), pytest.raises(ShapeError, match=r"\(2, 7\), but the layer expects 16 features"):
@@ -185,6 +199,7 @@ def test_layers_are_exported_and_saved() -> None:
 def test_the_operator_is_what_its_schema_says() -> None:
     layer, x = layer_of(), torch.randn(3, 16)
     pattern = layer.pattern
-    arguments = (x, layer.values.detach(), list(pattern.entry_arrays), "ds:0,1:", 16, layer.bias.detach())
+    index, bias = list(pattern.entry_arrays), layer.bias.detach()
+    arguments = (x, layer.values.detach(), index, "ds:0,1:", 16, bias, None, "relu", x)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.scorch.linear.default, arguments, test_utils=tests)

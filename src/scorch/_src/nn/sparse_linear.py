@@ -45,6 +45,7 @@ from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
+from scorch._src.tensor.flatten import remember
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
@@ -126,10 +127,12 @@ class SparseLinear(torch.nn.Module):
         super()._apply(fn, recurse)
         if self.pattern.device != self.values.device:
             self.pattern = self.pattern.to(self.values.device)
+            remember(self.pattern)
         return self
 
     def _set_pattern(self, pattern: Pattern) -> None:
         self.pattern = pattern
+        remember(pattern)  # graphs find it by its arrays
         self._sealed = compute_fingerprint(pattern)  # pickles have this name and the one after the next
         self.seal = torch.tensor(self._sealed, device=pattern.device)
         self._seen = _version(self.seal)
@@ -336,6 +339,10 @@ class SparseLinear(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _CACHED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        remember(self.pattern)
 
     def _check_seal(self) -> None:
         """Raise if another process has sent a different fingerprint."""

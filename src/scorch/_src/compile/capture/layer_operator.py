@@ -29,8 +29,8 @@ from scorch._src.torch_internals import (
 _STORED = (torch.bfloat16, torch.int8)  # dtypes of values that a layer with float32 inputs may have
 _library = torch.library.Library("scorch", "FRAGMENT")
 _library.define(
-    "linear(Tensor input, Tensor values, Tensor[] index, str format, SymInt out_features, Tensor? bias=None, "
-    "Tensor? scales=None, str? activation=None, Tensor? residual=None) -> Tensor"
+    "linear(Tensor input, Tensor values, Tensor[] index, str format, SymInt out_features, Tensor? bias, "
+    "Tensor? scales, str? activation, Tensor? residual) -> Tensor"  # inductor names arguments with defaults
 )
 
 
@@ -74,10 +74,10 @@ def _linear(
     index: Sequence[torch.Tensor],
     format: str,
     out_features: int,
-    bias: torch.Tensor | None = None,
-    scales: torch.Tensor | None = None,
-    activation: str | None = None,
-    residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    activation: str | None,
+    residual: torch.Tensor | None,
 ) -> torch.Tensor:
     pattern = pattern_of(read_spelled(format), (out_features, input.shape[-1]), index)
     follows = (bias, scales, activation, residual)
@@ -96,7 +96,7 @@ def _linear(
 
 
 def _fake_linear(
-    input: torch.Tensor, values: Any, index: Any, format: Any, out_features: Any, *_: Any, **__: Any
+    input: torch.Tensor, values: Any, index: Any, format: Any, out_features: Any, *_: Any
 ) -> torch.Tensor:
     return input.new_empty(*input.shape[:-1], out_features)
 
