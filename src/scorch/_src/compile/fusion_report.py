@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
+from scorch._src.dataclass import dataclass
 from scorch._src.html import page
 from scorch.errors import counted
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.step import StepExplanation, TensorFacts
 from scorch._src.explain.trace_calls import MIN_SHOWN_SHARE

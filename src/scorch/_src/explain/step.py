@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from scorch._src.compiler.bounds import HUGE_PAGE, Footprint
 from scorch._src.compiler.describe import describe_format
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import HIDDEN
 from scorch._src.formats import Format
 from scorch._src.units import format_bytes

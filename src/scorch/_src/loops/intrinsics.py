@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from dataclasses import dataclass
 from string import Template
 from typing import Protocol
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import BOOL, INT32, INT64, Type
 
 
