@@ -11,11 +11,11 @@ import contextvars
 import dataclasses
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from scorch._src.dataclass import dataclass
 from scorch.errors import ArgumentError, warn_deprecated
 
 OPTIMIZATIONS = {
