@@ -119,3 +119,30 @@ for call in {COMMON_CALLS!r}.replace(chr(10), ";").split(";"):
 """
     run = run_python(["-W", "ignore", "-c", program], has="torch")
     assert run.returncode == 0, run.stderr
+
+
+def test_the_import_searches_for_no_cycles_and_changes_no_setting_of_the_collector():
+    program = """
+import gc, torch
+gc.unfreeze()
+gc.collect()
+searches, before = [], (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count())
+gc.callbacks.append(lambda phase, info: searches.append(info["generation"]))
+import scorch
+assert max(searches, default=0) < 2, searches  # no search through all objects of torch
+assert (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == before
+"""
+    run = run_python(["-W", "ignore", "-c", program], has="torch")
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_import_leaves_objects_that_the_user_froze_frozen():
+    program = """
+import gc, torch
+gc.freeze()
+frozen = gc.get_freeze_count()
+import scorch
+assert gc.get_freeze_count() > frozen / 2  # those that are still referenced
+"""
+    run = run_python(["-W", "ignore", "-c", program], has="torch")
+    assert run.returncode == 0, run.stderr

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from scorch._src.backends.sort_entries import MAX_KEYS, Sorted, sorted_by_columns, sorted_by_keys, sum_runs
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.torch_internals import row_pointers_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.fusion_report import GroupExplanation
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.statement_page import draw_step, draw_times

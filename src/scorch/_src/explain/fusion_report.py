@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import to_plain
 from scorch._src.explain.statement_page import draw_loops, draw_orders, draw_tensors, draw_times
 from scorch._src.explain.step import StepExplanation, TensorFacts, add_costs, format_cost

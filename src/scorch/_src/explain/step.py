@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from scorch._src.compiler.bounds import HUGE_PAGE, Footprint
 from scorch._src.compiler.describe import describe_format
 from scorch._src.compiler.schedule.cost import INSERT_DENSE, VECTOR
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import HIDDEN
 from scorch._src.formats import Format
 from scorch._src.units import format_bytes

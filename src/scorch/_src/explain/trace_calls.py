@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from scorch._src import nn
 from scorch._src.compile import recorder
 from scorch._src.compile.lazy_tensor import LAZY_TYPES
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.events import LISTENERS, Event
 from scorch._src.storage.storage import Storage

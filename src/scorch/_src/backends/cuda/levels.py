@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +21,7 @@ from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.routines import Tensor
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.formats.level import suffix
 from scorch._src.loops import nodes as ir

@@ -11,12 +11,12 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import get_overridable_functions, resolve_name
 
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.flatten import pattern_of

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Operand, Step
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.stages import Rows
