@@ -66,8 +66,8 @@ NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isins
     [
         ("tocsr", r"use S\.to_format\('csr'\)"),
         ("toarray", r"use S\.to_dense\(\)"),
-        ("set_value", r"scorch\.sparse_csr_tensor"),
-        ("with_values", r"scorch\.sparse_csr_tensor"),
+        ("set_value", r"S\.with_values\(new_values\)"),
+        ("spones", r"S\.with_values\(1\)"),
         ("fit", "not an estimator"),
     ],
 )

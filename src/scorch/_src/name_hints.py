@@ -25,7 +25,7 @@ def _to_format(name: str) -> str:
 _AS_DENSE = "S.to_dense(), or S.to_dense().numpy() for an array"
 _ESTIMATOR = "a sparse tensor is data, not an estimator: pass S.to_scipy() to scikit-learn"
 _TORCH_SPARSE = "scorch.compat.torch_sparse.SparseTensor.from_scorch(S), which has torch_sparse's methods"
-_VALUES = "S.values() to read them, or scorch.sparse_csr_tensor(*S.csr()[:2], new_values, S.shape)"
+_VALUES = "S.values() to read them, or S.with_values(new_values)"
 
 TENSOR_HINTS: dict[str, str] = {
     # SciPy and NumPy
@@ -50,7 +50,7 @@ TENSOR_HINTS: dict[str, str] = {
     "power": "use S ** n",
     "asfptype": "use S.to(torch.float64)",
     "hadamard": "use S * other",
-    "spones": "use scorch.sparse_csr_tensor(*S.csr()[:2], torch.ones(S.nnz), S.shape)",
+    "spones": "use S.with_values(1)",
     "pattern": "use S.to_format('coo').indices(), or S.crow_indices()",
     # constructors that are called on a tensor
     "from_dense": "use scorch.from_torch(dense, format='csr')",
@@ -61,7 +61,7 @@ TENSOR_HINTS: dict[str, str] = {
     "to_coo": f"use {_to_format('coo')}",
     # torch_sparse
     **dict.fromkeys(
-        ("set_value", "set_value_", "fill_value", "fill_value_", "has_value", "with_values"),
+        ("set_value", "set_value_", "fill_value", "fill_value_", "has_value"),
         f"use {_VALUES}",
     ),
     "set_diag": "use S.setdiag(values)",

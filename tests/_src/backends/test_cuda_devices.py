@@ -16,7 +16,7 @@ from fork_server import CAN_FORK, run_python
 from scorch._src.backends import base
 from scorch._src.backends.cuda import direct, driver, nvrtc, streams
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch
 from scorch._src.devices import META
 from scorch._src.loops.grid import FUNCTIONS
 from scorch._src.tensor import call_errors, metadata
@@ -107,7 +107,7 @@ def test_functions_that_cut_rows_are_compiled_when_they_are_needed(two: TwoDevic
 def test_a_short_call_is_prepared_in_the_context_of_its_device(two: TwoDevices) -> None:
     executable = object.__new__(CudaExecutable)
     executable.kernel = CudaKernel("a text", "a test")
-    launch = executable.launcher(3, 2, 1)
+    launch = executable.launcher([Launch(FUNCTIONS[0], 3)], 2, 1)
     assert two.loaded == [(1, b"sm_91, part 0")] and two.current == 0
     with pytest.raises(KernelError, match="could not launch a kernel: invalid resource handle"):
         launch(5, 6)  # whoever calls it has made its device the current one

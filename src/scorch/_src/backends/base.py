@@ -14,7 +14,6 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -27,6 +26,7 @@ from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.target import Target
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.loops.grid import Grid
 from scorch._src.loops.nodes import Kernel

@@ -117,7 +117,13 @@ class Launcher(Executable):
         slots += [0] * (self.slots - len(slots))
         self._call(engine, "scorch_compute", slots)
         nnz = int(slots[self._place[f"{name}_nnz"]])
-        if nnz < bound:
+        if int(slots[self._place["chunk_total"]] if "chunk_total" in self._place else 1) > 1:
+            first = len(counts) + 1
+            dtypes = {f"exact_{name}{level}_crd": index for level in range(first, levels + 1)}
+            dtypes[f"exact_{name}_vals"] = self.dtype
+            wanted = {key: functools.partial(self._empty, nnz, dtype) for key, dtype in dtypes.items()}
+            *crds, values = self._finish(engine, slots, wanted)
+        elif nnz < bound:
             crds, values = [crd[:nnz].clone() for crd in crds], values[:nnz].clone()
         above, below = (None,) * len(counts), (None,) * (len(crds) - 1)
         all_counts = (*counts, *(nnz for _ in crds))
@@ -180,7 +186,7 @@ class Launcher(Executable):
         return self._arrays(pos, crd, tuple(counts), arrays[f"{name}_vals"])
 
     def _finish(
-        self, engine: Engine, slots: list[Any], wanted: dict[str, Callable[[], torch.Tensor]]
+        self, engine: Engine, slots: list[Any], wanted: Mapping[str, Callable[[], torch.Tensor]]
     ) -> list[torch.Tensor]:
         """Allocate ``wanted`` and have the kernel fill it; it frees its own memory in any case."""
         arrays: list[torch.Tensor] = []

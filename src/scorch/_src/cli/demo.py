@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from scorch._src.backends import cache
 from scorch._src.backends.base import host_threads
 from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.explain_statement import explain
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch

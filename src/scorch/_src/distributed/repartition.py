@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.communication.agreement import agree, validating
 from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
 from scorch._src.distributed.communication.halo import HaloPlan, Order, order_of

@@ -120,7 +120,7 @@ def _bytes_around_kernel(prepared: Prepared, counts: Sequence[int], arrays: Sequ
         size += in_pages(plan.element.bytes * (counts[-1] if counts else 1))
     if plan.assembly != "shared":
         size += finishing_bytes(plan.result, prepared.shape, counts, plan.element)
-    if plan.slots and not enabled("pool"):  # torch's memory cannot be cut: what is used is copied
+    if plan.slots and (plan.parallel or not enabled("pool")):  # gaps, or torch's memory: copied to the result
         size += sum(arrays)
     if plan.assembly in ("rows", "list") and not plan.slots:  # kernels count in int64
         above = (1, *counts)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from scorch._src.backends.base import host_threads
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import print_unless
 from scorch._src.html import page
 from scorch._src.name_hints import suggests_keywords

@@ -14,12 +14,12 @@ import pickle
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.io.archive import DAMAGED
 from scorch._src.io.frostt import read_frostt, write_frostt

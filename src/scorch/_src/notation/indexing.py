@@ -22,10 +22,10 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import NoReturn
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import children, free_indices, with_children, with_unique_binders

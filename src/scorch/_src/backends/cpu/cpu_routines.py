@@ -14,6 +14,7 @@ from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
+from scorch._src.backends.cpu.routines.copy_indices import copied_indices
 from scorch._src.backends.cpu.routines.few_values import ABS, NEG, RELU, add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
@@ -54,6 +55,7 @@ class CpuRoutines(Routines):
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
     add_row = _or_torch(add_row, Routines.add_row)
+    copy_indices = _or_torch(copied_indices, Routines.copy_indices)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)

@@ -188,8 +188,8 @@ class DirectCall:
     def address(self) -> int | tuple[int, int]:
         """The kernel as the builtin takes it."""
         addresses = self.executable.engine.addresses
-        if self.plan.assembly == "rows" and not self.plan.slots:
-            return addresses["scorch_compute"], addresses["scorch_finish"]
+        if self.plan.assembly == "rows" or self.plan.slots:
+            return addresses["scorch_compute"], addresses.get("scorch_finish", 0)
         return addresses["scorch_compute"]
 
     @functools.cached_property

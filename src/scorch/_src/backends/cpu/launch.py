@@ -10,7 +10,8 @@ Results are tensors of our own making, handed to torch with a function that free
 block of memory with its description in front. A large one lies in pages of its own, aligned for huge pages;
 fresh pages cost more than most kernels, so blocks that were freed last stay in a pool, up to a limit, and
 serve the next result of about their size. An array that turns out shorter than it might have been is cut
-in place: what it does not use is returned if that is much.
+in place: what it does not use is returned if that is much. Where threads have left gaps in such arrays, what
+they have written is copied to others of the right length instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import math
 import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit, toolchain
 from scorch._src.compiler.bounds import HUGE_PAGE
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.errors import CompilerNotFoundError
 from scorch.settings import enabled
@@ -48,7 +49,7 @@ _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
 
 @dataclass(frozen=True)
 class Builtins:
-    """``fill(kernel, header, result, guard, *tensors)``, ``rows((compute, finish), header, ...)``, ``slots``.
+    """``fill(kernel, header, result, guard, *tensors)``; ``rows``, ``slots((compute, finish), header, ...)``.
 
     ``header`` holds the first argument slots (``pack``), ``result`` what to allocate (``result_descriptor``,
     ``row_descriptor``, ``slot_descriptor``); the addresses of ``tensors`` and of the result follow. With

@@ -15,6 +15,8 @@ from scorch._src.formats.scratch import join_key
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64
 
+_CHUNK = ir.Var("chunk")
+
 
 class InPlace(Collector):
     """A result whose entries are one run of coordinates below dense levels, written straight to them."""
@@ -51,21 +53,24 @@ class InPlace(Collector):
 class Slots(InPlace):
     """As ``Rows``, in place: the rows of operands in ``plan.slots`` say where those of the result may begin.
 
-    With threads each has one range of rows and leaves a gap behind it, which closes at the end; until then
-    ``pos`` counts from the first row of the range. Threads close the gaps together: each sets those of its
-    entries aside that others move theirs over, and when all have, moves its own.
+    With threads each has one range of rows and leaves a gap behind it, and ``pos`` counts from the first row
+    of the range. Then these arrays are only room to work in: the caller allocates others of the right length,
+    and threads copy their entries there (``finish``). A single range is complete as it is.
     """
 
     chunks_per_thread = 1  # moving costs more than waiting
-    facts = ("row", "stop", "first", "length", "target", "kept", "aside")  # of a chunk, in ``table``
+    facts = ("row", "stop", "first", "length", "target")  # of a chunk, in ``table``
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.count, self.first = ir.Var(f"{self.name}_count"), ir.Var(f"{self.name}_first")
         self.is_shared = plan.parallel
-        self.table = ir.Array("chunk_table", INT64)
-        self.moved = (*self.crd, self.values)
-        self.aside = [ir.Array(f"aside_{array.name}", array.element) for array in self.moved]
+        self.table, self.chunks = ir.Array("chunk_table", INT64), ir.Var("chunk_total")
+        self.written = (*self.crd, self.values)
+        self.exact = [ir.Array(f"exact_{array.name}", array.element) for array in self.written]
+        if self.is_shared:
+            self.outputs = (self.nnz, self.chunks, self.table)
+            self.finish_inputs = (ir.Var("discard"), *self.exact)
 
     def before(self) -> ir.Stmt:
         return ir.Store(self.pos, ir.Const(0), ir.Const(0))
@@ -114,73 +119,56 @@ class Slots(InPlace):
         return super().only_where(condition, inner)
 
     def after(self) -> ir.Stmt:
-        return ir.block(self._close_gaps() if self.is_shared else None, self.tell_nnz())
-
-    def limits(self, entries: int, inserted: int) -> dict[str, int]:
-        return {"set_aside": entries}
-
-    def _fact(self, name: str) -> ir.Expr:
-        return ir.Load(self.table, ir.Var("chunk") * len(self.facts) + self.facts.index(name))
-
-    def _note(self, name: str, value: ir.Expr) -> ir.Stmt:
-        return ir.Store(self.table, ir.Var("chunk") * len(self.facts) + self.facts.index(name), value)
-
-    def _close_gaps(self) -> ir.Stmt:
-        """Move what the chunks have written together, and count ``pos`` from the very first row."""
-        chunk, chunks, at, aside = (ir.Var(name) for name in ("chunk", "chunks", "at", "set_aside"))
-        movers, nothing = ir.Var("movers"), ir.block()
-        threads = ir.Select(at < LEAST_MOVED, ir.Const(1), ir.Var("threads"))
-        together = ir.block(
-            ir.Declare(at, ir.Const(0)),
-            ir.Declare(aside, ir.Const(0)),
-            ir.For(chunk, ir.Const(0), chunks, self._find_target(at, aside)),
-            *(ir.Allocate(array, aside) for array in self.aside),
-            ir.Declare(movers, threads),
-            ir.Parallel(chunk, chunks, movers, nothing, self._set_aside(), nothing),
-            ir.Parallel(chunk, chunks, movers, nothing, self._move(), nothing),
-            *(ir.Free(array) for array in self.aside),
-        )
-        return ir.block(ir.If(ir.Const(1) < chunks, together), ir.Free(self.table))
-
-    def _find_target(self, at: ir.Var, aside: ir.Var) -> ir.Stmt:
-        """Note where the entries of a chunk go, and how many of them no later chunk is moved over."""
-        length, kept = ir.Var("chunk_length"), ir.Var("chunk_kept")
-        before_next = ir.Binary("max", at + length - self._fact("first"), ir.Const(0), INT64)
-        is_last = (ir.Var("chunk") + 1).equals(ir.Var("chunks"))
+        if not self.is_shared:
+            return self.tell_nnz()
+        chunk, chunks, at = ir.Var("chunk"), ir.Var("chunks"), ir.Var("at")
+        target = ir.block(self._note("target", at), ir.Assign(at, at + self._fact("length")))
+        is_complete = chunks <= 1
         return ir.block(
-            ir.Declare(length, self._fact("length")),
-            ir.Declare(kept, ir.Select(is_last, length, before_next)),
-            *map(self._note, ("target", "kept", "aside"), (at, kept, aside)),
-            ir.Assign(at, at + length),
-            ir.Assign(aside, aside + (length - kept)),
+            ir.Declare(at, ir.Const(0)),
+            ir.For(chunk, ir.Const(0), chunks, target),
+            ir.Put(self.nnz.name, at),
+            ir.Put(self.chunks.name, chunks),
+            ir.If(is_complete, ir.Free(self.table), ir.PutArray(self.table.name, self.table)),
         )
 
-    def _set_aside(self) -> ir.Stmt:
-        r, kept, target = ir.Var("r"), ir.Var("chunk_kept"), self._fact("target")
-        start, length = self._fact("first") + kept, self._fact("length") - kept
+    def finish(self, sizes: tuple[ir.Var, ...]) -> ir.Function | None:
+        """Copy what chunks have written to exact arrays, unless it is discarded; count ``pos`` from row 0."""
+        if not self.is_shared:
+            return None
+        chunk, last, movers, nothing = ir.Var("chunk"), ir.Var("last"), ir.Var("movers"), ir.block()
+        all_threads = (ir.Var("parallel_for"), ir.Var("threads"))
+        few = self._fact("target", last) + self._fact("length", last) < LEAST_MOVED
+        body = ir.block(
+            ir.Declare(last, self.chunks - 1),
+            ir.Declare(movers, ir.Select(few, ir.Const(1), all_threads[1])),
+            ir.If(
+                ir.Var("discard").equals(0),
+                ir.Parallel(chunk, self.chunks, movers, nothing, self._copy_chunk(), nothing),
+            ),
+            ir.Free(self.table),
+            ir.Return(ir.Const(0)),
+        )
+        arrays = (self.pos, *self.written, self.chunks, self.table, *self.finish_inputs)
+        return ir.Function("scorch_finish", (*all_threads, *arrays), body, exported=True)
+
+    def _copy_chunk(self) -> ir.Stmt:
+        r, target = ir.Var("r"), ir.Var("chunk_target")
         later = ir.Store(self.pos, r + 1, ir.wide(ir.Load(self.pos, r + 1)) + target)
         return ir.block(
-            ir.Declare(kept, self._fact("kept")),
+            ir.Declare(target, self._fact("target")),
             *(
-                ir.Copy(to, self._fact("aside"), array, start, length)
-                for to, array in zip(self.aside, self.moved, strict=True)
+                ir.Copy(exact, target, array, self._fact("first"), self._fact("length"))
+                for exact, array in zip(self.exact, self.written, strict=True)
             ),
             ir.If(ir.Const(0) < target, ir.For(r, self._fact("row"), self._fact("stop"), later)),
         )
 
-    def _move(self) -> ir.Stmt:
-        at, kept = ir.Var("chunk_at"), ir.Var("chunk_kept")
-        whole = [ir.Copy(array, at, array, self._fact("first"), kept) for array in self.moved]
-        length = self._fact("length") - kept
-        return ir.block(
-            ir.Declare(at, self._fact("target")),
-            ir.Declare(kept, self._fact("kept")),
-            ir.If(at < self._fact("first"), ir.block(*whole)),
-            *(
-                ir.Copy(array, at + kept, source, self._fact("aside"), length)
-                for array, source in zip(self.moved, self.aside, strict=True)
-            ),
-        )
+    def _fact(self, name: str, chunk: ir.Expr = _CHUNK) -> ir.Expr:
+        return ir.Load(self.table, chunk * len(self.facts) + self.facts.index(name))
+
+    def _note(self, name: str, value: ir.Expr) -> ir.Stmt:
+        return ir.Store(self.table, _CHUNK * len(self.facts) + self.facts.index(name), value)
 
 
 class Buckets(InPlace):

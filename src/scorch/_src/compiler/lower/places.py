@@ -8,7 +8,7 @@ from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL
 
 NOWHERE = -1  # a place that no row has
-ENTRIES_PER_PLACE = 4  # that pay for an array of many workers: the system gives memory to all one by one
+PLACES_PER_ENTRY = 4  # of all workers, that an entry pays for: filling one takes far less than a merge
 LOOKS_UP = ir.Var("looks_up", BOOL)
 
 
@@ -25,7 +25,7 @@ def allocate_places(plan: Plan) -> ir.Stmt:
     places, size, length = noted_places(plan), plan.splits.size(plan.order[-1]), ir.Var("places_length")
     entries = Levels(plan).count(plan.noted, len(plan.uses(plan.noted)) - 1)
     threads = ir.Var("threads")
-    pays = ir.either(threads <= 1, size * threads * ENTRIES_PER_PLACE <= entries)
+    pays = ir.either(threads <= 1, size * threads <= entries * PLACES_PER_ENTRY)
     return ir.block(
         ir.Declare(LOOKS_UP, pays),
         ir.Declare(length, ir.Select(LOOKS_UP, size, ir.Const(0))),

@@ -15,6 +15,7 @@ from scorch._src.loops.types import INT64
 
 Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
+STRETCH = 64  # elements that all copies are added to before the next, which are fetched meanwhile
 LEAST_WORK = 4096  # rows and entries of a chunk: taking one costs as much as a few hundred
 
 
@@ -118,10 +119,25 @@ def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt
     product: ir.Expr = ir.Const(1)
     for use in collector.uses:
         product = product * use.arrays.size
+    stretch, stop = ir.Var("stretch"), ir.Var("stop_at")
     added = ir.Binary("+", ir.Load(values, at), ir.Load(copies, chunk * size + at), plan.element)
-    summed = ir.For(chunk, ir.Const(0), chunks, ir.For(at, begin, end, ir.Store(values, at, added)))
+    summed = ir.block(
+        ir.Prefetch(copies, chunk * size + stop + STRETCH, STRETCH),
+        ir.For(at, begin, stop, ir.Store(values, at, added)),
+    )
     share = ir.block(
-        ir.Declare(begin, size * part // chunks), ir.Declare(end, size * (part + 1) // chunks), summed
+        ir.Declare(begin, size * part // chunks),
+        ir.Declare(end, size * (part + 1) // chunks),
+        ir.For(
+            stretch,
+            ir.Const(0),
+            (end - begin + (STRETCH - 1)) // STRETCH,
+            ir.block(
+                ir.Declare(stop, _less(begin + STRETCH, end)),
+                ir.For(chunk, ir.Const(0), chunks, summed),
+                ir.Assign(begin, stop),
+            ),
+        ),
     )
     nothing = ir.block()
     return ir.block(

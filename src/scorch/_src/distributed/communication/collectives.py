@@ -10,12 +10,12 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.events import LISTENERS, emit
 from scorch._src.name_hints import suggests_keywords

@@ -116,7 +116,7 @@ def _from_rows(
     dense = sizes[len(crd) :]
     form = as_format("o" * len(crd) + "d" * len(dense), len(sizes))
     target_format = form if format is None else as_format(format, len(sizes))
-    dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)))
+    dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)) if dense else (count,))
     routines = routines_for(crd[0])
     early: list[SparseTensor] = []  # torch's part of the result, made while the device works
 
@@ -311,7 +311,8 @@ def _compressed_pattern(
         check_coordinates(plain_name, crd, across, sizes[across], block)
     counts = level_counts(form, sizes, [crd.numel()])
     dtype = index_dtype(sizes, counts)
-    arrays = (own(_joined_pointers(pos, entries), dtype), own(crd.reshape(-1), dtype))
+    copy = routines_for(crd).copy_indices  # as ``own``: nobody else can write to the arrays of a pattern
+    arrays = (copy(_joined_pointers(pos, entries), dtype), copy(crd.reshape(-1), dtype))
     place = batch + 1
     before: tuple[None, ...] = (None,) * place
     after: tuple[None, ...] = (None,) * (len(form) - place - 1)

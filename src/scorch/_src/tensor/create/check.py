@@ -157,7 +157,8 @@ def as_values(
 ) -> torch.Tensor:
     """Convert values to a tensor of a dtype that kernels support."""
     values = as_tensor(name, data, device)
-    return values.to(checked_dtype(name, dtype or values.dtype))
+    wanted = checked_dtype(name, dtype or values.dtype)
+    return values if values.dtype is wanted else values.to(wanted)
 
 
 def as_differentiable_values(

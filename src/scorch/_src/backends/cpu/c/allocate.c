@@ -13,7 +13,7 @@ int madvise(void *, unsigned long, int);
 #endif
 
 #define DIMS 16
-#define SHARED 524288ul /* bytes that several threads set to zero or copy */
+#define SHARED 524288ul /* bytes that several threads set to zero */
 #define TOGETHER 16384ul /* bytes of small tensors that share a block of memory */
 
 /* A tensor's description; a small one has its values behind it, a large one in pages of its own. */
@@ -124,8 +124,9 @@ static managed_t *describe(holder_t *made, long long code, long long bits, int n
     return &made->managed;
 }
 
-/* A tensor of our own; *zeroed says whether its memory is known to be zero. */
-static managed_t *own(long long code, long long bits, int ndim, const long long *extents, int *zeroed) {
+/* A tensor of our own, in pages of the pool from ``least`` bytes on; *zeroed says whether it is known to be zero. */
+static managed_t *own_from(unsigned long least, long long code, long long bits, int ndim, const long long *extents,
+                           int *zeroed) {
     unsigned long bytes = (unsigned long)bits / 8;
     holder_t *made;
     *zeroed = 0;
@@ -133,13 +134,14 @@ static managed_t *own(long long code, long long bits, int ndim, const long long 
         if (extents[d] && bytes > 0x3ffffffffffffffful / (unsigned long)extents[d]) return 0;
         bytes *= (unsigned long)extents[d];
     }
-    if (bytes < LARGE) {
+    if (bytes < least) {
         made = malloc(sizeof(holder_t) + 64 + bytes);
         if (!made) return 0;
         made->pages = 0;
         made->managed.tensor.data = inside(made);
     } else {
-        bytes = (bytes + LARGE - 1) & ~(LARGE - 1);
+        const unsigned long unit = bytes < LARGE ? LARGE / 16 : LARGE; /* of less than a huge page, little is left over */
+        bytes = (bytes + unit - 1) & ~(unit - 1);
         made = take_from_pool(bytes);
         if (!made) {
             made = malloc(sizeof(holder_t));
@@ -159,6 +161,16 @@ static managed_t *own(long long code, long long bits, int ndim, const long long 
     }
     made->users = 0;
     return describe(made, code, bits, ndim, extents);
+}
+
+static managed_t *own(long long code, long long bits, int ndim, const long long *extents, int *zeroed) {
+    return own_from(LARGE, code, bits, ndim, extents, zeroed);
+}
+
+/* One of one dimension, also in pages of the pool if it is not short: malloc would get new ones again and again. */
+static managed_t *own_pooled(long long code, long long bits, long long count) {
+    int zeroed;
+    return own_from(LARGE / 4, code, bits, 1, &count, &zeroed);
 }
 
 /* The tensors of a small sparse result, as scorch_slots describes it, in one block, which is freed with the last of
@@ -201,45 +213,38 @@ static managed_t *shrunk(managed_t *managed, long long count) {
     return &holder->managed;
 }
 
-/* Bytes that are set to zero, or copied where from is not 0, by threads that have equal shares of them */
-typedef struct { char *to; const char *from; unsigned long bytes; long long threads; } moved_t;
+/* Bytes that are set to zero by threads that have equal shares of them */
+typedef struct { char *to; unsigned long bytes; long long threads; } cleared_t;
 
-static void move_shares(long long begin, long long end, void *context) {
-    const moved_t *all = context;
+static void clear_shares(long long begin, long long end, void *context) {
+    const cleared_t *all = context;
     const unsigned long share = (all->bytes / (unsigned long)all->threads + 64) & ~63ul;
     unsigned long first = share * (unsigned long)begin, behind = share * (unsigned long)end;
     if (behind > all->bytes) behind = all->bytes;
-    if (first >= behind) return;
-    if (all->from) memcpy(all->to + first, all->from + first, behind - first);
-    else memset(all->to + first, 0, behind - first);
+    if (first < behind) memset(all->to + first, 0, behind - first);
 }
 
-/* Set bytes to zero, or copy them, on the threads of a kernel, whose first slots are the function that shares loops,
-   and how many threads do. */
-static void move(char *to, const char *from, unsigned long bytes, const long long *slots) {
-    moved_t all = {to, from, bytes, 1};
-    if (!slots[0] || slots[1] < 2 || bytes < SHARED) move_shares(0, 1, &all);
+/* Set bytes to zero on the threads of a kernel, whose first slots are the function that shares loops, and how many
+   threads do. */
+static void clear(char *to, unsigned long bytes, const long long *slots) {
+    cleared_t all = {to, bytes, 1};
+    if (!slots[0] || slots[1] < 2 || bytes < SHARED) clear_shares(0, 1, &all);
     else {
         all.threads = slots[1];
         ((int (*)(long long, long long, long long, void (*)(long long, long long, void *), void *))slots[0])(
-            0, slots[1], 1, move_shares, &all);
+            0, slots[1], 1, clear_shares, &all);
     }
 }
 
-/* The same tensor with fewer elements. If threads have written all over pages of which it keeps less than half, or
-   it is short, it is copied, and the pages serve the next call: new ones would take longer than the copy. */
-static managed_t *cut(managed_t *whole, long long count, const long long *slots) {
+/* The same tensor with fewer elements. If those are few, they are copied, and the pages serve the next call: new ones
+   would take longer than the copy. */
+static managed_t *cut(managed_t *whole, long long count) {
     holder_t *holder = (holder_t *)whole;
     unsigned long used = (unsigned long)count * whole->tensor.bits / 8;
-    int zeroed, is_few = used < holder->bytes / 8;
-    int is_small = slots[1] < 2 || holder->bytes <= 2 * LARGE; /* the part that it leaves and that was written */
-    if (!holder->pages || used >= holder->bytes / 2 || (is_small && !is_few)) return shrunk(whole, count);
-    long long room = count; /* in pages of the pool if it is not short: malloc would get new ones again and again */
-    if (used >= LARGE / 4 && used < LARGE) room = (long long)(LARGE / (whole->tensor.bits / 8));
-    managed_t *made = own(whole->tensor.code, whole->tensor.bits, 1, &room, &zeroed);
+    managed_t *made = 0;
+    if (holder->pages && used < holder->bytes / 8) made = own_pooled(whole->tensor.code, whole->tensor.bits, count);
     if (!made) return shrunk(whole, count);
-    ((holder_t *)made)->extents[0] = count;
-    move((char *)made->tensor.data, (const char *)whole->tensor.data, used, slots);
+    memcpy(made->tensor.data, whole->tensor.data, used);
     whole->deleter(whole);
     return made;
 }

@@ -2,12 +2,14 @@
  *
  * All coordinates of an entry and its number make one key of 64 bits. Threads spread the keys over buckets by their
  * upper bits, then sort each bucket, which is small, digit by digit. Numbers keep those that repeat in their order.
- * given_t and index_t are the types of coordinates as they come and as they are stored, number_t of one value.
+ * Lines are fetched before they are written, where they are not neighbours: they lie in no cache, or in that of another
+ * core. given_t and index_t are the types of coordinates as they come and as they are stored, number_t of one value.
  */
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, DIMS, ENTRIES, NUMBER_BITS, SHIFT, BUCKETS, WIDTH, /* then arrays */
        GIVEN, SIZES, NEW, VALUES, NEW_VALUES, KEYS, OTHER, COUNTS };
-enum { DIGIT = 11, MOST_DIGITS = 1 << DIGIT, FEW = 24, BLOCK = 1024 };
+enum { DIGIT = 11, MOST_DIGITS = 1 << DIGIT, FEW = 24, BLOCK = 1024, AHEAD = 16, LINE = 8 };
+enum { SHORT = 1024, SHORT_DIGIT = 8 }; /* for a bucket with fewer keys than DIGIT has counts */
 enum { SORTED, UNSORTED, OUTSIDE };
 typedef struct { i64 *args; i64 next, state; } job_t;
 
@@ -85,7 +87,13 @@ static void spread_share(i64 part, const i64 *args) {
     u64 *to = (u64 *)args[KEYS];
     const i64 shift = args[SHIFT], end = share_of(args, part + 1);
     i64 *next = (i64 *)args[COUNTS] + part * args[BUCKETS];
-    for (i64 e = share_of(args, part); e < end; e++) to[next[from[e] >> shift]++] = from[e];
+    /* not where a stretch is so short that the line would be that of the next thread */
+    const i64 ahead = args[ENTRIES] / (args[THREADS] * args[BUCKETS]) >= 8 * LINE ? LINE : 0;
+    for (i64 e = share_of(args, part); e < end; e++) {
+        u64 *place = to + next[from[e] >> shift]++;
+        __builtin_prefetch(place + ahead, 1);
+        *place = from[e];
+    }
 }
 
 static void insert_all(u64 *keys, i64 count) {
@@ -114,7 +122,8 @@ static void sort_digit(const u64 *from, u64 *to, i64 count, int shift, int bits)
 /* Sort the keys of a bucket, in place, and count their places. */
 static void sort_bucket(i64 bucket, const i64 *args) {
     const i64 *begins = begins_of(args), count = begins[bucket + 1] - begins[bucket];
-    const int low = (int)args[NUMBER_BITS], all = (int)args[SHIFT] - low, passes = (all + DIGIT - 1) / DIGIT;
+    const int low = (int)args[NUMBER_BITS], all = (int)args[SHIFT] - low, digit = count < SHORT ? SHORT_DIGIT : DIGIT;
+    const int passes = (all + digit - 1) / digit;
     u64 *keys = (u64 *)args[KEYS] + begins[bucket], *from = keys, *to = (u64 *)args[OTHER] + begins[bucket];
     i64 places = count > 0;
     if (count <= FEW) insert_all(keys, count);
@@ -159,6 +168,7 @@ static void write_bucket(i64 bucket, const i64 *args) {
         u64 last = ~(u64)0; /* no place: its upper bits are those of no key */
         for (i64 n = begin; n < end; n++) {
             const u64 place = keys[n] >> low;
+            if (n + AHEAD < end) __builtin_prefetch(values + (keys[n + AHEAD] & mask));
             const number_t value = values[keys[n] & mask];
             at += place != last;
             x[at - 1] = (index_t)(place >> bits);

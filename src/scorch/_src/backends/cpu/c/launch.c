@@ -259,7 +259,7 @@ object *scorch_fill(object *self, object *const *given, long count) {
     if (!made) return given[3] == none ? 0 : shell();
     slots[used] = address_of(made);
     thread = PyEval_SaveThread();
-    if (result[3] && !zeroed) move((char *)slots[used], 0, (unsigned long)result[3], slots);
+    if (result[3] && !zeroed) clear((char *)slots[used], (unsigned long)result[3], slots);
     status = (long)kernel(slots);
     PyEval_RestoreThread(thread);
     if (status) {
@@ -337,7 +337,31 @@ object *scorch_rows(object *self, object *const *given, long count) {
     return given_out(made, 3, -1, !!made[2]);
 }
 
-/* slots(compute, first slots, result: ours, rows, bits of indices, code and bits of values, how many
+/* Arrays of nnz elements, filled by finish from those that threads have written with gaps, which are freed; 0: there is
+   no memory for them, and an error is set. The slots from ``last`` on are nnz, chunks, their table, discard, arrays. */
+static int made_exact(managed_t **made, int parts, int ours, kernel_t finish, long long *slots, long last) {
+    managed_t *exact[DIMS + 2] = {0};
+    int zeroed, part, is_made = 1;
+    for (part = 1; part < parts && is_made; part++) {
+        long long code = made[part]->tensor.code, bits = made[part]->tensor.bits;
+        exact[part] = ours ? own_pooled(code, bits, slots[last]) : make(0, code, bits, 1, slots + last, &zeroed);
+        is_made = !!exact[part];
+        if (is_made) slots[last + 3 + part] = address_of(exact[part]);
+    }
+    slots[last + 3] = !is_made; /* discard */
+    void *thread = PyEval_SaveThread();
+    finish(slots);
+    PyEval_RestoreThread(thread);
+    for (part = 1; part < parts; part++) {
+        managed_t *spare = is_made ? made[part] : exact[part];
+        if (spare) spare->deleter(spare);
+        if (is_made) made[part] = exact[part];
+    }
+    if (!is_made && !PyErr_Occurred()) PyErr_SetString(PyExc_MemoryError, "no memory for the result");
+    return is_made;
+}
+
+/* slots((compute, finish or 0), first slots, result: ours, rows, bits of indices, code and bits of values, how many
          arrays of coordinates, how many tensors bound the result and which, facts or None, tensors...)
    returns (pos, crd..., values, nnz); the slots after the tensors are those of compiler.collect_in_place */
 object *scorch_slots(object *self, object *const *given, long count) {
@@ -346,7 +370,8 @@ object *scorch_slots(object *self, object *const *given, long count) {
     int zeroed, ours, parts, part;
     void *thread;
     managed_t *made[DIMS + 2] = {0};
-    kernel_t compute = (kernel_t)PyLong_AsLongLong(given[0]);
+    kernel_t compute = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 0));
+    kernel_t finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
     result = (long long *)PyBytes_AsString(given[2]);
     if (PyErr_Occurred() || (status = gather(given, count, slots, &used, lengths)) < 0) return 0;
     if (status) return nothing();
@@ -368,9 +393,15 @@ object *scorch_slots(object *self, object *const *given, long count) {
     thread = PyEval_SaveThread();
     status = (long)compute(slots);
     nnz = slots[used + parts];
-    for (part = 1; part < parts && ours && !status && nnz < bound; part++) made[part] = cut(made[part], nnz, slots);
+    int has_gaps = !status && finish && slots[used + parts + 1] > 1, is_short = !status && !has_gaps && nnz < bound;
+    for (part = 1; part < parts && ours && is_short; part++) made[part] = cut(made[part], nnz);
     PyEval_RestoreThread(thread);
-    for (part = 1; part < parts && !ours && !status && nnz < bound; part++) { /* torch's memory cannot be cut */
+    if (status) {
+        given_out(made, parts, -1, 0);
+        return out_of_memory();
+    }
+    if (has_gaps) return given_out(made, parts, nnz, made_exact(made, parts, ours, finish, slots, used + parts));
+    for (part = 1; part < parts && !ours && is_short; part++) { /* torch's memory cannot be cut */
         managed_t *whole = made[part], *copy;
         copy = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
         if (!copy) {
@@ -381,7 +412,5 @@ object *scorch_slots(object *self, object *const *given, long count) {
         made[part] = copy;
         whole->deleter(whole);
     }
-    if (!status) return given_out(made, parts, nnz, 1);
-    given_out(made, parts, -1, 0);
-    return out_of_memory();
+    return given_out(made, parts, nnz, 1);
 }

@@ -2,8 +2,10 @@
  *
  * torch's loops end when every thread has reported, also one that got no core to run on: beside other processes
  * the caller waits milliseconds for a thread that did nothing. So the time from the end of the caller's part to
- * that of the loop is watched. While it is long, the caller takes all parts that nobody else has begun, and waits
- * only for those that somebody has; if that takes long as well, fewer threads are asked, in the end none.
+ * that of the loop is watched. Where it is long, parts of the next loops are timed: if threads have been without a
+ * core, and not just had more to do than the caller, the machine is busy for a while. Then the caller takes all parts
+ * that nobody else has begun, and waits only for those that somebody has; if that takes long as well, fewer threads
+ * are asked, in the end none.
  * Where it is this process that takes all the cores, by threads of another library that wait for work in vain, it
  * soon ends, and torch's threads are tried again at once.
  */
@@ -27,9 +29,9 @@ enum { TRIES = 16 }; /* loops of one thread before two are tried again */
 enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
 enum { FEWEST_TIMED = 3 };
 #ifdef __APPLE__
-enum { MONOTONIC = 6, OWN_TIME = 12, SETMASK = 3 };
+enum { MONOTONIC = 6, OWN_TIME = 12, THREAD_TIME = 16, SETMASK = 3 };
 #else
-enum { MONOTONIC = 1, OWN_TIME = 2, SETMASK = 2 };
+enum { MONOTONIC = 1, OWN_TIME = 2, THREAD_TIME = 3, SETMASK = 2 };
 #endif
 
 int clock_gettime(int, void *);
@@ -120,8 +122,10 @@ static void run_here(i64 begin, i64 end, body_t body, void *context) {
     for (i64 part = begin; part < end; part++) body(part, part + 1, context);
 }
 
-static int is_late(i64 started, i64 done, i64 ended) {
-    return ended - done > LATE && ended - done > done - started;
+/* Whether a loop took long after the caller's part was done because a thread was without a core; how long one was
+   at most, if that is known. */
+int scorch_is_late(i64 started, i64 done, i64 ended, i64 waited) {
+    return ended - done > LATE && ended - done > done - started && (waited < 0 || waited > LATE);
 }
 
 static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
@@ -148,7 +152,7 @@ static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
     while (pool.inside) pthread_cond_wait(&pool.left, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.used);
-    threads = is_late(started, done, now()) ? threads / 2 : 2 * threads;
+    threads = scorch_is_late(started, done, now(), -1) ? threads / 2 : 2 * threads;
     tries = 0;
     __atomic_store_n(&own_threads, threads < MOST_THREADS ? threads : MOST_THREADS, __ATOMIC_RELAXED);
 }
@@ -160,29 +164,54 @@ static i64 count_late(i64 more) {
     return count;
 }
 
-typedef struct { body_t body; void *context; i64 first, done; } watched;
+/* A loop whose parts tell when the caller has done its own, and, if is_timed, when the last one was done, and how long
+   one was without a core at most, from the beginning of the loop on. */
+typedef struct { body_t body; void *context; i64 first, started, done, last, waited; int is_timed; } watched;
+
+static void raise_to(i64 *most, i64 number) {
+    i64 before = __atomic_load_n(most, __ATOMIC_RELAXED);
+    while (number > before &&
+           !__atomic_compare_exchange_n(most, &before, number, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+static void run_timed(i64 begin, i64 end, watched *watch) {
+    const i64 before = read_clock(THREAD_TIME);
+    watch->body(begin, end, watch->context);
+    const i64 last = now();
+    raise_to(&watch->waited, last - watch->started - (read_clock(THREAD_TIME) - before));
+    raise_to(&watch->last, last);
+}
+
+/* How long a thread was without a core: one with a part, or the caller, which is woken up when the last one is done */
+static i64 time_without_core(const watched *watch, i64 ended) {
+    if (!watch->is_timed) return -1;
+    return ended - watch->last > watch->waited ? ended - watch->last : watch->waited;
+}
 
 static void run_watched(i64 begin, i64 end, void *given) {
     watched *watch = given;
-    watch->body(begin, end, watch->context);
+    if (watch->is_timed) run_timed(begin, end, watch);
+    else watch->body(begin, end, watch->context);
     if (begin == watch->first) watch->done = now();
 }
 
 int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
-    watched watch = {body, context, begin, 0};
-    i64 started = now(), spent = -1;
-    if (started < __atomic_load_n(&scorch_busy_until, __ATOMIC_RELAXED)) {
+    watched watch = {body, context, begin, now(), 0, 0, 0, __atomic_load_n(&late_loops, __ATOMIC_RELAXED) > 0};
+    i64 spent = -1;
+    if (watch.started < __atomic_load_n(&scorch_busy_until, __ATOMIC_RELAXED)) {
         run_on_own(begin, end, body, context);
         return 0;
     }
-    if (__atomic_load_n(&late_loops, __ATOMIC_RELAXED)) spent = read_clock(OWN_TIME);
+    if (watch.is_timed) spent = read_clock(OWN_TIME);
     int status = torch_loop(begin, end, grain, run_watched, &watch);
-    if (watch.done && is_late(started, watch.done, now())) {
+    i64 ended = now();
+    if (watch.done && scorch_is_late(watch.started, watch.done, ended, time_without_core(&watch, ended))) {
         if (count_late(PER_LATE) < ENOUGH) return status;
-        if (spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, now() - started))
+        if (spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, ended - watch.started))
             __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
         i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
-        __atomic_store_n(&scorch_busy_until, now() + wait, __ATOMIC_RELAXED);
+        __atomic_store_n(&scorch_busy_until, ended + wait, __ATOMIC_RELAXED);
         __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
     } else {
         if (!count_late(-1)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);

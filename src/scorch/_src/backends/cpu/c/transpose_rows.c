@@ -2,13 +2,15 @@
  *
  * Columns are grouped into buckets of 1 << SHIFT. Each thread counts how many of its share of the entries lie in
  * each bucket, and puts them there, in order: so few streams are written at a time. Then each bucket, which is small,
- * is sorted by column. index_t and value_t are the types of indices and of values; key_t has room for a row, in its
- * lower ROW_BITS bits, and for a column of a bucket.
+ * is sorted by column. Lines that are written are fetched before: they lie in no cache, or in that of another core.
+ * index_t and value_t are the types of indices and of values; key_t has room for a row, in its lower ROW_BITS bits,
+ * and for a column of a bucket.
  */
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, ROWS, COLUMNS, ENTRIES, SHIFT, BUCKETS, ROW_BITS, /* then arrays */
        POS, CRD, VALUES, SPREAD, COUNTS, NEW_POS, NEW_CRD, NEW_VALUES, COUNT };
-enum { MOST_BUCKETS = 512, TABLES = 4 };
+enum { MOST_BUCKETS = 512, TABLES = 4, AHEAD = 8, STEP = 16 }; /* entries */
+#define FETCH_TO_WRITE(place) __builtin_prefetch((place), 1)
 typedef struct { const i64 *args; i64 next; } job_t;
 typedef struct { key_t key; value_t value; } entry_t;
 
@@ -41,6 +43,8 @@ static void spread_share(i64 part, const i64 *args) {
     entry_t *spread = (entry_t *)args[SPREAD];
     const i64 shift = args[SHIFT], end = share_of(args, part + 1), mask = (1ll << shift) - 1;
     i64 *next = (i64 *)args[COUNTS] + part * args[BUCKETS], entry = share_of(args, part);
+    /* not where a stretch is so short that the lines would be those of the next thread */
+    const i64 ahead = args[ENTRIES] / (args[THREADS] * args[BUCKETS]) >= 8 * AHEAD ? AHEAD : 0;
     i64 low = 0, high = args[ROWS];
     while (low < high) { /* the first row that ends behind the first entry */
         const i64 middle = low + (high - low) / 2;
@@ -51,6 +55,7 @@ static void spread_share(i64 part, const i64 *args) {
         const i64 stop = pos[row + 1] < end ? pos[row + 1] : end;
         for (; entry < stop; entry++) {
             const i64 column = crd[entry], at = next[column >> shift]++;
+            FETCH_TO_WRITE(spread + at + ahead);
             spread[at].key = (key_t)(column & mask) << args[ROW_BITS] | (key_t)row;
             spread[at].value = values[entry];
         }
@@ -66,15 +71,25 @@ static void sort_bucket(i64 bucket, const i64 *args) {
     const key_t mask = ((key_t)1 << bits) - 1;
     index_t *next = (index_t *)args[NEW_POS] + first + 1, *crd = (index_t *)args[NEW_CRD];
     value_t *values = (value_t *)args[NEW_VALUES];
-    i64 sum = begins[bucket];
+    const i64 begin = begins[bucket], end = begins[bucket + 1];
+    i64 sum = begin;
     for (i64 c = 0; c < columns; c++) next[c] = 0;
-    for (i64 e = begins[bucket]; e < begins[bucket + 1]; e++) next[spread[e].key >> bits]++;
+    for (i64 from = begin; from < end; from += STEP) { /* columns begin and end where their bucket does */
+        const i64 to = from + STEP < end ? from + STEP : end;
+        FETCH_TO_WRITE(crd + from);
+        FETCH_TO_WRITE(values + from);
+        if (sizeof(value_t) > 4 || sizeof(index_t) > 4) {
+            FETCH_TO_WRITE(crd + from + STEP / 2);
+            FETCH_TO_WRITE(values + from + STEP / 2);
+        }
+        for (i64 e = from; e < to; e++) next[spread[e].key >> bits]++;
+    }
     for (i64 c = 0; c < columns; c++) {
         const i64 own = next[c];
         next[c] = (index_t)sum;
         sum += own;
     }
-    for (i64 e = begins[bucket]; e < begins[bucket + 1]; e++) { /* in the end each has where the next one begins */
+    for (i64 e = begin; e < end; e++) { /* in the end each has where the next one begins */
         const i64 at = next[spread[e].key >> bits]++;
         crd[at] = (index_t)(spread[e].key & mask);
         values[at] = spread[e].value;

@@ -24,6 +24,7 @@ MIN_ENTRIES_PER_THREAD = 1 << 13
 ENTRIES_PER_BUCKET = 1 << 13
 MAX_BUCKETS = 512
 BUCKETS_PER_THREAD = 8
+MAX_FEW = 1 << 17  # entries, for half as many buckets: in short ones, threads write to the same lines
 _SORTED, _UNSORTED = 0, 1
 
 _INDEX = {torch.int32: "int", torch.int64: "long long"}
@@ -75,7 +76,8 @@ def _coalesced(
     entries, width = columns[0].numel(), math.prod(values.shape[1:]) * parts
     runtime, threads = parallel.shared_by(entries, MIN_ENTRIES_PER_THREAD)
     bits, number_bits = sum((size - 1).bit_length() for size in sizes), entries.bit_length()
-    wanted = max(entries // ENTRIES_PER_BUCKET, BUCKETS_PER_THREAD * threads if threads > 1 else 1)
+    each = BUCKETS_PER_THREAD if entries > MAX_FEW else BUCKETS_PER_THREAD // 2
+    wanted = max(entries // ENTRIES_PER_BUCKET, each * threads if threads > 1 else 1)
     bucket_bits = min(bits, min(wanted, MAX_BUCKETS).bit_length() - 1)
     made = [empty((entries,), index) for _ in columns]
     lists = [[c.data_ptr() for c in columns], list(sizes), [c.data_ptr() for c in made]]

@@ -49,5 +49,5 @@ def _run(
     element = _ELEMENTS.get(dtype)
     descriptor = slot_descriptor(rows, _INDEX[index], element or BITS[bytes], 1, range(2, 3 * count, 3))
     arrays = [array for matrix in matrices for array in matrix]
-    pos, crd, values, _ = functions.slots(address, first, descriptor, None, *arrays)
+    pos, crd, values, _ = functions.slots((address, 0), first, descriptor, None, *arrays)
     return pos, crd, values if element is not None else values.view(dtype)

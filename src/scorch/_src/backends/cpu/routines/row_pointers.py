@@ -31,7 +31,7 @@ def rows_of(pos: torch.Tensor, crd: torch.Tensor) -> tuple[torch.Tensor, torch.T
     if functions is None or not address:
         return None
     descriptor = slot_descriptor(1, _TYPES[pos.dtype], _TYPES[pos.dtype], 0, (1,))
-    ends, row_numbers, _ = functions.slots(address, _header(rows, entries), descriptor, None, pos, crd)
+    ends, row_numbers, _ = functions.slots((address, 0), _header(rows, entries), descriptor, None, pos, crd)
     return ends, row_numbers
 
 

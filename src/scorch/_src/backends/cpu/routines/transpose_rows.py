@@ -24,6 +24,7 @@ MIN_ENTRIES_PER_THREAD = 1 << 14
 ENTRIES_PER_BUCKET = 1 << 14
 MAX_BUCKETS = 512
 BUCKETS_PER_THREAD = 4
+MAX_FEW = 1 << 18  # entries, for half as many buckets: in short ones, threads write to the same lines
 
 _INDEX = {torch.int32: INT32, torch.int64: INT64}
 _ELEMENTS = {torch.float32: FLOAT32, torch.float64: FLOAT64, **_INDEX}
@@ -46,7 +47,8 @@ def _transposed(matrix: Matrix, columns: int) -> Matrix | None:
     pos, crd, values = matrix
     entries, size = crd.numel(), values.element_size()
     runtime, threads = parallel.shared_by(entries, MIN_ENTRIES_PER_THREAD)
-    wanted = max(entries // ENTRIES_PER_BUCKET, BUCKETS_PER_THREAD * threads)
+    each = BUCKETS_PER_THREAD if entries > MAX_FEW else BUCKETS_PER_THREAD // 2
+    wanted = max(entries // ENTRIES_PER_BUCKET, each * threads)
     if entries < MIN_SPREAD and (threads <= 1 or entries < MIN_SHARED.get(threads, MIN_SHARED_BY_MORE)):
         threads = wanted = 1
     shift = max(0, (columns - 1).bit_length() - min(wanted, MAX_BUCKETS).bit_length() + 1)
@@ -63,7 +65,7 @@ def _transposed(matrix: Matrix, columns: int) -> Matrix | None:
     descriptor = slot_descriptor(columns, _INDEX[pos.dtype], element or bits, 1, (2,))
     spread = scratch(2 * entries * max(key, size) if wanted > 1 else 0)
     counts = torch.empty((threads + 1) * buckets + 1, dtype=torch.int64, device="cpu")
-    found = functions.slots(address, first, descriptor, None, pos, crd, values.detach(), spread, counts)
+    found = functions.slots((address, 0), first, descriptor, None, pos, crd, values.detach(), spread, counts)
     return found[0], found[1], found[2] if element is not None else found[2].view(values.dtype)
 
 
