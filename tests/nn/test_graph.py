@@ -482,9 +482,9 @@ def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
         layer(x, edges((0, 1), (9, 1)))
     with pytest.raises(scorch.errors.IndexRangeError, match=r"targets \(row 1\) from 1 to 8"):
         layer(x, edges((0, 1), (2, 8)))
-    with pytest.raises(scorch.errors.ShapeError, match=r"one row for each entry.* pass edge_index\.t\(\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"\(2, edges\).* pass edge_index\.t\(\)"):
         layer(x, SOME.t())
-    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, number of edges\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, edges\)"):
         layer(x, SOME[0])
     with pytest.raises(scorch.errors.ShapeError, match=r"the number of nodes as size=$"):
         layer(x, scorch.eye(NODES, NODES + 1, format="csr"))

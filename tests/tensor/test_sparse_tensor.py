@@ -105,6 +105,8 @@ def test_values_are_printed_as_torch_is_told_to(S):
         assert "values=[1.5, 2.0, 3.0])" in repr(S)
     large = scorch.rand(100, 100, density=0.1, format="csr")
     assert repr(large).count("\n") == 0 and repr(large).endswith("density=10.00%)")
+    few = scorch.sparse_coo_tensor([[0], [0]], [1.0], (2**20, 2**20))
+    assert "nnz=1, density=9.1e-11%" in repr(few)  # not 0.00%
     with torch._tensor_str.printoptions(threshold=math.inf):
         assert repr(large).count(".") > 1000
     with torch._tensor_str.printoptions(threshold=2):
@@ -198,7 +200,7 @@ def test_to_dense_under_torchs_names(S):
 def test_other_dtypes_and_devices_are_refused(S):
     with pytest.raises(DtypeError, match="float8_e5m2 is not supported"):
         S.to(torch.float8_e5m2)
-    with pytest.raises(DeviceError, match="device meta, because Scorch supports only the cpu"):
+    with pytest.raises(DeviceError, match="device meta, because Scorch supports only the devices cpu"):
         S.to("meta")
 
 

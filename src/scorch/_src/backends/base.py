@@ -345,8 +345,11 @@ def served_devices() -> tuple[str, ...]:
 
 
 def served_in_words() -> str:
-    """Return the types of served devices as text, for messages."""
-    return " or ".join(_DEVICES)
+    """Return the types of devices that Scorch supports, and which of them torch has here, for messages."""
+    known = " and ".join({**_DEVICES, **dict.fromkeys(_NEEDS)})
+    if _DEVICES.keys() >= _NEEDS.keys():
+        return known
+    return f"{known}, of which this build of PyTorch has {' and '.join(_DEVICES)}"
 
 
 def host_threads() -> int:

@@ -215,7 +215,8 @@ too large; where neither works (-), only the smaller problem is checked.
 
 def _warm_cache() -> None:
     """Compile the usual kernels, which come next after the demonstration."""
-    print("\nCompiling common kernels ahead of time (python -m scorch cache --warm) ...", flush=True)
+    print("\nThat was all. To save your first calls the wait, common kernels are now compiled ahead of time")
+    print("(python -m scorch cache --warm) ...", flush=True)
     warmed = warm.warm(warm.print_progress)
     print(f"{warmed.kernels} are cached; {warmed.compiled} were compiled now, in {warmed.seconds:.1f} s")
 

@@ -109,7 +109,7 @@ def _check_options(kind: FileKind, name: str, options: Mapping[str, Any]) -> Non
             f"load() takes {unknown}=, an option of torch.load, for .pt files only, not for {name!r}"
             + (hint if unknown == "map_location" else "")
         )
-    raise unknown_keyword("load", unknown, ("path", "format", *(kind.options or ())))
+    raise unknown_keyword("load", unknown, ("path", "format", *(kind.options or ())), options[unknown])
 
 
 def save(

@@ -19,6 +19,7 @@ from scorch._src.formats import Format
 from scorch._src.grad_state import is_tracked_by_autograd_alone
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import (
+    check_features,
     compute_fingerprint,
     convert_weight,
     draw_pattern,
@@ -47,6 +48,7 @@ from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.flatten import remember
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.units import format_density
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
 _CACHED = ("_inference_cache", "_last_call")  # attributes that copies and files do without
@@ -311,10 +313,7 @@ class SparseLinear(torch.nn.Module):
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():
             self._check_seal()
-        if input.shape[-1:] != (self.in_features,):
-            raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer expects {self.in_features} features"
-            )
+        check_features(input, self.in_features)
         if values is not None and torch.compiler.is_compiling():
             traced = trace_layer(input, self.pattern, values, bias, scales, activation, residual)
             if traced is not None:
@@ -431,7 +430,8 @@ class SparseLinear(torch.nn.Module):
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, density={self.density:.2%}"
+            f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, "
+            f"density={format_density(self.density)}"
             + (f", values={self.values.dtype}" if self.values.dtype in WEIGHT_DTYPES else "")
         )
 

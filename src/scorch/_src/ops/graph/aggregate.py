@@ -356,6 +356,6 @@ def check_nodes(name: str, x: Any, features: int) -> None:
         raise ShapeError(f"{name} must have shape (nodes, {features}), but got {tuple(shape)}")
     if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or not is_served(x.device)):
         raise OperandError(
-            f"{name} must be a dense tensor or a scorch.SparseTensor on {served_in_words()}, but got layout "
-            f"{x.layout} on {x.device}"
+            f"{name} must be a dense tensor or a scorch.SparseTensor, but got layout {x.layout} on "
+            f"{x.device}; Scorch supports the devices {served_in_words()}"
         )

@@ -24,7 +24,7 @@ from scorch._src.grad_state import is_transformed, untracked
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.create.build import transposed_error
+from scorch._src.tensor.create.build import check_edge_index
 from scorch._src.tensor.create.check import check_device
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -238,10 +238,7 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
             f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is not a graph: an edge_index must hold "
             "integers, and a matrix must be sparse (scorch.from_torch)"
         )
-    if adj.dim() == 2 and adj.shape[1] == 2 != adj.shape[0]:
-        raise transposed_error("edge_index", (adj.shape[0], 2))
-    if adj.dim() != 2 or adj.shape[0] != 2:
-        raise ShapeError(f"edge_index must have shape (2, number of edges), but got {tuple(adj.shape)}")
+    check_edge_index(adj)
     return adj
 
 
