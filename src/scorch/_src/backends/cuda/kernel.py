@@ -23,7 +23,7 @@ from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
 MAX_COMPILERS = 8  # at once: each needs memory
-PATIENCE = 0.3  # seconds that those wait who need not: torch takes longer to load its kernels instead
+PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
 
 class Launch(NamedTuple):
