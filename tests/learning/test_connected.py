@@ -169,7 +169,8 @@ def test_functions_that_have_handlers():
     assert not lost
 
 
-DETACHED = {"to_scipy", "to_networkx", "detach", "_repr_html_"}  # what leaves torch, and what is asked for
+# what leaves torch, what is asked for, and what has other values
+DETACHED = {"to_scipy", "to_networkx", "detach", "_repr_html_", "with_values"}
 
 
 @pytest.mark.parametrize("form", ["csr", "coo"])

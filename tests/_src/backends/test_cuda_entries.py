@@ -19,6 +19,7 @@ from scorch._src.backends.cuda.kernel import Launches
 from scorch._src.backends.routines import Routines
 from scorch._src.backends.sort_entries import Sorted
 from scorch._src.bounded import clear_plans
+from scorch._src.ops.pointwise import arithmetic
 from scorch._src.statements import call_cache
 
 ROUTINES = EmulatedRoutines()
@@ -119,6 +120,7 @@ def test_a_product_asks_first_and_waits_last(monkeypatch: pytest.MonkeyPatch) ->
 
     A, dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2), torch.rand(30, 40)
     monkeypatch.setattr(call_cache, "_is_same_kernel", lambda in_force: True)  # as with the usual settings
+    monkeypatch.setattr(arithmetic, "HOST", None)  # as if tensors were elsewhere
     clear_plans()
     with scorch.settings(backend="emulated"):
         S = scorch.from_torch(A, format="csr")

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from scorch._src.bounded import BoundedCache
 from scorch._src.compile.group_plan import GroupPlan, plan_group
@@ -42,7 +41,12 @@ from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.registry import ASSIGNMENTS, entry, look_up
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import any_requires_grad, len_torch_function_stack, pop_mode_temporarily
+from scorch._src.torch_internals import (
+    any_requires_grad,
+    len_torch_function_stack,
+    pop_mode_temporarily,
+    tree_leaves,
+)
 
 MAX_PLANS_PER_NODE = 64
 MAX_NODES_PER_FUNCTION = 4096  # then its tree of calls starts over

@@ -172,7 +172,7 @@ def _error_of_dense(
     """
     if not is_too_large and are_small(tensors):
         found = _error_without_grad(_copied, func, args, kwargs)
-        is_about_host = any(words in str(found) for words in ("not implemented", "cpu"))
+        is_about_host = any(words in str(found) for words in ("not implemented", HOST.type))
         return found, not is_about_host or all(tensor.device == HOST for tensor in tensors)
     error = None if name_of(func) in ALLOCATING else _error_without_grad(_meta, func, args, kwargs)
     numbers = [value for value in tree_leaves((args, kwargs)) if isinstance(value, int)]

@@ -122,7 +122,7 @@ def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt
     stretch, stop = ir.Var("stretch"), ir.Var("stop_at")
     added = ir.Binary("+", ir.Load(values, at), ir.Load(copies, chunk * size + at), plan.element)
     summed = ir.block(
-        ir.Prefetch(copies, chunk * size + stop + STRETCH, STRETCH),
+        ir.Prefetch(copies, _less(chunk * size + stop + STRETCH, chunks * size - 1), STRETCH),
         ir.For(at, begin, stop, ir.Store(values, at, added)),
     )
     share = ir.block(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import routines_for
+from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_called_from, is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
@@ -93,7 +94,7 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
             pattern = input.storage.pattern
             if pattern is other.storage.pattern and pattern.size >= MIN_VALUES:
                 return None
-        if sign == "*":
+        if sign == "*" and other.device != HOST:
             return _repeat_product(key, input, other)
         known = repeat_pair(key, input, other)
         if known is None or (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
@@ -105,7 +106,7 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _repeat_product(key: tuple[Any, ...], input: SparseTensor, other: torch.Tensor) -> Any:
-    """Repeat a product; what its format depends on is asked for first, and waited for last."""
+    """Repeat a product on a device, which says what its format depends on while it computes it."""
     asked: list[Callable[[], bool]] = []
     known = repeat_pair(key, input, other, lambda: asked.append(_ask_finite(input, other)))
     is_right = all([is_finite() for is_finite in asked])
@@ -218,6 +219,8 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
         return is_usual and bool(other.count_nonzero())
     if sign == "/" and not bool(other.all()):
         return False
+    if type(other) is torch.Tensor and not is_functorch_wrapped_tensor(other):  # the usual case, shorter
+        return routines_for(other).are_finite((other.detach() if other.requires_grad else other,))
     return _ask_finite(a, b)()
 
 
