@@ -45,9 +45,10 @@ class EncoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks of Llama's shape that take one token; ``cache`` has the keys and values of those before it.
+    """Blocks of Llama's shape that take one token; ``caches`` are the keys and values of each block.
 
-    The angles of the rotary embedding are computed once, as in Llama.
+    The last position of a cache is that of the token, which is written there, as into the static caches of
+    Llama's own code. The angles of the rotary embedding are computed once, too.
     """
 
     def __init__(self, blocks: int, width: int, heads: int, hidden: int, tokens: int) -> None:
@@ -56,12 +57,14 @@ class Decoder(nn.Module):
         half = width // heads // 2
         angles = torch.arange(tokens)[:, None] * 10000.0 ** (-torch.arange(half) / half)
         self.register_buffer("turns", torch.stack([angles.cos(), angles.sin()], 1), persistent=False)
+        self.register_buffer("positions", torch.arange(tokens), persistent=False)
 
-    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-        position = cache.shape[-2] - 1
-        turn = self.turns[position].to(x.dtype)  # type: ignore[index]
+    def forward(self, x: torch.Tensor, *caches: torch.Tensor) -> torch.Tensor:
+        last = caches[0].shape[-2] - 1
+        turn = self.turns[last].to(x.dtype)  # type: ignore[index]
+        position: torch.Tensor = self.positions[last : last + 1]  # type: ignore[index]
         for number, block in enumerate(self.blocks):
-            x = block(x, cache[number], turn)
+            x = block(x, caches[2 * number], caches[2 * number + 1], turn, position)
         return x
 
 
@@ -74,16 +77,22 @@ class DecoderBlock(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
 
-    def forward(self, x: torch.Tensor, cache: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        turn: torch.Tensor,
+        position: torch.Tensor,
+    ) -> torch.Tensor:
         normed = self.norm1(x)
-        position = cache.shape[-2] - 1
         q, k, v = (
             layer(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for layer in (self.q, self.k, self.v)
         )
-        cache[0, :, :, position:] = rotate(k, turn)
-        cache[1, :, :, position:] = v
-        heads = F.scaled_dot_product_attention(rotate(q, turn), cache[0], cache[1])
+        keys.index_copy_(2, position, rotate(k, turn))
+        values.index_copy_(2, position, v)
+        heads = F.scaled_dot_product_attention(rotate(q, turn), keys, values)
         x = x + self.o(heads.transpose(1, 2).flatten(2))
         normed = self.norm2(x)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
@@ -168,7 +177,7 @@ def shapes(layers: int, blocks: int, tiny: bool) -> dict[str, Shape]:
             lambda: Decoder(blocks, llama, llama_heads, llama_hidden, past),
             lambda n: (
                 torch.randn(n, 1, llama),
-                torch.randn(blocks, 2, n, llama_heads, past, llama // llama_heads),
+                *torch.randn(2 * blocks, n, llama_heads, past, llama // llama_heads).unbind(),
             ),
             makes_tokens=True,
         ),

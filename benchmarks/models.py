@@ -64,6 +64,17 @@ class CsrLinear(nn.Module):
         return found if self.bias is None else found + self.bias
 
 
+class ExportedNorm(nn.Module):
+    """``RMSNorm`` in operations that ``torch.onnx`` exports."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps or torch.finfo(torch.float32).eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
 def with_compile(model: nn.Module, inputs: Inputs) -> Call:
     compiled = torch.compile(model)
     return lambda: compiled(*inputs)
@@ -87,6 +98,9 @@ def with_torch_sparse(model: nn.Module, inputs: Inputs) -> Call:
 def with_onnxruntime(model: nn.Module, inputs: Inputs) -> Call:
     runtime: Any = importlib.import_module("onnxruntime")
     names, file = [f"x{number}" for number in range(len(inputs))], io.BytesIO()
+    model = copy.deepcopy(model)
+    norms = [module for module in model.modules() if isinstance(module, nn.RMSNorm)]
+    model = replace_modules(model, {norm: ExportedNorm(norm) for norm in norms})
     torch.onnx.export(model, inputs, file, input_names=names, dynamo=False)  # type: ignore[arg-type]
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

@@ -153,11 +153,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         times = row["milliseconds"]
         cells = [
-            f"{times[name]:.3g} ({times[name] / times['Scorch']:.2f}x)" if name in times else "-"
+            f"{_milliseconds(times[name])} ({times[name] / times['Scorch']:.2f}x)" if name in times else "-"
             for name in COLORS
         ]
-        lines.append(f"| {row['task']} | {times['Scorch']:.3g} | {' | '.join(cells)} |")
+        lines.append(f"| {row['task']} | {_milliseconds(times['Scorch'])} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _milliseconds(time: float) -> str:
+    """Three digits, and none of them in an exponent."""
+    return f"{float(f'{time:.3g}'):,g}"
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
@@ -169,7 +174,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 
     for ink, path in (("#24292f", file), ("#e6edf3", file.with_stem(file.stem + "-dark"))):
         with pyplot.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scorch", "font.size": 10}):
-            figure, axes = pyplot.subplots(figsize=(8, 0.62 * len(rows) + 0.8))
+            figure, axes = pyplot.subplots(figsize=(4.2, 0.45 * len(rows) + 0.6))  # legible on a phone
             seen: set[str] = set()
             for place, row in enumerate(reversed(rows)):
                 times = row["milliseconds"]

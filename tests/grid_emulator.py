@@ -27,7 +27,7 @@ from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.lower.driven import lower_driven
 from scorch._src.compiler.schedule.grid_facts import facts_of
-from scorch._src.loops.grid import FUNCTIONS, as_grid
+from scorch._src.loops.grid import as_grid
 from scorch._src.loops.nodes import Kernel
 
 THREADS = 128  # in a block
@@ -205,6 +205,7 @@ class EmulatedRoutines(EmulatedAttention, CudaRoutines):
 
     make_kernel = EmulatedKernel
     most_threads = THREADS
+    find_builtin = staticmethod(lambda device: None)
 
 
 class EmulatedExecutable(CudaExecutable):
@@ -219,11 +220,17 @@ class EmulatedExecutable(CudaExecutable):
         dtype = dtype or self.dtype
         return torch.full(shape, -101 if dtype.is_signed else 101, dtype=dtype)
 
-    def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
-        return lambda: self.allocate(shape, device, self.result_dtype)
+    def allocator(
+        self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+    ) -> Callable[[], torch.Tensor]:
+        return lambda: self.allocate(shape, device, dtype)
 
-    def launcher(self, blocks: int, slots: int, device: int) -> Callable[..., None]:
-        return lambda *slots: run_grid(self.source, FUNCTIONS[0], slots, blocks * THREADS)
+    def launcher(self, grids: Sequence[Launch], slots: int, device: int) -> Callable[..., None]:
+        def launch(*slots: int) -> None:
+            for grid in grids:
+                run_grid(self.source, grid.name, slots, grid.blocks * THREADS)
+
+        return launch
 
 
 class EmulatedGroup(CudaGroup):

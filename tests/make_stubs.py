@@ -100,7 +100,7 @@ def _header() -> str:
 def _of_package() -> str:
     imports = [
         node
-        for node in ast.parse((ROOT / "__init__.py").read_text()).body
+        for node in _statements(ast.parse((ROOT / "__init__.py").read_text()).body)
         if isinstance(node, ast.ImportFrom)
     ]
     own = {alias.name for node in imports for alias in node.names} & set(scorch.__all__)

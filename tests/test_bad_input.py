@@ -371,7 +371,7 @@ def test_budget_can_be_set() -> None:
 
 
 def test_settings() -> None:
-    refused(ScorchError, "unknown setting 'thread'; choose from ... threads", scorch.settings, thread=2)
+    refused(ScorchError, "unknown setting 'thread'; did you mean 'threads'?", scorch.settings, thread=2)
     refused(ScorchError, "threads must be a positive integer or None, but got 0", scorch.settings, threads=0)
     refused(ScorchError, "threads must be a positive integer", scorch.settings, threads=True)
     refused(ScorchError, "dense_budget must be ... or None, but got -1", scorch.settings, dense_budget=-1)

@@ -22,6 +22,7 @@ GROWING = {
     "scorch._src.distributed.communication.collectives._counters": "whoever counts bytes leaves again",
     "scorch._src.backends.cuda.rows._facts": "one entry for each array that lives",
     "scorch._src.backends.cuda.streams._free": "a few for each device",
+    "scorch._src.backends.cuda.streams._pinned": "as many as are waited for at once, and one for each error",
     "scorch._src.backends.cuda.kernel.LAUNCHES": "whoever records launches leaves again",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",
@@ -66,6 +67,7 @@ REMEMBERED = {
     "scorch._src.explain.speed.measure_speed": "one for each number of threads",
     "scorch._src.loops.analysis._fields_with_nodes": "one for each kind of node",
     "scorch._src.compiler.typing.dtype_of_type": "one for each dtype",
+    "scorch._src.compiler.typing.type_of_dtype": "one for each dtype",
     "scorch._src.compiler.typing.promote": "one for each pair of dtypes",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import importlib.util
 import os
@@ -219,3 +220,22 @@ def test_guide_lists_every_extra() -> None:
 def test_guide_quotes_the_error_of_a_file_that_is_loaded_without_scorch() -> None:
     page = (DOCS / "guide" / "interop.md").read_text(encoding="utf-8")
     assert f"`Unsupported global: GLOBAL {make_tensor.__module__}...`" in page
+
+
+def test_guide_lists_every_error_and_its_builtin() -> None:
+    page = (DOCS / "guide" / "settings-and-errors.md").read_text(encoding="utf-8")
+    table = [line for line in page.splitlines() if line.startswith("| `") and "Error`" in line]
+    classes = {
+        name: value
+        for name, value in vars(scorch.errors).items()
+        if isinstance(value, type) and issubclass(value, scorch.errors.ScorchError)
+    }
+    known = {*classes, *vars(builtins)}
+    assert {name for line in table for name in re.findall(r"`(\w+Error)`", line)} >= {*classes} - {
+        "ScorchError"
+    }
+    for line in table:
+        _, names, bases, *_ = line.split("|")
+        for name in re.findall(r"`(\w+)`", names):
+            for base in re.findall(r"`(\w+)`", bases):
+                assert base in known and base in {each.__name__ for each in classes[name].__mro__}, line

@@ -309,3 +309,9 @@ def test_loops_over_blocks_are_explained() -> None:
     walks = dict(zip(step.loop_order, step.walks, strict=True))
     assert walks["i_out"] == "from 0 to 4" and walks["i_in"] == "from 0 to 1"
     assert walks["j_out"] == "over the compressed level of A" and walks["j_in"] == "from 0 to 3"
+
+
+def test_a_single_thread_is_explained() -> None:
+    A = scorch.eye(3, format="csr")
+    with scorch.settings(threads=1):
+        assert "one thread: no more are allowed" in str(scorch.explain("ij,jk->ik", A, torch.ones(3, 2)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import torch
 
 import scorch
 import scorch.compat.torch_sparse
+import scorch.distributed
+import scorch.utils.data
 from scorch._src.name_hints import (
     KEYWORD_HINTS,
     LINALG_HINTS,
@@ -19,8 +22,9 @@ from scorch._src.name_hints import (
     MODULE_HINTS,
     NN_HINTS,
     TENSOR_HINTS,
+    keywords_of,
 )
-from scorch.errors import OperandError, UnknownNameError
+from scorch.errors import KeywordError, OperandError, UnknownNameError
 
 S = scorch.tensor([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], format="csr")
 NAMES = {
@@ -62,8 +66,8 @@ NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isins
     [
         ("tocsr", r"use S\.to_format\('csr'\)"),
         ("toarray", r"use S\.to_dense\(\)"),
-        ("set_value", r"scorch\.sparse_csr_tensor"),
-        ("with_values", r"scorch\.sparse_csr_tensor"),
+        ("set_value", r"S\.with_values\(new_values\)"),
+        ("spones", r"S\.with_values\(1\)"),
         ("fit", "not an estimator"),
     ],
 )
@@ -183,7 +187,10 @@ KEYWORDS: dict[str, Callable[[], object]] = {
         scorch.from_torch(torch.eye(2), fromat="csr")
     ),
     "from_torch() got an unexpected keyword argument 'dtype'; apply it to the result, as in "
-    "from_torch(...).to(torch.float64)": lambda: scorch.from_torch(torch.eye(2), dtype=torch.float64),
+    "from_torch(...).to(torch.float16)": lambda: scorch.from_torch(torch.eye(2), dtype=torch.float16),
+    "einsum() got an unexpected keyword argument 'sparse_grads'; did you mean 'sparse_grad'?": lambda: (
+        scorch.einsum("ij,jk->ik", S, S, sparse_grads=True)
+    ),
     "sparse_csr_tensor() got an unexpected keyword argument 'shape'; use size=": lambda: (
         scorch.sparse_csr_tensor([0, 1], [0], [1.0], shape=(1, 1))
     ),
@@ -225,6 +232,50 @@ def test_unknown_keywords_are_answered_with_what_to_use(message: str) -> None:
     with pytest.raises(OperandError) as caught:  # a TypeError, as Python raises
         KEYWORDS[message]()
     assert str(caught.value) == message
+
+
+def public_functions() -> dict[str, Callable[..., object]]:
+    """Scorch's own functions, except those that take names of the user's or further options of torch."""
+    modules = (
+        scorch, scorch.nn, scorch.nn.masks, scorch.linalg, scorch.sparse, scorch.utils.data,
+        scorch.distributed,
+    )  # fmt: skip
+    functions = {}
+    for module in modules:
+        for name in getattr(module, "__all__", None) or dir(module):
+            function = getattr(module, name)
+            if not inspect.isfunction(function) or name.startswith("_"):
+                continue
+            is_reduction = function.__module__.endswith(".maskable")  # torch's, which has its own errors
+            if not function.__module__.startswith("scorch.") or is_reduction:
+                continue
+            parameters = inspect.signature(function).parameters.values()
+            if parameters and all(each.kind != inspect.Parameter.VAR_KEYWORD for each in parameters):
+                functions[f"{module.__name__}.{name}"] = function
+    return functions
+
+
+def test_every_public_function_suggests_the_keyword_that_is_meant() -> None:
+    functions = public_functions()
+    assert len(functions) > 50
+    assert {"scorch.einsum", "scorch.draw", "scorch.distributed.shard"} <= set(functions)
+    for name, function in functions.items():
+        if name == "scorch.sparse_compressed_tensor":
+            function = functools.partial(function, layout=torch.sparse_csr)
+        optional = inspect.signature(function).parameters.values()
+        keyword = max(
+            [each.name for each in optional if each.default is not each.empty] or keywords_of(function),
+            key=len,
+        )
+        wrong = f"{keyword[:-1]}qq" if len(keyword) > 8 else f"{keyword}q"
+        arguments = [torch.ones(1)] * sum(
+            each.default is each.empty and each.kind == each.POSITIONAL_OR_KEYWORD
+            for each in inspect.signature(function).parameters.values()
+        )
+        with pytest.raises(KeywordError, match=f"unexpected keyword argument '{wrong}'") as caught:
+            function(*arguments, **{wrong: 1})
+        if len(keyword) > 2:
+            assert f"did you mean {keyword!r}" in str(caught.value), name
 
 
 def test_what_a_keyword_hint_names_is_a_keyword() -> None:

@@ -130,3 +130,21 @@ def test_a_wheel_has_the_suites_of_bench_and_what_they_import() -> None:
         if not any(path.is_relative_to(other) for other in left_out):
             text = path.read_text(encoding="utf-8")
             assert not [name for name in modules if re.search(rf"\b{re.escape(name)}\b", text)], path
+
+
+def test_a_wheel_has_no_other_benchmarks() -> None:
+    left_out = [ROOT / name for name in excluded_from_wheel()]
+    paths = [
+        path for path in (ROOT / "benchmarks").rglob("*.py") if path.stem not in ("__init__", "__main__")
+    ]
+    paths = [path for path in paths if not any(path.is_relative_to(other) for other in left_out)]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    for path in paths:
+        name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        package, _, module = name.rpartition(".")
+        called = rf"\b{re.escape(name)}\b|from {re.escape(package)} import [^\n]*\b{module}\b"
+        is_suite = any(f"benchmarks.{suite.module}" == name for suite in SUITES.values())
+        main = path.parent / "__main__.py"
+        others = [text for other, text in texts.items() if other != path]
+        others += [main.read_text(encoding="utf-8")] if main.exists() else []
+        assert is_suite or any(re.search(called, text) for text in others), name

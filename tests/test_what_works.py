@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +103,22 @@ def test_what_should_be_sparse_and_what_need_not_be() -> None:
 
 def test_random_results_are_not_compared() -> None:
     assert outcome(lambda x: torch.rand(4, 6)) is None
+
+
+def test_devices_are_not_asked_what_the_processor_refuses() -> None:
+    asked = []
+
+    class Elsewhere(Case):
+        def on(self, device: str) -> Case:
+            asked.append(device)
+            return replace(case_of(refuse, *self.leaves), sparse=self.sparse)
+
+    def draw(weights: torch.Tensor) -> torch.Tensor:
+        raise SystemExit("a device stops the process")
+
+    given = case_of(draw, torch.eye(4))
+    assert check(Elsewhere(draw, given.leaves, given.spec, given.sparse), "csr") is None
+    assert asked == ["cpu"]
 
 
 def fake(name: str, function: Any) -> Any:

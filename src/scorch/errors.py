@@ -6,9 +6,10 @@ the builtin a user would expect to catch, and each message names the operand, th
 
 from __future__ import annotations
 
+import difflib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -52,6 +53,14 @@ def add_note(error: BaseException, note: str) -> None:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 operand``, ``2 operands``."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the question whether the nearest of the ``known`` names is meant; empty if none is near."""
+    public = [other for other in known if not other.startswith("_")]
+    by_folded = {other.lower(): other for other in reversed(public)}
+    found = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.7)
+    return f"did you mean {by_folded[found[0]]!r}?" if found else ""
 
 
 class CallError(ScorchError, RuntimeError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from scorch.errors import ArgumentError, warn_deprecated
+from scorch.errors import ArgumentError, nearest, warn_deprecated
 
 OPTIMIZATIONS = {
     "order": "the cheapest loop order, instead of the paper's Algorithm 1",
@@ -86,8 +86,8 @@ def _as_optimizations(names: Any) -> frozenset[str]:
         return frozenset(OPTIMIZATIONS)
     for name in sorted(wanted, key=str):
         if name not in OPTIMIZATIONS:
-            known = ", ".join(OPTIMIZATIONS)
-            raise ArgumentError(f"unknown optimization {name!r}; choose from {known} and all")
+            choices = f"choose from {', '.join(OPTIMIZATIONS)} and all"
+            raise ArgumentError(f"unknown optimization {name!r}; {nearest(name, OPTIMIZATIONS) or choices}")
     return frozenset(wanted)
 
 
@@ -143,7 +143,8 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
         known = {field.name for field in dataclasses.fields(Settings)}
         for name in changes:
             if name not in known:
-                raise ArgumentError(f"unknown setting {name!r}; choose from {', '.join(sorted(known))}")
+                choices = f"choose from {', '.join(sorted(known))}"
+                raise ArgumentError(f"unknown setting {name!r}; {nearest(name, known) or choices}")
         for name, least in LEAST.items():
             value = changes.get(name)
             needs_one = name in ("cache_bytes", "compiler_seconds")

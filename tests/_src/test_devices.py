@@ -128,7 +128,7 @@ def test_factories_take_the_default_device() -> None:
     assert device_for("zeros") == HOST
     assert device_for("zeros", "cpu") == HOST
     with torch.device("meta"):
-        with pytest.raises(OperandError, match=r"zeros is on device meta, but Scorch supports only the cpu"):
+        with pytest.raises(OperandError, match=r"meta, but Scorch supports only the devices cpu"):
             scorch.zeros(3, 3, format="csr")
         assert scorch.zeros(3, 3, format="csr", device="cpu").values().device == HOST
 

@@ -43,6 +43,19 @@ def test_every_call_that_points_up_is_put_in():
     assert sorted(vars(hooks)) == sorted(Hooks.__annotations__)
 
 
+REGISTERS = re.compile(r"^@?(implements\w*|_?register\w*|torch\.library\.\w+|\w+\.install)\(", re.M)
+
+
+def test_importing_scorch_registers_everything():
+    """Hooks and handlers are there for those who import nothing but ``scorch``, too."""
+    registering = {path for path in FILES if REGISTERS.search(path.read_text(encoding="utf-8"))}
+    names = [path.relative_to(SOURCE.parent).with_suffix("").parts for path in sorted(registering)]
+    modules = [".".join(parts).removesuffix(".__init__") for parts in names]
+    program = f"import sys, scorch; print([name for name in {modules} if name not in sys.modules])"
+    run = run_python(["-W", "ignore", "-c", program], has="torch")
+    assert len(modules) > 20 and run.stdout.strip() == "[]", run.stdout + run.stderr
+
+
 def test_folders_are_small():
     folders = {path.parent for path in FILES}
     large = {str(folder.relative_to(SOURCE)): len([*folder.glob("*.py")]) for folder in folders}
@@ -103,6 +116,33 @@ for call in {COMMON_CALLS!r}.replace(chr(10), ";").split(";"):
     exec(call.strip())
     loaded = [name for name in slow if name in sys.modules]
     assert not loaded, (call, loaded)
+"""
+    run = run_python(["-W", "ignore", "-c", program], has="torch")
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_import_searches_for_no_cycles_and_changes_no_setting_of_the_collector():
+    program = """
+import gc, torch
+gc.unfreeze()
+gc.collect()
+searches, before = [], (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count())
+gc.callbacks.append(lambda phase, info: searches.append(info["generation"]))
+import scorch
+assert max(searches, default=0) < 2, searches  # no search through all objects of torch
+assert (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()) == before
+"""
+    run = run_python(["-W", "ignore", "-c", program], has="torch")
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_import_leaves_objects_that_the_user_froze_frozen():
+    program = """
+import gc, torch
+gc.freeze()
+frozen = gc.get_freeze_count()
+import scorch
+assert gc.get_freeze_count() > frozen / 2  # those that are still referenced
 """
     run = run_python(["-W", "ignore", "-c", program], has="torch")
     assert run.returncode == 0, run.stderr

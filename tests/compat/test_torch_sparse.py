@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -88,6 +90,14 @@ def test_made_from_other_libraries_and_back(dense):
         matrix = A.to_scipy(layout=layout)
         assert matrix.format == layout
         check(SparseTensor.from_scipy(matrix), dense)
+
+
+def test_conversions_do_not_warn_of_the_layouts() -> None:
+    code = (
+        "import scorch.compat.torch_sparse as ts, torch; A = ts.SparseTensor.eye(3); "
+        "A.to_torch_sparse_csc_tensor(), A.to_torch_sparse_csr_tensor()"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)  # torch warns once a process
 
 
 def test_identity():

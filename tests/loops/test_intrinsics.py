@@ -102,6 +102,22 @@ def test_balance_divides_rows_and_entries(t, n, agree) -> None:
         assert np.abs(work - work[-1] * np.arange(count + 1) / count).max() <= 10
 
 
+@pytest.mark.parametrize("place", [0, 1, 31, 32, 63, 64, 95])
+def test_bits_are_counted_on_every_processor(place, native) -> None:
+    """Tests compile for the oldest processor of an architecture, which may have no instruction for it."""
+    words, total = Array("W", INT64), Var("total")
+    params = (total, words)
+    body = block(Put("total", Call("bits_before_i64", (words, Const(place)))), Return(Const(0)))
+    kernel = Kernel("", params, (Function("f", params, body, True),))
+    bits = np.random.default_rng(0).integers(0, 2, 96)
+    data = np.zeros(6, np.int64)
+    for word in range(3):
+        data[2 * word] = bits[: 32 * word].sum()
+        data[2 * word + 1] = (bits[32 * word : 32 * word + 32] << np.arange(32)).sum()
+    for slots in native.both(kernel, "f", [0, data]):
+        assert slots[0] == bits[:place].sum()
+
+
 def test_routines_work_in_both_languages(native) -> None:
     """All at once: no routine clashes with another."""
     arrays = {t: Array(f"X_{t}", t) for t in (INT32, INT64)}

@@ -264,6 +264,64 @@ def test_a_graph_first_used_for_inference_is_learned_with(layer: torch.nn.Module
         layer(x, graph, torch.ones(graph.shape[1], requires_grad=True)).sum().backward()
 
 
+@pytest.mark.parametrize("sizes", [(4, 3), (4, 9)])  # aggregated after and before the weight
+@pytest.mark.parametrize("is_matrix", [False, True])
+def test_what_is_known_of_a_warm_graph_is_not_taken_for_another(
+    sizes: tuple[int, int], is_matrix: bool
+) -> None:
+    """Weights that change, that require gradients, or none; dtypes, grad modes and graphs that take turns."""
+    torch.manual_seed(0)
+    pairs = edges((0, 1), (1, 0), (2, 1), (3, 3), (5, 2))
+    layer, x, other = nn.GCNConv(*sizes), torch.randn(NODES, 4), pairs.roll(1, 1)
+    weight = torch.rand(5)
+    given = matrix(pairs).to(torch.float32) if is_matrix else pairs
+
+    def check() -> None:
+        x.grad = weight.grad = layer.lin.weight.grad = None
+        rest = () if is_matrix else (weight,)
+        out = layer(x, given, *rest)
+        A = given.to_dense() if is_matrix else None
+        if A is None:
+            A = torch.zeros(NODES, NODES, dtype=x.dtype).index_put(
+                (pairs[1], pairs[0]), weight, accumulate=True
+            )
+        A = A + torch.diag((A.diagonal() == 0).to(A.dtype))
+        factor = A.sum(1).pow(-0.5)
+        expected = (factor[:, None] * A * factor) @ (x @ layer.lin.weight.T) + layer.bias
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+        assert out.requires_grad is expected.requires_grad
+        if not out.requires_grad:
+            return
+        wanted = [tensor for tensor in (x, weight, layer.lin.weight, layer.bias) if tensor.requires_grad]
+        flow = torch.randn_like(out)
+        found = torch.autograd.grad(out, wanted, flow, allow_unused=is_matrix)
+        for one, two in zip(
+            found, torch.autograd.grad(expected, wanted, flow, allow_unused=True), strict=True
+        ):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+    for change in (
+        lambda: None,
+        lambda: x.requires_grad_(),
+        lambda: given.mul_(2) if is_matrix else weight.mul_(2),
+        lambda: None if is_matrix else weight.requires_grad_(),
+        lambda: weight.requires_grad_(False),
+        lambda: layer(x.detach(), other),
+        lambda: layer.requires_grad_(False),
+        lambda: x.requires_grad_(False),
+        lambda: layer.requires_grad_(True),
+    ):
+        change()
+        for _ in range(3):
+            check()
+            with torch.no_grad():
+                check()
+    layer, x, weight = layer.double(), x.double(), weight.double()
+    given = given.double() if is_matrix else given
+    for _ in range(3):
+        check()
+
+
 def test_cached_keeps_the_first_graph() -> None:
     layer, x = nn.GCNConv(4, 3, cached=True), torch.randn(NODES, 4)
     first = layer(x, SOME)
@@ -424,9 +482,9 @@ def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
         layer(x, edges((0, 1), (9, 1)))
     with pytest.raises(scorch.errors.IndexRangeError, match=r"targets \(row 1\) from 1 to 8"):
         layer(x, edges((0, 1), (2, 8)))
-    with pytest.raises(scorch.errors.ShapeError, match=r"one row for each entry.* pass edge_index\.t\(\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"\(2, edges\).* pass edge_index\.t\(\)"):
         layer(x, SOME.t())
-    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, number of edges\)"):
+    with pytest.raises(scorch.errors.ShapeError, match=r"must have shape \(2, edges\)"):
         layer(x, SOME[0])
     with pytest.raises(scorch.errors.ShapeError, match=r"the number of nodes as size=$"):
         layer(x, scorch.eye(NODES, NODES + 1, format="csr"))

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 
 import scorch
 from scorch import nn
+from scorch._src.backends.routines import Routines
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's jvp
 NODES = 7
@@ -182,3 +183,38 @@ def graph_keeps_tracked(A: Any) -> bool:
 
     graph, _ = graph_of(A, tuple(A.shape))
     return any(is_functorch_wrapped_tensor(weights) for weights, *_ in graph._cached)
+
+
+@pytest.mark.parametrize("kind", ["GCN, wider", "SAGE mean", "SAGE max"])
+@pytest.mark.parametrize("needs_x", [False, True])
+def test_sums_of_columns_are_gradients_of_a_bias(
+    kind: str, needs_x: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a device sums columns by itself, the map to new features has the derivatives of torch's."""
+    called = Layer(kind)
+    x = called.x.clone().requires_grad_(needs_x)
+    wanted = [x, *called.module.parameters()] if needs_x else [*called.module.parameters()]
+
+    def derivatives() -> list[torch.Tensor]:
+        out = called.module(x, EDGES)
+        first = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+        total = sum(gradient.square().sum() for gradient in first)
+        assert isinstance(total, torch.Tensor)
+        return [out, *first, *torch.autograd.grad(total, wanted)]
+
+    expected = derivatives()
+    summed: list[torch.Size] = []
+    sum_columns = Routines.sum_columns
+    monkeypatch.setattr(Routines, "min_summed", 0)
+    monkeypatch.setattr(
+        Routines, "sum_columns", lambda self, m: summed.append(m.shape) or sum_columns(self, m)
+    )
+    found = derivatives()
+    assert summed
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(called.module(x, EDGES), expected[0])
+    before = len(summed)
+    with torch.autocast("cpu", torch.bfloat16):  # which casts what torch's function is called with
+        called.module.float()(x.detach().float(), EDGES).float().sum().backward()
+    assert len(summed) == before or "wider" not in kind

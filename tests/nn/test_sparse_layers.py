@@ -22,7 +22,7 @@ from scorch._src.nn.pattern import weight_format
 from scorch._src.nn.pruned.choose_storage import make_sparse, prune_layer
 from scorch._src.nn.pruned.prunable import kind_of_layer, tables_of
 from scorch._src.nn.pruned.sparse_conv import SparseConvNd
-from scorch.errors import FileError, OperandError
+from scorch.errors import FileError, OperandError, ShapeError
 
 F64 = torch.float64
 
@@ -397,3 +397,60 @@ def test_inputs_of_another_dtype_are_refused_as_by_torchs_linear(make) -> None:
         with pytest.raises(RuntimeError, match="same dtype"):
             layer(x.double(), *graph)
     assert layer.double()(x.double(), *graph).dtype == torch.float64
+
+
+def layers_of_width_8() -> dict[str, torch.nn.Module]:
+    """All layers that take a tensor of 8 features, by name."""
+    dense = {
+        "SparseConv1d": torch.nn.Conv1d(8, 16, 3),
+        "SparseConv2d": torch.nn.Conv2d(8, 16, 3),
+        "SparseGRU": torch.nn.GRU(8, 16),
+        "SparseLSTM": torch.nn.LSTM(8, 16),
+        "SparseRNN": torch.nn.RNN(8, 16),
+        "SparseMultiheadAttention": torch.nn.MultiheadAttention(8, 2),
+    }
+    graph = ("GATConv", "GATv2Conv", "GCNConv", "SAGEConv", "SGConv", "TransformerConv")
+    return {
+        **{name: scorch.sparsify(layer, 0.9, prefer="size") for name, layer in dense.items()},
+        **{name: getattr(scorch.nn, name)(8, 4) for name in graph},
+        "Linear": scorch.nn.Linear(8, 4),
+        "MoE": scorch.nn.MoE(8, 4),
+        "SparseEmbeddingBag": scorch.nn.SparseEmbeddingBag(8, 4),
+        "SparseLinear": scorch.nn.SparseLinear(8, 4, density=0.5),
+        "TopKAutoencoder": scorch.nn.TopKAutoencoder(8, 32, 4),
+        "TopKGate": scorch.nn.TopKGate(8, 4),
+    }
+
+
+def test_every_layer_says_how_many_features_it_expects() -> None:
+    layers = layers_of_width_8()
+    # These have no width of their own, or are torch's without pairs.
+    others = {"APPNP", "GINConv", "HeteroConv", "SET", "RigL", "SparseEmbedding", "MultiheadAttention"}
+    classes = {name for name in scorch.nn.__all__ if isinstance(getattr(scorch.nn, name), type)}
+    assert classes == layers.keys() | others
+    edges, x = torch.tensor([[0, 1], [1, 0]]), torch.randn(3, 5)
+    wide = torch.randn(2, 3, 5)
+    for name, layer in layers.items():
+        match name:
+            case "SparseMultiheadAttention":
+                arguments = [wide] * 3
+            case "SparseConv2d":
+                arguments = [torch.randn(2, 5, 9, 9)]
+            case "SparseConv1d":
+                arguments = [torch.randn(2, 5, 9)]
+            case "SparseGRU" | "SparseLSTM" | "SparseRNN":
+                arguments = [wide]
+            case "SparseEmbeddingBag":
+                arguments = [scorch.from_torch(x, format="csr")]
+            case _:
+                arguments = [x, edges] if name.endswith("Conv") else [x]
+        with pytest.raises(RuntimeError) as caught:
+            layer(*arguments)
+        words = ("the layer expects 8", "must have shape (", "to have 8 channels")
+        assert any(each in str(caught.value) for each in words), (name, str(caught.value))
+
+
+def test_an_autoencoder_checks_codes() -> None:
+    model = scorch.nn.TopKAutoencoder(8, 32, 4)
+    with pytest.raises(ShapeError, match=r"code matrix has shape \(4, 31\), but the layer expects 32"):
+        model.decode(scorch.rand(4, 31, density=0.5, format="csr"))

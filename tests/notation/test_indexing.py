@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
+import torch
 
+import scorch
 from scorch._src.loops.operators import OPERATORS, Operator
-from scorch._src.notation.indexing import Statement, parse
+from scorch._src.notation.indexing import MISSING_FUNCTIONS, Statement, parse
 from scorch._src.notation.nodes import Access, Assign, Literal, Op, Reduce
 from scorch._src.notation.show import show
 from scorch.errors import NotationError
@@ -274,3 +277,20 @@ def test_endless_nesting_is_refused_and_the_next_call_works(text: str) -> None:
     with pytest.raises(NotationError, match="compute parts of it first"):
         parse(text)
     assert parse("s = a").assign.value == Access("a", ())
+
+
+def test_functions_that_people_try_are_answered_with_what_to_write() -> None:
+    A = S = scorch.tensor([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], format="csr")
+    for name, hint in MISSING_FUNCTIONS.items():
+        with pytest.raises(NotationError, match=f"there is no function '{name}'; ") as caught:
+            parse(f"R[i] = {name}(j, A[i,j])")
+        assert hint in str(caught.value)
+        use, _, code = hint.rpartition("as in ")[2].partition(" ")
+        if use == "use":
+            for call in re.findall(r"s?c?torch\.[\w.]+\(S, \d\)|torch\.[\w.]+\(S\)", code):
+                eval(call, {"torch": torch, "scorch": scorch, "S": S})
+        elif use == "write":
+            code = code.partition(":")[0].partition(", or")[0]
+            target = "R[i]" if "(j, " in code else "R[i,j]"
+            named = {"A": A, "B": A.to_dense()} if "B[" in code else {"A": A}
+            scorch.evaluate(f"{target} = {code}", **named)

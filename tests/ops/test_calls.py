@@ -12,6 +12,8 @@ from torch._subclasses import FakeTensorMode
 
 import scorch
 from on_device import is_on_device
+from scorch._src.bounded import clear_plans
+from scorch._src.statements import call_cache
 from scorch.errors import DensityError, FormatError, FreedError, OperandError, ShapeError, UnsupportedError
 
 Call = Callable[[torch.Tensor], torch.Tensor]
@@ -112,8 +114,6 @@ def test_large_sparse_results_are_not_taken_for_dense_ones() -> None:
 
 
 def test_more_kinds_of_calls_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scorch._src.statements import call_cache
-
     monkeypatch.setattr(call_cache._known, "most", 2)
     for size in (2, 3, 4, 5, 2, 3):
         S = scorch.from_torch(torch.eye(size), format="csr")
@@ -187,6 +187,58 @@ def test_budget_holds_for_repeated_calls() -> None:
     for _ in range(2):
         with scorch.settings(dense_budget=100), pytest.raises(DensityError, match="budget of 100"):
             scorch.einsum("ij,k->ik", S, torch.ones(1000), format="dense")
+
+
+def test_calls_that_convert_an_operand_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError("the long way")
+
+    mask = (torch.rand(60, 50) < 0.2).float()
+    dense = [mask, mask.roll(1, 0)]  # of one kind, with patterns of their own
+    tensors, X = [scorch.from_torch(d, format="csc") for d in dense], torch.rand(8, 50)
+
+    def product(number: int) -> torch.Tensor:
+        return scorch.einsum("ij,kj->ik", tensors[number], X, format="dense")
+
+    clear_plans()
+    product(0)
+    if not any(run.__qualname__.startswith("_run_converted") for run in call_cache._recent.values()):
+        pytest.skip("the plan for this processor converts nothing")
+    with monkeypatch.context() as quick:
+        quick.setattr("scorch._src.statements.call_cache._known_run", fail)
+        for number in (0, 1, 0):
+            torch.testing.assert_close(product(number), dense[number] @ X.T)
+        tensors[0].mul_(2)
+        torch.testing.assert_close(product(0), 2 * dense[0] @ X.T)
+    with scorch.settings(deterministic=False):
+        torch.testing.assert_close(product(1), dense[1] @ X.T)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_large_results_take_the_short_way_while_memory_is_free(
+    monkeypatch: pytest.MonkeyPatch, requires_grad: bool
+) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError("the long way")
+
+    for place in ("storage.budget", "engine.executable"):
+        monkeypatch.setattr(f"scorch._src.{place}.UNCHECKED_BYTES", 1000)
+    clear_plans()
+    S, X = scorch.from_torch(torch.eye(30), format="csr"), torch.rand(30, 40, requires_grad=requires_grad)
+    for _ in range(3):
+        S @ X
+    with monkeypatch.context() as quick:
+        for place in ("call_cache._known_run", "autograd._repeat_known"):
+            quick.setattr(f"scorch._src.statements.{place}", fail)
+        quick.setattr("scorch._src.storage.budget._free_memory", fail)
+        assert torch.equal(S @ X, X)
+    monkeypatch.setattr("scorch._src.storage.budget._unused_memory", lambda: 0)
+    assert torch.equal(S @ X, X)
+    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda: 4000)
+    for _ in range(2):
+        with pytest.raises(DensityError, match="budget of 1,000"):
+            S @ X
+    clear_plans()
 
 
 @pytest.mark.parametrize("format", [["d", "s"], 5, {"a": 1}])

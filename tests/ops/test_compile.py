@@ -20,7 +20,7 @@ import grid_emulator  # noqa: F401
 import scorch
 from on_device import is_on_device
 from properties.drawing import FEWER
-from scorch._src.compile.fusion_report import FusionExplanation
+from scorch._src.explain.fusion_report import FusionExplanation
 from scorch._src.tensor.create.construct import from_torch
 from scorch.errors import InPlaceError, OperandError, UnsupportedError
 from scorch.settings import current
@@ -158,10 +158,10 @@ def test_infinities_and_nan_come_through() -> None:
 @pytest.mark.cpu("calls are joined there")
 def test_gradients_of_chains_are_one_kernel_too() -> None:
     compiled = scorch.compile(lambda A: torch.relu(A * 2) * 3)
-    [group] = compiled.explain(sparse(6, 6).requires_grad_()).groups
+    [group] = scorch.explain(compiled, sparse(6, 6).requires_grad_()).groups
     assert group.gradients.startswith("one kernel:")
     assert "gradients:" in str(group) and "where(" in str(group)
-    assert not compiled.explain(sparse(6, 6)).groups[0].gradients
+    assert not scorch.explain(compiled, sparse(6, 6)).groups[0].gradients
 
 
 @pytest.mark.parametrize("learns", [False, True])
@@ -195,7 +195,7 @@ def test_several_results_share_a_kernel() -> None:
     found, truth = compiled(*args), function(*args)
     same(found["out"], truth["out"])
     same(found["shares"][0], truth["shares"][0])
-    assert len(compiled.explain(*args).groups) == 1
+    assert len(scorch.explain(compiled, *args).groups) == 1
 
 
 def test_masks_times_products_never_form_the_whole_product() -> None:
@@ -332,7 +332,7 @@ def test_dense_layers_between_sparse_ones() -> None:
 
     args = sparse(9, 9, density=0.2), dense(9, 4), dense(4, 5), dense(4)
     check(function, *args, one_kernel=False)
-    assert len(scorch.compile(function).explain(*args).groups) == 2
+    assert len(scorch.explain(scorch.compile(function), *args).groups) == 2
 
 
 @pytest.mark.sampled(3)
@@ -503,7 +503,7 @@ def test_compiled_functions_inside_of_others_are_joined_with_them() -> None:
     outer = scorch.compile(lambda A, X: torch.relu(inner(A) @ X))
     args = sparse(12, 12), dense(12, 2)
     same(outer(*args), torch.relu((args[0] * 2) @ args[1]))
-    assert outer.explain(*args).groups[0].calls == ("mul", "matmul", "relu")
+    assert scorch.explain(outer, *args).groups[0].calls == ("mul", "matmul", "relu")
 
 
 def test_dense_functions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -555,8 +555,8 @@ def test_dense_submodules_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
         same(compiled(A, X), net(A, X))
         assert asked == [{"dynamic": True}] * times
     assert all("_compiled_call_impl" not in module.__dict__ for module in net.modules())
-    assert compiled.explain(A, X).dense == ("head", "mix")
-    assert "compiled by torch.compile: head, mix" in str(compiled.explain(A, X))
+    assert scorch.explain(compiled, A, X).dense == ("head", "mix")
+    assert "compiled by torch.compile: head, mix" in str(scorch.explain(compiled, A, X))
     for found, expected in zip(gradients(compiled, (A, X)), gradients(net, (A, X)), strict=True):
         torch.testing.assert_close(found, expected)
 
@@ -573,8 +573,8 @@ def test_dense_submodules_run_as_they_are_where_torch_cannot_compile(monkeypatch
     compiled = scorch.compile(net)
     for _ in range(3):
         same(compiled(A, X), net(A, X))
-    assert compiled.explain(A, X).failed[0] == "head (RuntimeError: no compiler)"
-    assert "run uncompiled, because torch.compile failed: head (" in str(compiled.explain(A, X))
+    assert scorch.explain(compiled, A, X).failed[0] == "head (RuntimeError: no compiler)"
+    assert "run uncompiled, because torch.compile failed: head (" in str(scorch.explain(compiled, A, X))
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):  # the user's own
         compiled(A, dense(6, 5))
 
@@ -593,7 +593,7 @@ def test_submodules_that_meet_sparse_tensors_stay_with_us() -> None:
     compiled = scorch.compile(model)
     for _ in range(2):
         same(compiled(dense(12, 3)), model(dense(12, 3)))
-    found = compiled.explain(dense(12, 3))
+    found = scorch.explain(compiled, dense(12, 3))
     assert found.dense == () and found.groups[0].calls == ("mul", "matmul", "relu", "tanh")
 
 
@@ -614,8 +614,28 @@ def test_explanation_names_what_was_not_joined() -> None:
 
     text = str(scorch.explain(scorch.compile(function), sparse(6, 6)))
     assert "one kernel: relu, mul" in text
-    assert "not fusible, run as they are: sin" in text
+    assert "not fused, because no rule fuses them: sin" in text
     assert "not fused: mul\n  a single call" in text
+
+
+@pytest.mark.cpu("calls are joined there")
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda A, P: A.bool() * (P @ P.T),
+            "mul: fused kernels take float32 and float64, but an operand has",
+        ),
+        (
+            lambda A, P: (P @ P.T).sparse_mask(A),
+            "sparse_mask: it reads all of a tensor; .* A \\* \\(P @ Q.T\\)",
+        ),
+        (lambda A, P: torch.mul(A, P @ P.T, out=None) * A.half(), "mul: .* torch.float16; .* .float\\(\\)"),
+    ],
+)
+def test_explanation_says_why_a_call_is_not_joined(function: Any, reason: str) -> None:
+    text = str(scorch.explain(scorch.compile(function), sparse(6, 6, density=0.2), dense(6, 3)))
+    assert re.search(f"not fused: {reason}", text), text
 
 
 def test_explanation_has_the_names_of_arguments() -> None:
@@ -662,6 +682,79 @@ def test_explanation_as_a_page_and_as_json() -> None:
     assert repr(plan) == "<1 fused kernel, 1 other sparse call; print it to read it>"
     empty = scorch.explain(scorch.compile(torch.relu), torch.ones(2))
     assert str(empty) == "no calls on sparse tensors" and "No calls" in empty.to_html()
+
+
+@pytest.mark.cpu("calls are joined there")
+def test_page_of_a_fused_kernel_draws_tensors_loops_orders_and_times() -> None:
+    A, X, bias = sparse(40, 30, density=0.1), dense(30, 4), dense(4)
+    compiled = scorch.compile(lambda A, X, bias: torch.relu(A @ X + bias))
+    plan = scorch.explain(compiled, A, X, bias, measure=True, runs=1)
+    [group] = plan.groups
+    assert [(facts.name, facts.shape) for facts in group.operands] == [
+        ("A", (40, 30)),
+        ("X", (30, 4)),
+        ("bias", (4,)),
+    ]
+    [result] = group.results
+    assert (result.name, result.shape) == ("R", (40, 4))
+    assert group.operands[0].nnz == A.nnz and "<svg" in group.operands[0].picture
+    [step] = group.steps
+    assert step.statement == "R[i,k] = relu(sum(j, A[i,j] * X[j,k]) + bias[k])"
+    assert step.loop_order == ("i", "j", "k") and step.walks[1] == "over the compressed level of A"
+    assert group.predicted and group.measured and "measured" in str(plan)
+    page = plan.to_html()
+    assert page.count("<svg") == 4 and page.count('class="loop"') == 3
+    assert page.count('class="bar') == 2 + 1 + len(step.rejected) and step.rejected
+    assert "scalar multiply-adds" in page and "hl-keyword" in page
+    groups = json.loads(json.dumps(plan.to_dict()))["groups"]
+    assert groups[0]["steps"][0]["loop_order"] == ["i", "j", "k"]
+    traced = scorch.explain(compiled, runs=1)(A, X, bias)
+    [kernel] = traced.kernels
+    assert kernel.loop_order == ("i", "j", "k") and kernel.operands == group.operands
+    assert traced.to_html().count('class="loop"') == 3
+    unmeasured = scorch.explain(compiled, A, X, bias)
+    assert unmeasured.groups[0].measured is None and "pass measure=True" in unmeasured.to_html()
+
+
+@pytest.mark.cpu("calls are joined there")
+def test_page_of_a_fused_kernel_nests_all_its_statements() -> None:
+    def attention(S: Any, Q: Any, K: Any, V: Any) -> Any:
+        return scorch.sparse.softmax(S * (Q @ K.T), -1) @ V
+
+    operands = sparse(20, 20, density=0.2), dense(20, 4), dense(20, 4), dense(20, 4)
+    [group] = scorch.explain(scorch.compile(attention), *operands).groups
+    assert len(group.steps) > 1 and {step.loop_order[0] for step in group.steps} == {"i"}
+    loops = sum(len(step.loop_order) - 1 for step in group.steps) + 1
+    assert group.to_html().count('class="loop"') == loops
+    assert group.statements.splitlines()[: len(group.steps)] == [step.statement for step in group.steps]
+    assert not re.search(r"\bP\b", group.to_html().partition("<details>")[0])
+
+
+@pytest.mark.cpu("calls are joined there")
+def test_page_of_fused_values_in_any_format_draws_their_pattern() -> None:
+    A = sparse(6, 6).to_format("coo")
+    [group] = scorch.explain(scorch.compile(lambda A: torch.relu(A) * 2), A).groups
+    assert [str(facts.format) for facts in (*group.operands, *group.results)] == ["coo", "coo"]
+    assert group.to_html().count("<svg") == 2
+
+
+def test_page_of_a_fused_layer_draws_its_weight() -> None:
+    layer = scorch.nn.SparseLinear(16, 8, sparsity=0.5)
+    with torch.no_grad():
+        compiled = scorch.compile(lambda x: torch.relu(layer(x)) + 1)
+        [group] = scorch.explain(compiled, torch.rand(4, 16), measure=True, runs=1).groups
+    facts = {tensor.name: tensor for tensor in (*group.operands, *group.results)}
+    assert list(facts) == ["x", "W", "bias", "y"] and facts["y"].shape == (4, 8)
+    assert facts["W"].shape == (8, 16) and facts["W"].picture and group.measured
+    page = group.to_html()
+    assert "y[...,i] = relu(" in page and "a handwritten routine" in page
+
+
+@pytest.mark.cpu("calls are joined there")
+def test_traced_calls_of_a_compiled_function_compute_something() -> None:
+    compiled = scorch.compile(lambda A, X: torch.relu(A @ X))
+    traced = scorch.explain(compiled, runs=1)(sparse(8, 8, density=0.2), dense(8, 3))
+    assert [call.name for call in traced.calls if not call.kernels] == []
 
 
 def test_only_functions_and_modules_are_compiled() -> None:

@@ -58,6 +58,7 @@ def test_softmax_is_that_of_torch(form, dim):
     torch.testing.assert_close(found, torch.sparse.log_softmax(dense.to_sparse_coo(), dim).to_dense())
 
 
+@pytest.mark.cpu("selects its backends")
 @pytest.mark.parametrize("backend", ["cpu", "emulated"])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_rows_take_one_kernel(name, backend, monkeypatch):

@@ -186,6 +186,7 @@ def test_a_row_is_first_read_inside_of_transforms_and_modes():
         assert row.format == scorch.Format("s") and not row.requires_grad
 
 
+@pytest.mark.cpu("rows are copied elsewhere")
 def test_a_row_is_taken_without_reading_the_arrays(monkeypatch):
     monkeypatch.setattr("scorch._src.ops.movement.rows.LIVE", set())  # traced tensors that a test left
     S = scorch.from_torch(torch.eye(4), format="csr")

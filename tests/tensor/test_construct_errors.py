@@ -224,7 +224,7 @@ def test_options_of_constructors(call):
     made = call(requires_grad=True)
     assert made.requires_grad and made.is_leaf
     refused(UnsupportedError, "is not supported here", call, pin_memory=True)
-    refused(OperandError, "is on device meta, but Scorch supports only the cpu", call, device="meta")
+    refused(OperandError, "is on device meta, but Scorch supports only the devices cpu", call, device="meta")
     assert call(device="cpu", requires_grad=False, pin_memory=False).nnz > 0
 
 
@@ -241,7 +241,7 @@ def test_wrong_edges():
     edges = torch.tensor([[0, 1], [1, 0]])
     refused(
         ShapeError,
-        "edge_index must have shape (2, number of edges), but got (3, 1)",
+        "edge_index must have shape (2, edges), but got (3, 1)",
         from_edge_index,
         [[0], [1], [2]],
     )
@@ -273,4 +273,17 @@ def test_transposed_indices_are_recognized(size) -> None:
     listed = [[1, 2], [0, 1], [1, 0], [0, 2]]
     refused(ShapeError, words, sparse_coo_tensor, listed, [1.0] * 4, size)
     refused(ShapeError, "shape (2, 4): pass indices.t()", sparse_coo_tensor, torch.tensor(listed), [1.0] * 4)
-    refused(ShapeError, "shape (2, 4): pass edge_index.t()", from_edge_index, listed)
+    refused(ShapeError, "(2, edges), but got (4, 2): pass edge_index.t()", from_edge_index, listed)
+
+
+def test_swapped_pointers_and_columns_are_recognized() -> None:
+    pointers, columns, values = [0, 2, 3, 4], [0, 1, 0], [1.0, 2.0, 3.0]
+    columns, values = [*columns, 2], [*values, 4.0]
+    swapped = "crow_indices and col_indices seem to be swapped: crow_indices comes first"
+    assert sparse_csr_tensor(pointers, columns, values).nnz == 4
+    refused(IndexRangeError, swapped, sparse_csr_tensor, columns, pointers, values)
+    refused(ShapeError, swapped, sparse_csr_tensor, columns, [0, 1, 2, 3, 4], values)
+    for wrong in ([0, 2, 3], [0, 2, 3, 5]):  # also if swapped
+        with pytest.raises((ShapeError, IndexRangeError)) as caught:
+            sparse_csr_tensor(columns, wrong, values)
+        assert "swapped" not in str(caught.value)

@@ -269,7 +269,11 @@ def test_what_stores_every_place_is_held_against_the_budget():
         (lambda: scorch.zeros(3, 3, format="ddds"), FormatError, "this one is 2-D"),
         (lambda: scorch.zeros(3, 3, format=3), FormatError, "not 3"),
         (lambda: scorch.zeros(3, 3, format="csr", dtype=torch.float8_e5m2), DtypeError, "float8_e5m2"),
-        (lambda: scorch.zeros(3, 3, format="csr", device="meta"), OperandError, "supports only the cpu"),
+        (
+            lambda: scorch.zeros(3, 3, format="csr", device="meta"),
+            OperandError,
+            "supports only the devices cpu",
+        ),
         (
             lambda: scorch.zeros(3, 3, format="csr", pin_memory=True),
             UnsupportedError,

@@ -29,6 +29,7 @@ def tree(name: str, dense: torch.Tensor = DENSE) -> list[str]:
 # trees -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu("other devices are named")
 def test_rows_with_compressed_columns():
     assert tree("csr") == [
         "SparseTensor(shape=(3, 3), dtype=float32, format=csr, nnz=3, density=33.33%)",
@@ -58,6 +59,7 @@ def test_dense_levels_below_are_rows():
     assert tree("sd", wide)[2] == "└─ 0: [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ...]"
 
 
+@pytest.mark.cpu("other devices are named")
 def test_blocks_name_their_places():
     assert tree("bsr(2,2)") == [
         "SparseTensor(shape=(3, 3), dtype=float32, format=bsr(2,2), nnz=12, density=133.33%)",

@@ -79,6 +79,7 @@ def test_arrays_of_another_format_are_refused(S):
         S.ccol_indices()
 
 
+@pytest.mark.cpu("other devices are named")
 def test_it_shows_what_it_is(S):
     text = (
         "SparseTensor(shape=(2, 3), dtype=float32, format=csr, nnz=3, density=50.00%,\n"
@@ -90,6 +91,7 @@ def test_it_shows_what_it_is(S):
     assert repr(from_torch(torch.zeros(0))) == "SparseTensor(shape=(0,), dtype=float32, format=o, nnz=0)"
 
 
+@pytest.mark.cpu("other devices are named")
 def test_it_shows_its_place_in_the_graph_of_autograd(S):
     assert "density=50.00%, requires_grad=True," in repr(S.requires_grad_())
     assert "grad_fn=<MulBackward0>," in repr(S * 2) and "requires_grad" not in repr(S * 2)
@@ -97,17 +99,21 @@ def test_it_shows_its_place_in_the_graph_of_autograd(S):
     assert "grad" not in repr(S.detach())
 
 
+@pytest.mark.cpu("other devices are named")
 def test_values_are_printed_as_torch_is_told_to(S):
     with torch._tensor_str.printoptions(precision=1):
         assert "values=[1.5, 2.0, 3.0])" in repr(S)
     large = scorch.rand(100, 100, density=0.1, format="csr")
     assert repr(large).count("\n") == 0 and repr(large).endswith("density=10.00%)")
+    few = scorch.sparse_coo_tensor([[0], [0]], [1.0], (2**20, 2**20))
+    assert "nnz=1, density=9.1e-11%" in repr(few)  # not 0.00%
     with torch._tensor_str.printoptions(threshold=math.inf):
         assert repr(large).count(".") > 1000
     with torch._tensor_str.printoptions(threshold=2):
         assert "values" not in repr(S)
 
 
+@pytest.mark.cpu("other devices are named")
 def test_inside_of_a_transform_only_facts_are_shown(S):
     shown = []
 
@@ -194,7 +200,7 @@ def test_to_dense_under_torchs_names(S):
 def test_other_dtypes_and_devices_are_refused(S):
     with pytest.raises(DtypeError, match="float8_e5m2 is not supported"):
         S.to(torch.float8_e5m2)
-    with pytest.raises(DeviceError, match="device meta, because Scorch supports only the cpu"):
+    with pytest.raises(DeviceError, match="device meta, because Scorch supports only the devices cpu"):
         S.to("meta")
 
 

@@ -176,7 +176,9 @@ def test_values_are_plain():
 
 
 def test_other_devices_are_refused():
-    with pytest.raises(OperandError, match=r"device meta, but Scorch supports only the cpu.*; use \.cpu\(\)"):
+    with pytest.raises(
+        OperandError, match=r"meta, but Scorch supports only the devices cpu.*; use \.cpu\(\)"
+    ):
         from_torch(torch.ones(2, device="meta"))
 
 

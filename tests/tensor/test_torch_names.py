@@ -285,6 +285,36 @@ def test_wrong_diagonals_say_what_is_wrong(call, error, message):
         call(scorch.from_torch(DENSE))
 
 
+@pytest.mark.parametrize("format", ["csr", "coo", "csc", "dcsr", "bsr(1,2)", "sd"])
+def test_a_pattern_gets_other_values(format):
+    S = scorch.from_torch(DENSE, format)
+    values = torch.arange(S.values().numel(), dtype=torch.float64).view(S.values().shape).requires_grad_()
+    found = S.with_values(values)
+    check_storage(found.detach())
+    assert found.format == S.format and found.dtype == torch.float64
+    assert torch.equal(found.values(), values) and torch.equal(S.to_dense(), DENSE)
+    (found * found).sum().backward()
+    assert torch.equal(values.grad, 2 * values.detach())
+    for number, dtype in ((1, S.dtype), (0.5, S.dtype), (2j, torch.complex64)):
+        filled = S.with_values(number)
+        assert filled.dtype == dtype and bool((filled.values() == number).all())
+    assert S.bool().with_values(1.0).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        (torch.ones(2), ShapeError, r"have the shape of S.values\(\), .*, but got \(2,\)"),
+        ([[1.0]], ShapeError, r"but got \(1, 1\)"),
+        ("x", OperandError, "not an array of numbers"),
+        (None, OperandError, "values"),
+    ],
+)
+def test_wrong_values_say_what_is_wrong(S, values, error, message):
+    with pytest.raises(error, match=message):
+        S.with_values(values)
+
+
 def test_all_of_it_on_a_large_matrix():
     S = scorch.rand(200_000, 200_000, density=5e-8, format="dcsr")
     assert S.nnz == 2000 and S.eliminate_zeros().nnz <= 2000

@@ -21,5 +21,7 @@ def paused_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect(0)  # else the next allocation would search through them
+        if not gc.get_freeze_count():  # nobody has frozen objects, which would have to stay so
+            gc.freeze()  # else the next allocations would search through all of them, and torch's
+            gc.unfreeze()
         gc.enable()

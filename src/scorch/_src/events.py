@@ -10,8 +10,9 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+
+from scorch._src.dataclass import dataclass
 
 Kind = Literal["kernel", "fused", "routine", "torch", "dense copy", "exchange", "product"]
 Function = TypeVar("Function", bound=Callable[..., Any])

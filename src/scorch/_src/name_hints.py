@@ -6,7 +6,6 @@ Other names are compared with what is there, but only if somebody reads the mess
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch.compiler import is_dynamo_compiling
 
-from scorch.errors import KeywordError, OperandError, UnknownNameError
+from scorch.errors import KeywordError, OperandError, UnknownNameError, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,7 +25,7 @@ def _to_format(name: str) -> str:
 _AS_DENSE = "S.to_dense(), or S.to_dense().numpy() for an array"
 _ESTIMATOR = "a sparse tensor is data, not an estimator: pass S.to_scipy() to scikit-learn"
 _TORCH_SPARSE = "scorch.compat.torch_sparse.SparseTensor.from_scorch(S), which has torch_sparse's methods"
-_VALUES = "S.values() to read them, or scorch.sparse_csr_tensor(*S.csr()[:2], new_values, S.shape)"
+_VALUES = "S.values() to read them, or S.with_values(new_values)"
 
 TENSOR_HINTS: dict[str, str] = {
     # SciPy and NumPy
@@ -51,7 +50,7 @@ TENSOR_HINTS: dict[str, str] = {
     "power": "use S ** n",
     "asfptype": "use S.to(torch.float64)",
     "hadamard": "use S * other",
-    "spones": "use scorch.sparse_csr_tensor(*S.csr()[:2], torch.ones(S.nnz), S.shape)",
+    "spones": "use S.with_values(1)",
     "pattern": "use S.to_format('coo').indices(), or S.crow_indices()",
     # constructors that are called on a tensor
     "from_dense": "use scorch.from_torch(dense, format='csr')",
@@ -62,7 +61,7 @@ TENSOR_HINTS: dict[str, str] = {
     "to_coo": f"use {_to_format('coo')}",
     # torch_sparse
     **dict.fromkeys(
-        ("set_value", "set_value_", "fill_value", "fill_value_", "has_value", "with_values"),
+        ("set_value", "set_value_", "fill_value", "fill_value_", "has_value"),
         f"use {_VALUES}",
     ),
     "set_diag": "use S.setdiag(values)",
@@ -232,7 +231,7 @@ KEYWORD_HINTS: dict[
 }
 _OPPOSITES = {"sparsity": "density", "density": "sparsity"}
 _OF_RESULT = {
-    "dtype": ".to(torch.float64)",
+    "dtype": ".to({value})",
     "device": ".to(device)",
     "requires_grad": ".requires_grad_()",
     "pin_memory": ".pin_memory()",
@@ -252,21 +251,16 @@ def unknown_name(
     return error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the question whether the nearest of the ``known`` names is meant; empty if none is near."""
-    public = [other for other in known if not other.startswith("_")]
-    by_folded = {other.lower(): other for other in reversed(public)}
-    found = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.7)
-    return f"did you mean {by_folded[found[0]]!r}?" if found else ""
+def unknown_keyword(function: str, keyword: str, known: Collection[str], value: Any = None) -> KeywordError:
+    """Return the error for a keyword argument that is not among the ``known`` ones, with its hint.
 
-
-def unknown_keyword(function: str, keyword: str, known: Collection[str]) -> KeywordError:
-    """Return the error for a keyword argument that is not among the ``known`` ones, with its hint."""
+    ``value`` is what was passed, which a hint may repeat.
+    """
     message = f"{function}() got an unexpected keyword argument {keyword!r}"
-    return KeywordError(f"{message}; {_hint_for_keyword(function, keyword, known)}")
+    return KeywordError(f"{message}; {_hint_for_keyword(function, keyword, known, value)}")
 
 
-def _hint_for_keyword(function: str, keyword: str, known: Collection[str]) -> str:
+def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value: Any) -> str:
     other = next((name for name in KEYWORD_HINTS.get(keyword, ()) if name in known), None)
     if other is not None:
         return f"use {other}="
@@ -276,7 +270,7 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str]) -> st
     if question:
         return question
     if keyword in _OF_RESULT:
-        return f"apply it to the result, as in {function}(...){_OF_RESULT[keyword]}"
+        return f"apply it to the result, as in {function}(...){_OF_RESULT[keyword].format(value=value)}"
     names = [name for name in known if not name.startswith("_")]
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
     return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
@@ -296,7 +290,7 @@ def suggests_keywords(function: Function) -> Function:
                 if keyword not in known:
                     is_constructor = function.__name__ == "__init__"
                     name = type(args[0]).__name__ if is_constructor else function.__name__
-                    raise unknown_keyword(name, keyword, known)
+                    raise unknown_keyword(name, keyword, known, kwargs[keyword])
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Import every module that registers PyTorch functions, in the order of the layers."""
+"""Import every module that registers PyTorch functions or hooks, in the order of the layers."""
 
 # ruff: noqa: F401
 
@@ -7,7 +7,7 @@ from scorch._src.backends.cuda import backend as cuda_backend
 from scorch._src.backends.interpreter import executable as interpreter
 from scorch._src.compile import capture, layer_rules, pointwise_rules, product_rules
 from scorch._src.io import datasets, pickling
-from scorch._src.nn import optimizer_hooks
+from scorch._src.nn import data_parallel, optimizer_hooks
 from scorch._src.ops import conv, embedding_bag, fallback, losses, torch_sparse
 from scorch._src.ops.attention import sdpa
 from scorch._src.ops.linalg import eigen, solve
@@ -39,4 +39,5 @@ from scorch._src.tensor import (
 )
 from scorch._src.tensor.transforms import functorch, gradcheck
 
+data_parallel.install()
 optimizer_hooks.install()

@@ -15,6 +15,12 @@ def format_table(rows: Sequence[Sequence[str]], left: int = 4) -> list[str]:
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
 
 
+def format_density(density: float) -> str:
+    """Format a share as ``12.34%``: two decimals, or two digits where these would show zero."""
+    text = f"{density:.2%}"
+    return f"{100 * density:.2g}%" if density and text == "0.00%" else text
+
+
 def format_seconds(seconds: float | None) -> str:
     """Format seconds as ``1.2 ms``: two or three digits."""
     if seconds is None:

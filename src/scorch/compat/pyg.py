@@ -17,6 +17,7 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.interop.torch_layouts import silence_beta_warning
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.compat import torch_sparse
 
@@ -152,6 +153,7 @@ def _as_adjacency(value: Any) -> Any:
     if typing.SparseTensor is torch_sparse.SparseTensor:
         return _as_torch_sparse(value)
     rowptr, col, values = value.csr()
+    silence_beta_warning()
     return torch.sparse_csr_tensor(rowptr, col, values, tuple(value.shape), check_invariants=False)
 
 

@@ -1,6 +1,6 @@
 """``scorch.nn``: all of ``torch.nn``, and layers that have sparse weights or work on sparse tensors."""
 
-from scorch._src.nn import data_parallel, masks
+from scorch._src.nn import masks
 from scorch._src.nn.autoencoder import TopKAutoencoder
 from scorch._src.nn.dynamic_sparsity import SET, RigL
 from scorch._src.nn.graph.edge_attention_layers import GATv2Conv, TransformerConv
@@ -49,5 +49,3 @@ __all__ = [
     "load_sparse",
     "masks",
 ]
-
-data_parallel.install()

@@ -16,12 +16,12 @@ from fork_server import CAN_FORK, run_python
 from scorch._src.backends import base
 from scorch._src.backends.cuda import direct, driver, nvrtc, streams
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
-from scorch._src.backends.cuda.kernel import CudaKernel
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch
 from scorch._src.devices import META
 from scorch._src.loops.grid import FUNCTIONS
 from scorch._src.tensor import call_errors, metadata
 from scorch._src.tensor.create import check
-from scorch.errors import DeviceError, KernelError
+from scorch.errors import DeviceError, KernelError, OperandError
 
 DEVICES = [torch.device("cuda", number) for number in range(2)]
 
@@ -107,7 +107,7 @@ def test_functions_that_cut_rows_are_compiled_when_they_are_needed(two: TwoDevic
 def test_a_short_call_is_prepared_in_the_context_of_its_device(two: TwoDevices) -> None:
     executable = object.__new__(CudaExecutable)
     executable.kernel = CudaKernel("a text", "a test")
-    launch = executable.launcher(3, 2, 1)
+    launch = executable.launcher([Launch(FUNCTIONS[0], 3)], 2, 1)
     assert two.loaded == [(1, b"sm_91, part 0")] and two.current == 0
     with pytest.raises(KernelError, match="could not launch a kernel: invalid resource handle"):
         launch(5, 6)  # whoever calls it has made its device the current one
@@ -251,6 +251,16 @@ def test_operators_that_torch_refuses_in_a_captured_graph_are_named(message: str
     found = call_errors.translate_error(RuntimeError(message), torch.nonzero, (operand,), {})
     assert isinstance(found, DeviceError)
     assert "cannot wait for the result of nonzero while a CUDA graph is being captured" in str(found)
+
+
+def test_what_torch_says_of_the_processor_is_no_error_of_a_device() -> None:
+    def export(tensor: torch.Tensor) -> None:
+        raise AssertionError("stream should be None on cpu.")
+
+    operand, own = torch.Tensor._make_subclass(Placed, torch.zeros(3)), OperandError("pass .values()")
+    assert call_errors.translate_error(own, export, (operand,), {}) is own
+    found = call_errors.translate_error(own, export, (torch.zeros(3),), {})
+    assert found is not own and "stream should be None" in str(found)
 
 
 class Placed(torch.Tensor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 import grid_emulator
 import scorch
 from scorch._src.backends.cuda import driver
-from scorch._src.backends.cuda.kernel import LAUNCHES, Launches
+from scorch._src.backends.cuda.kernel import LAUNCHES, Launch, Launches
+from scorch._src.loops.grid import FUNCTIONS
 
 
 @pytest.fixture
@@ -23,12 +24,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     blocks: list[int] = []
     make = grid_emulator.EmulatedExecutable.launcher
 
-    def counted(self: Any, number: int, slots: int, device: int) -> Callable[..., None]:
-        launch = make(self, number, slots, device)
+    def counted(self: Any, grids: Sequence[Launch], slots: int, device: int) -> Callable[..., None]:
+        launch = make(self, grids, slots, device)
 
         def run(*given: int) -> None:
             assert len(given) == slots
-            blocks.append(number)
+            blocks.append(sum(grid.blocks for grid in grids))
             launch(*given)
 
         return run
@@ -74,7 +75,7 @@ def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.M
             torch.testing.assert_close(B @ x, long @ x)
         quick.clear()
         torch.testing.assert_close(A @ elsewhere, short @ elsewhere)
-        torch.testing.assert_close(B @ x, long @ x)
+        torch.testing.assert_close(B @ elsewhere, long @ elsewhere)
         record = Launches()
         LAUNCHES.append(record)
         torch.testing.assert_close(A @ x, short @ x)
@@ -82,6 +83,26 @@ def test_unusual_calls_take_the_long_way(quick: list[int], monkeypatch: pytest.M
         assert not quick and record.launched
         torch.testing.assert_close(A @ x, short @ x)
         assert len(quick) == 1
+
+
+def test_rows_that_are_cut_take_the_short_way(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.rows.MIN_PART", 4)
+    long, other = matrix(20, 100), matrix(20, 100)
+    long[3], other[7] = 1, 2
+    X = torch.randint(-3, 4, (2, 100, 32)).float()
+    with scorch.settings(backend="emulated"):
+        patterns = [scorch.from_torch(dense, format="csr") for dense in (long, other)]
+        patterns[0] @ X[0]
+        quick.clear()
+        for number in range(4):  # patterns take turns, of which each has its own parts
+            dense, x = (long, other)[number % 2], X[number // 2]
+            LAUNCHES.append(record := Launches())
+            wanted = patterns[number % 2] @ x
+            LAUNCHES.remove(record)
+            assert [launch.name for _, launch, _ in record.launched] == list(FUNCTIONS[1:])
+            assert torch.equal(patterns[number % 2] @ x, wanted)
+            torch.testing.assert_close(wanted, dense @ x)
+            assert len(quick) == number + 1
 
 
 def test_a_launcher_passes_slots_blocks_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +115,11 @@ def test_a_launcher_passes_slots_blocks_and_stream(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(driver, "_arguments", lambda: SimpleNamespace(both=(memory, "pointers")))
     monkeypatch.setattr(driver, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=run))
     monkeypatch.setattr(driver, "cuda_stream_of", lambda device: 70 + device)
-    driver.launcher(function, 9, 3, 1)(11, -12, 13)
+    other = ctypes.c_void_p(6)
+    driver.launcher([(function, 9), (other, 2)], 3, 1)(11, -12, 13)
     assert list((ctypes.c_longlong * 3).from_buffer(memory)) == [11, -12, 13]
-    shape, *others = calls[0]
-    assert others == [function, "pointers", None]
-    # As CUlaunchConfig is: blocks and threads in three dimensions, shared memory, stream, no attributes.
-    assert struct.unpack("=7I4xQQI4x", shape) == (9, 1, 1, driver.THREADS, 1, 1, 0, 71, 0, 0)
+    assert len(calls) == 2
+    for (shape, *others), (launched, blocks) in zip(calls, [(function, 9), (other, 2)], strict=True):
+        assert others == [launched, "pointers", None]
+        # As CUlaunchConfig is: blocks and threads in three dimensions, shared memory, stream, no attributes.
+        assert struct.unpack("=7I4xQQI4x", shape) == (blocks, 1, 1, driver.THREADS, 1, 1, 0, 71, 0, 0)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
+import grid_emulator
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
 from scorch._src.backends import routines
-from scorch._src.backends.cuda import entries, kernel
+from scorch._src.backends.cuda import entries, kernel, streams
 from scorch._src.backends.cuda.kernel import Launches
 from scorch._src.backends.routines import Routines
 from scorch._src.backends.sort_entries import Sorted
+from scorch._src.bounded import clear_plans
+from scorch._src.statements import call_cache
 
 ROUTINES = EmulatedRoutines()
 
@@ -98,6 +104,47 @@ def test_what_is_not_finite_is_found(dtype):
             assert ROUTINES.are_finite([one, other])
 
 
+def test_a_product_asks_first_and_waits_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device answers whether a dense operand is finite while the host launches the product."""
+    order: list[str] = []
+    wait, run_grid = streams.Told.wait, grid_emulator.run_grid
+
+    def noted(source: str, function: str, *arguments: Any) -> None:
+        order.append(function)
+        run_grid(source, function, *arguments)
+
+    def waiting(told: streams.Told) -> list[int]:
+        order.append("wait")
+        return wait(told)
+
+    A, dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2), torch.rand(30, 40)
+    monkeypatch.setattr(call_cache, "_is_same_kernel", lambda in_force: True)  # as with the usual settings
+    clear_plans()
+    with scorch.settings(backend="emulated"):
+        S = scorch.from_torch(A, format="csr")
+        for _ in range(2):
+            S * dense
+        monkeypatch.setattr(streams.Told, "wait", waiting)
+        monkeypatch.setattr(grid_emulator, "run_grid", noted)
+        product = S * dense
+        assert order == ["scorch_find_infinite", "scorch_compute", "wait"]
+        torch.testing.assert_close(product.to_dense(), A * dense)
+        dense[3, 4] = torch.inf
+        for _ in range(2):
+            torch.testing.assert_close(S * dense, A * dense, equal_nan=True)  # which is dense
+        dense[3, 4] = 1.0
+        assert isinstance(S * dense, scorch.SparseTensor)
+    clear_plans()
+
+
+def test_what_nobody_waits_for_is_written_to_memory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = ROUTINES.ask_finite([torch.rand(5)])
+    memory = streams._pinned[-1]
+    del answer
+    assert any(kept is memory for kept in streams._pinned)
+    assert ROUTINES.are_finite([torch.rand(5)]) and not ROUTINES.are_finite([torch.tensor([torch.nan])])
+
+
 @given(st.data())
 def test_sums_of_columns_are_those_of_torch(data):
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
@@ -110,3 +157,17 @@ def test_sums_of_columns_are_those_of_torch(data):
         sums = ROUTINES.sum_columns(matrix)
     assert sums.dtype == matrix.dtype
     torch.testing.assert_close(sums, matrix.sum(0))
+
+
+def test_ones_of_sums_of_columns_are_kept_but_not_those_of_a_mode() -> None:
+    matrix, routines = torch.rand(40, 3), EmulatedRoutines()
+    with torch.inference_mode():
+        routines.sum_columns(matrix)
+    (ones,) = routines._ones.values()
+    sums = routines.sum_columns(matrix.requires_grad_())  # which saves the ones: no inference tensors
+    torch.testing.assert_close(sums, matrix.sum(0))
+    assert [*routines._ones.values()] == [ones]
+    with FakeTensorMode() as mode:
+        routines.sum_columns(mode.from_tensor(torch.rand(30, 3)))
+    torch.func.vmap(routines.sum_columns)(torch.rand(2, 20, 3))
+    assert [*routines._ones.values()] == [ones]

@@ -165,7 +165,10 @@ def test_nvrtc_compiles_groups_without_spills(
 
 
 def test_explanations_say_how_threads_share_rows() -> None:
-    text = str(scorch.compile(gat).explain(*operands(70, 0.2, 64)))
+    plan = scorch.explain(scorch.compile(gat), *operands(70, 0.2, 64))
+    text, page = str(plan), plan.to_html()
+    assert "thread: too little work" not in page and "C compiler" not in page.partition("<details>")[0]
+    assert page.count("<svg") > 2 and "16 threads to a row" in page
     assert "16 threads to a row; rows much longer than others: a kernel for each step" in text
 
 
@@ -189,11 +192,11 @@ def test_what_has_no_kernel_runs_one_by_one_and_says_why(monkeypatch: pytest.Mon
     scorch.clear_plans()
     compiled = scorch.compile(gat)
     same(compiled(A, a, b, X), gat(A, a, b, X))
-    assert "one kernel would take more than 3 arguments" in str(compiled.explain(A, a, b, X))
+    assert "one kernel would take more than 3 arguments" in str(scorch.explain(compiled, A, a, b, X))
     monkeypatch.undo()
     monkeypatch.setattr(grid_emulator.EmulatedKernel, "is_ready", lambda self: False)
     with scorch.settings(backend="emulated"):
         scorch.clear_plans()
-        text = str(scorch.compile(row_sums).explain(A, a, b, X))
+        text = str(scorch.explain(scorch.compile(row_sums), A, a, b, X))
     assert "NVRTC could not compile the fused kernel" in text
     scorch.clear_plans()

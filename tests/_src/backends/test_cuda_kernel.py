@@ -17,6 +17,7 @@ from scorch.errors import CompilationError, CompilerNotFoundError
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.kernel.PATIENCE", 0.0)
     monkeypatch.setattr(nvrtc, "is_there", lambda: True)
     monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture, part: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -41,6 +42,32 @@ def test_who_may_not_wait_goes_on_while_a_thread_compiles(monkeypatch: pytest.Mo
     kernel._compiling.join()
     assert kernel.is_ready(may_wait=False) and kernel.is_ready()
     assert compiled == [("a text", "sm_90")]
+
+
+def test_who_need_not_wait_does_so_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.kernel.PATIENCE", 60.0)
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: b"code")
+    kernel = CudaKernel("a text", "a label")
+    assert kernel.is_ready(may_wait=False) and kernel._compiling is not None
+
+
+def test_what_is_needed_next_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+        compiled.append(threading.current_thread().name)
+        return b"code"
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    kernel = CudaKernel("a text", "a label")
+    kernel.begin()
+    kernel.begin()
+    assert kernel.is_ready() and compiled == ["compile a label"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    other = CudaKernel("a text", "a label")
+    other.begin()
+    assert other._compiling is None
 
 
 def test_functions_that_a_call_needs_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch
 import grid_emulator
 import scorch
 from scorch._src.backends.cuda import new_pattern
+from scorch._src.bounded import clear_plans
 from scorch._src.compiler.lower.driven import COUNT, FILL
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch.errors import DeviceError
@@ -250,3 +251,27 @@ def test_dense_operands_are_read_by_the_kernel_that_computes_values(launched: li
     found = scorch.evaluate(text, A=A, B=B, X=X, y=y, format="csr")
     assert launched == ["scorch_compute"]
     torch.testing.assert_close(found.to_dense(), A.to_dense() * X + B.to_dense() * y[:, None])
+
+
+@pytest.mark.parametrize("sign", ["+", "*"])
+def test_what_is_compiled_ahead_is_what_is_needed(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that list levels and compute values are compiled while those of the pattern are."""
+    kernel = grid_emulator.EmulatedKernel
+    begun: list[str] = []
+    launched: list[str] = []
+    monkeypatch.setattr(kernel, "begin", lambda self: begun.append(self.source))
+    launch = kernel.launch
+
+    def recorded(self: Any, name: str, *given: Any) -> None:
+        launched.append(self.source)
+        launch(self, name, *given)
+
+    monkeypatch.setattr(kernel, "launch", recorded)
+    a, b = (torch.rand(7, 9) * (torch.rand(7, 9) < 0.4) for _ in range(2))
+    clear_plans()
+    with scorch.settings(backend="emulated"):
+        A, B = (scorch.from_torch(dense, format="csr") for dense in (a, b))
+        launched.clear()
+        result = scorch.evaluate(f"C[i,j] = A[i,j] {sign} B[i,j]", A=A, B=B)
+        assert len(begun) == 3 and {*begun} == {*launched}
+    torch.testing.assert_close(result.to_dense(), a + b if sign == "+" else a * b)

@@ -45,6 +45,7 @@ NUMBERS: dict[str, Read] = {
     "format": lambda A: 1 if A.format.name == "dcsr" else 2,
     "eliminate_zeros": lambda A: A.eliminate_zeros()._nnz(),
     "setdiag": lambda A: A.setdiag([3.0, 4.0])._nnz(),
+    "with_values": lambda A: A.with_values(A.values() + 1).values().shape[0] + A.with_values(1)._nnz(),
     "of a product": lambda A: (A @ A.T)._nnz(),
     "values of a product": lambda A: (A @ A.T).values().shape[0],
     "of a transposed": lambda A: A.T.nnz,

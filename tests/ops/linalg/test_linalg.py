@@ -259,7 +259,7 @@ def test_callbacks_see_every_iteration(columns):
         callback = lambda x, target=target, seen=seen: seen.append((x - target).norm().item())  # noqa: E731
         close(getattr(scorch.linalg, method)(A, b, callback=callback, **options), solution, 1e-8)
         assert len(seen) > 1 and seen[-1] < 1e-6 * seen[0]
-    assert len(errors["cg"]) <= 25
+    assert len(errors["cg"]) <= 25 + 2  # as many as there are unknowns, but for rounding
 
 
 def test_iterative_methods_say_what_is_wrong():
@@ -279,7 +279,7 @@ def test_iterative_methods_say_what_is_wrong():
         with pytest.raises(OperandError, match="the function returned a NoneType; return a tensor"):
             method(lambda x: None, b)
         with pytest.raises(OperandError, match=r"M of \w+: .* returned a ndarray; .*torch.from_numpy"):
-            method(S, b, M=lambda x: x.numpy())
+            method(S, b, M=lambda x: x.cpu().numpy())
         with pytest.raises(DtypeError, match=r"^(cg|gmres): .*right-hand side .*float64 and torch.float32"):
             method(S, b.float())
         with pytest.raises(DtypeError, match=r"^M of (cg|gmres): .*float32 and torch.float64"):
@@ -289,7 +289,7 @@ def test_iterative_methods_say_what_is_wrong():
         with pytest.raises(
             OperandError, match=r"right-hand side .*ndarray; convert it with torch.from_numpy"
         ):
-            method(S, b.numpy())
+            method(S, b.cpu().numpy())
         with pytest.raises(ArgumentError, match="callback must be a function"):
             method(S, b, callback=[])
     with pytest.raises(LinAlgError, match="non-finite"):

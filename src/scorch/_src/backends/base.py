@@ -14,7 +14,6 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -27,6 +26,7 @@ from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.target import Target
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.loops.grid import Grid
 from scorch._src.loops.nodes import Kernel
@@ -345,8 +345,11 @@ def served_devices() -> tuple[str, ...]:
 
 
 def served_in_words() -> str:
-    """Return the types of served devices as text, for messages."""
-    return " or ".join(_DEVICES)
+    """Return the types of devices that Scorch supports, and which of them torch has here, for messages."""
+    known = " and ".join({**_DEVICES, **dict.fromkeys(_NEEDS)})
+    if _DEVICES.keys() >= _NEEDS.keys():
+        return known
+    return f"{known}, of which this build of PyTorch has {' and '.join(_DEVICES)}"
 
 
 def host_threads() -> int:

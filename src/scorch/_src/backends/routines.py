@@ -5,9 +5,9 @@ A backend overrides those that it has faster code for (``backends.cpu.cpu_routin
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from scorch._src.backends.sort_entries import MAX_KEYS, Sorted, sorted_by_columns, sorted_by_keys, sum_runs
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.torch_internals import row_pointers_of
@@ -157,6 +158,12 @@ class Routines:
         for array in arrays[1:]:
             total = total + array.sum()
         return math.isfinite(total)
+
+    def ask_finite(self, arrays: Sequence[Tensor]) -> Callable[[], bool]:
+        """Return what answers ``are_finite``; a device is asked at once, and works while the host goes on."""
+        return functools.partial(self.are_finite, arrays)
+
+    min_summed: int | None = None  # numbers from which on ``sum_columns`` is worth a call from Python
 
     def sum_columns(self, matrix: Tensor) -> Tensor:
         """Return the sum of each column of a dense matrix."""

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from scorch._src.dataclass import dataclass
 from scorch.errors import ArgumentError, MissingFileError
 
 PACKAGE = "benchmarks"

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from scorch._src.backends import cache
 from scorch._src.backends.base import host_threads
 from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.explain_statement import explain
 from scorch._src.formats import Format
 from scorch._src.tensor.create.construct import from_torch
@@ -214,7 +215,8 @@ too large; where neither works (-), only the smaller problem is checked.
 
 def _warm_cache() -> None:
     """Compile the usual kernels, which come next after the demonstration."""
-    print("\nCompiling common kernels ahead of time (python -m scorch cache --warm) ...", flush=True)
+    print("\nThat was all. To save your first calls the wait, common kernels are now compiled ahead of time")
+    print("(python -m scorch cache --warm) ...", flush=True)
     warmed = warm.warm(warm.print_progress)
     print(f"{warmed.kernels} are cached; {warmed.compiled} were compiled now, in {warmed.seconds:.1f} s")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.create.build import from_coordinates

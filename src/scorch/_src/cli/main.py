@@ -30,6 +30,10 @@ examples:
   python -m scorch explain "ij,jk->ik" csr csr --sizes i=1e6,j=1e6,k=1e6 --density 1e-6
   python -m scorch explain "D[i,j] = A[i,k] * B[k,j] + C[i,j]" A=csr B=csr C=dcsr --source
   python -m scorch explain "ij,jk->ik" csr csr --html product.html
+
+Calls on your own tensors, and functions compiled with scorch.compile, are explained from Python:
+  print(scorch.explain("ij,jk->ik", A, B))
+  print(scorch.explain(compiled, A, B)); its to_html() returns a page
 """
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.distributed.cost_model.formulas import (
     RUNNABLE,

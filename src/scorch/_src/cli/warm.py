@@ -12,7 +12,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -35,6 +35,7 @@ from scorch._src.backends.cpu.routines.attention_source import source as attenti
 from scorch._src.compiler.plan import Operand
 from scorch._src.compiler.schedule.cost import estimated_counts
 from scorch._src.compiler.steps import split
+from scorch._src.dataclass import dataclass
 from scorch._src.engine.execute import copy_step
 from scorch._src.engine.schedules import Problem, new_contraction, new_schedule
 from scorch._src.formats import Format, as_format, dense_format

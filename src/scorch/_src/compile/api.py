@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from scorch._src.compile.argument_names import complete_names, named_tensors, rename, user_names
-from scorch._src.compile.fusion_report import FusionExplanation, GroupExplanation
+from scorch._src.compile.argument_names import named_tensors, user_names
 from scorch._src.compile.group_plan import GroupPlan
 from scorch._src.compile.layer_plan import LayerPlan
-from scorch._src.compile.lazy_tensor import LAZY_TYPES, materialize
+from scorch._src.compile.lazy_tensor import LAZY_TYPES, Value, materialize
 from scorch._src.compile.recorder import Node, PauseRecording, Recorder
 from scorch._src.name_hints import unknown_keyword
 from scorch._src.statements.modes import active
@@ -129,35 +128,61 @@ class Compiled:
             result = materialize(result)
         return result, record
 
-    def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
-        """Run ``self(*args, **kwargs)`` and report how its sparse calls were computed."""
+    def find_fusion(self, *args: Any, **kwargs: Any) -> Fusion:
+        """Run ``self(*args, **kwargs)`` and return how its sparse calls were computed."""
         _, record = self._run(args, kwargs)
         names = user_names(record, named_tensors(self.function, args, kwargs))
+        groups = tuple(_find_tensors(plan, record) for plan in record.groups if plan.pattern_number >= 0)
         record.close()
-        groups = tuple(_explain_group(group, names) for group in record.groups if group.pattern_number >= 0)
         others = tuple(name for name in record.unrecorded if name != "__get__")
         compiled, failed = ((), ()) if self.submodules is None else self.submodules.explain()
         unfused = tuple(f"{name}: {reason}" for name, reason in record.unfused.items())
         calls_on_dense = record.dense_calls if record.sparse_call_count else []  # else torch.compile has them
         on_dense = tuple(name for name in calls_on_dense if name != "__get__")
-        return FusionExplanation(groups, others, compiled, failed, unfused, on_dense)
+        return Fusion(groups, names, others, compiled, failed, unfused, on_dense)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
 
-def _explain_group(plan: GroupPlan | LayerPlan, names: Mapping[str, str]) -> GroupExplanation:
-    if isinstance(plan, LayerPlan):
-        reason = "a result inside is needed later" if plan.is_split else plan.reason
-        return GroupExplanation(plan.calls, plan.statements, "", reason)
-    if plan.kernel is None:
-        return GroupExplanation(plan.calls, "", "", plan.reason)
-    gradients = "" if plan.backward is None else plan.backward.explain()
-    fused = plan.kernel.fused
-    names = complete_names(fused.header, names)
-    return GroupExplanation(
-        plan.calls, rename(fused.header, names), fused.source, "", rename(gradients, names), names
-    )
+@dataclass(frozen=True)
+class FusedCalls:
+    """Recorded calls, with the tensors that they read and returned, by their names in steps."""
+
+    plan: GroupPlan | LayerPlan
+    operands: Mapping[str, torch.Tensor]
+    results: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What a call of a compiled function fused, as explanations show it (``explain.fusion_report``).
+
+    ``names`` are the user's names of tensors, by their names in steps; the other fields are those of
+    ``FusionExplanation``.
+    """
+
+    groups: tuple[FusedCalls, ...]
+    names: Mapping[str, str]
+    others: tuple[str, ...]
+    dense: tuple[str, ...]
+    failed: tuple[str, ...]
+    unfused: tuple[str, ...]
+    dense_calls: tuple[str, ...]
+
+
+def _find_tensors(plan: GroupPlan | LayerPlan, record: Recorder) -> FusedCalls:
+    numbers = plan.order if isinstance(plan, GroupPlan) else [n for chain in plan.chains for n in chain]
+    requested = plan.requested if isinstance(plan, GroupPlan) else [chain[-1] for chain in plan.chains]
+    values = [value for number in numbers if isinstance(value := record.items[number], Value)]
+    read = {name: number for value in values for name, number in value.recipe.parents.items()}
+    operands = {name: record.items[number].result for name, number in read.items() if number in plan.sources}
+    results = {value.recipe.access.tensor: value.result for value in values if value.number in requested}
+    return FusedCalls(plan, _computed(operands), _computed(results))
+
+
+def _computed(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in tensors.items() if tensor is not None}
 
 
 class CompiledModule(torch.nn.Module):
@@ -171,8 +196,8 @@ class CompiledModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
 
-    def explain(self, *args: Any, **kwargs: Any) -> FusionExplanation:
-        return self._compiled.explain(*args, **kwargs)
+    def find_fusion(self, *args: Any, **kwargs: Any) -> Fusion:
+        return self._compiled.find_fusion(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from scorch._src.compiler.plan import Step
+from scorch._src.dataclass import dataclass
 from scorch._src.engine.execute import convert
 from scorch._src.engine.fused_executable import FusedKernel, Steps, fused_kernel
 from scorch._src.formats import as_format

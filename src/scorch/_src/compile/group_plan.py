@@ -7,7 +7,7 @@ on the calls and on the properties of their arguments, so a ``GroupPlan`` serves
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from scorch._src.compile.group_gradients import BackwardPlan, BackwardPlanner
 from scorch._src.compile.group_kernel import GroupKernel, compile_group, drop_broadcast_dims, index_names
 from scorch._src.compile.lazy_tensor import Call, Recipe, Source, Value, map_leaves
 from scorch._src.compiler.pipeline import as_statement
+from scorch._src.dataclass import dataclass
 from scorch._src.engine.fused_executable import PATTERN
 from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.indexing import Statement

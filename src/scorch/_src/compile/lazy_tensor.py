@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scorch._src.compiler.plan import Step
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.notation.nodes import Access
 from scorch._src.storage.storage import Pattern

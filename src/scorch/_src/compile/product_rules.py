@@ -186,6 +186,11 @@ def mul(recorder: Recorder, input: Any, other: Any) -> Any:
     return record_elementwise(recorder, build_operator("mul"), [input, other])
 
 
+@recording_rule(T.sparse_mask)
+def sparse_mask(recorder: Recorder, input: Any, mask: Any) -> str:
+    return "it reads all of a tensor; to sample a product, multiply by a mask of ones, as in A * (P @ Q.T)"
+
+
 @recording_rule(torch.div, T.div, T.__truediv__, torch.true_divide, T.true_divide)
 def div(recorder: Recorder, input: Any, other: Any) -> Recipe | None:
     if isinstance(other, SparseTensor):

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from scorch._src.bounded import BoundedCache
 from scorch._src.compile.group_plan import GroupPlan, plan_group
@@ -49,6 +50,7 @@ MAX_NODES_PER_FUNCTION = 4096  # then its tree of calls starts over
 Rule = Callable[..., Any]
 RecordedCall = tuple[Recipe, Call | None]  # and its eager call, where that is not the recorded one
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+FLOATS = (torch.float32, torch.float64)
 MAX_SPARSE_DENSITY = 0.25  # from here on products run eagerly, in torch's BLAS
 _CONSTANTS = {int, float, bool, str, type(None), torch.dtype}
 
@@ -197,7 +199,11 @@ class Recorder(TorchFunctionMode):
                 self.unfused[name] = reason
                 with PauseRecording():
                     return func(*args, **kwargs)
-            self.unrecorded.append(name)
+            reason = "" if look_up(func).record is None else _why_eager((args, kwargs))
+            if reason:
+                self.unfused[name] = reason
+            else:
+                self.unrecorded.append(name)
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         is_dense = isinstance(result, torch.Tensor) and not isinstance(result, SparseTensor)
@@ -397,6 +403,17 @@ def _may_mutate(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     if name.endswith("_") or kwargs.get("out") is not None:
         return True
     return kwargs.get("inplace", False) is True or any(argument is True for argument in args)
+
+
+def _why_eager(arguments: Any) -> str:
+    """Say why no rule records a call of a function that has one."""
+    if is_autocast():
+        return "autocast is on; call it outside of torch.autocast to fuse it"
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    dtype = next((tensor.dtype for tensor in tensors if tensor.dtype not in FLOATS), None)
+    if dtype is None:
+        return "no rule fuses it with these arguments"
+    return f"fused kernels take float32 and float64, but an operand has {dtype}; convert it, as with .float()"
 
 
 def _has_sparse(tree: Any) -> bool:

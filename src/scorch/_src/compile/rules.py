@@ -10,14 +10,12 @@ import torch
 from scorch._src.backends.base import is_served
 from scorch._src.compile.group_kernel import as_row_pattern, index_names
 from scorch._src.compile.lazy_tensor import LazySparseTensor, LazyTensor, Recipe, Source, Value
-from scorch._src.compile.recorder import PLAIN, Recorder, is_sparse_enough
+from scorch._src.compile.recorder import FLOATS, PLAIN, Recorder, is_sparse_enough
 from scorch._src.compiler.plan import Step
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
-
-FLOATS = (torch.float32, torch.float64)
 
 BuildExpression = Callable[..., Expr]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from scorch._src.compiler.names import safe_index
 from scorch._src.compiler.plan import Operand, Plan
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk

@@ -141,6 +141,6 @@ def describe_threads(plan: Plan, used: int, available: int) -> str:
             return f"one thread: iterations of {first} add to the same elements"
         return f"one thread: iterations of {first} depend on each other"
     balance = f", balanced by the nonzeros of {plan.balance[0]}" if plan.balance else ""
-    if used == 1 and available > 1:
-        return "one thread: too little work for more"
-    return f"{used} thread{'s' if used > 1 else ''} share {first}{balance}"
+    if used == 1:
+        return f"one thread: {'too little work for more' if available > 1 else 'no more are allowed'}"
+    return f"{used} threads share {first}{balance}"

@@ -14,9 +14,9 @@ import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from scorch._src.dataclass import dataclass
 from scorch.errors import ArgumentError
 
 LINE = 64  # bytes of a cache line

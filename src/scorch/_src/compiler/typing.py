@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
 from scorch._src.compiler.plan import Step
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.loops.types import BOOL, FLOAT32, FLOAT64, INT64, TYPES, Type
 from scorch._src.loops.values import wrap
@@ -32,6 +32,7 @@ class Typed:
     rank: int
 
 
+@functools.cache
 def type_of_dtype(dtype: torch.dtype) -> Type:
     """Scorch's type for a torch dtype."""
     element = TYPES.get(str(dtype).removeprefix("torch."))

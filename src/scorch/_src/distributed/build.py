@@ -16,6 +16,7 @@ from scorch._src.distributed.communication.collectives import Group, gather_numb
 from scorch._src.distributed.cuts import as_cuts, check_split, cut_by_work, cut_evenly, owners_in
 from scorch._src.distributed.entries import check_sparse_format, from_entries
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -69,6 +70,7 @@ def _moved(tensor: SparseTensor, device: torch.device | None) -> SparseTensor:
     return moved  # type: ignore[no-any-return]
 
 
+@suggests_keywords
 def shard(
     tensor: SparseTensor,
     mesh: Any = None,
@@ -211,6 +213,7 @@ def owners_of(crd: Sequence[Tensor], rows: Tensor, columns: Tensor, split: bool 
     return torch.where(is_long[crd[0]], owners_in(crd[1], columns), owners)
 
 
+@suggests_keywords
 def shard_rows(
     local: SparseTensor, mesh: Any = None, *, columns: Any = None, format: Any = None, algorithm: str = "halo"
 ) -> RowSharded:

@@ -11,6 +11,7 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in, size_of
 from scorch._src.distributed.communication.replicate import sum_over
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, counted
@@ -74,6 +75,7 @@ def work_of(lengths: Tensor, features: Sequence[int]) -> Tensor:
     return lengths * each + dense
 
 
+@suggests_keywords
 def cuts(tensor: SparseTensor, parts: int, *, features: Sequence[int] = ()) -> Tensor:
     """Return where to cut the rows of a sparse tensor into ``parts`` shards of about the same work.
 

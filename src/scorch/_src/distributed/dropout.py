@@ -7,11 +7,13 @@ import torch
 from scorch._src.devices import HOST
 from scorch._src.distributed.communication.collectives import gather_numbers
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import ArgumentError
 
 Tensor = torch.Tensor
 
 
+@suggests_keywords
 def dropout(x: Tensor, p: float, like: RowSharded, seed: int, training: bool = True) -> Tensor:
     """Apply dropout to this rank's rows; the result does not depend on the number of ranks.
 

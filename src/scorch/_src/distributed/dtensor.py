@@ -14,11 +14,13 @@ from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import ArgumentError, OperandError, ShapeError
 
 Tensor = torch.Tensor
 
 
+@suggests_keywords
 def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
     """Return this rank's rows as a DTensor with placement ``Shard(0)``, chunked like ``torch.chunk``.
 
@@ -55,6 +57,7 @@ def to_dtensor(rows: Tensor, a: RowSharded, *, dim: int = 0) -> Any:
     return DTensor.from_local(local, _mesh_of(a), placements, run_check=False, shape=shape, stride=stride)
 
 
+@suggests_keywords
 def from_dtensor(tensor: Any, a: RowSharded, *, dim: int = 0) -> Tensor:
     """Return this rank's rows of a DTensor with placement ``Shard(0)``; the inverse of ``to_dtensor``.
 

@@ -19,6 +19,7 @@ from scorch._src.distributed.cuts import as_cuts, check_features, cut_evenly, cu
 from scorch._src.distributed.entries import check_sparse_format, from_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.mapped_rows import MemmapSparseDataset
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch.errors import ArgumentError, FileError, MissingFileError, ShapeError
@@ -27,6 +28,7 @@ Tensor = torch.Tensor
 BALANCES = {"nnz": "about as many entries and rows", "rows": "about as many rows"}
 
 
+@suggests_keywords
 def load_rows(
     paths: Any,
     mesh: Any = None,

@@ -17,6 +17,7 @@ from scorch._src.distributed.communication.agreement import all_say
 from scorch._src.distributed.dropout import draw_edges
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.statements import einsum
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.graph.aggregate import attend_composed
 from scorch._src.ops.graph.graph import graph_of
 from scorch._src.ops.graph.neighbours import attend_neighbours, max_neighbours, sum_neighbours
@@ -84,6 +85,7 @@ def _degrees(adj: RowSharded, like: Tensor) -> Tensor:
     return _sum_edges(adj, ones).squeeze(1)
 
 
+@suggests_keywords
 def normalize(adj: RowSharded, loop: float | None = None) -> RowSharded:
     """Return the symmetrically normalized matrix ``D^-1/2 A D^-1/2``, where D has the row sums of A.
 
@@ -115,6 +117,7 @@ def normalize(adj: RowSharded, loop: float | None = None) -> RowSharded:
     return result
 
 
+@suggests_keywords
 def add_loops(adj: RowSharded, weight: float) -> RowSharded:
     """Return the matrix with a self-loop of this weight at every node that has none.
 

@@ -29,6 +29,7 @@ from scorch._src.distributed.cost_model.plan import Plan
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.events import LISTENERS, emit
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
@@ -40,6 +41,7 @@ Tensor = torch.Tensor
 OVERLAP_BYTES = 1 << 20  # received by one rank, from which on own entries are multiplied meanwhile
 
 
+@suggests_keywords
 @rule(torch.matmul, torch.mm, torch.mv)
 def matmul(a: Any, b: Any) -> Any:
     """Return ``a @ b`` where one or both operands are sharded.

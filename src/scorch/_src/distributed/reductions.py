@@ -14,6 +14,7 @@ from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.communication.replicate import largest_over, sum_over
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.sums import sum_processes
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -109,6 +110,7 @@ def _largest_magnitude(values: Tensor, group: Group) -> Tensor:
     return largest + (mean - mean.detach())
 
 
+@suggests_keywords
 @rule(torch.sparse.softmax)
 def softmax(a: RowSharded, dim: int) -> RowSharded:
     """Return the softmax over the stored elements of each row or column; implicit zeros are ignored.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.communication.agreement import agree, validating
 from scorch._src.distributed.communication.collectives import Group, rank_in, size_of
 from scorch._src.distributed.communication.halo import HaloPlan, Order, order_of
@@ -15,6 +15,7 @@ from scorch._src.distributed.communication.moves import RowMove, move_to_cuts, m
 from scorch._src.distributed.cuts import as_cuts, as_integers, block_owners, check_split, owners_in
 from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import keys_of, numbered_entries
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -23,6 +24,7 @@ from scorch.errors import ArgumentError, ShapeError
 Tensor = torch.Tensor
 
 
+@suggests_keywords
 def repartition(
     A: RowSharded,
     rows: Any = None,

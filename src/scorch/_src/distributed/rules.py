@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.show import show

@@ -28,6 +28,7 @@ from scorch._src.distributed.rules import (
 )
 from scorch._src.distributed.sums import as_replicated, sum_processes
 from scorch._src.events import LISTENERS, emit
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Assign
 from scorch._src.notation.parse_einsum import read_indices
@@ -40,6 +41,7 @@ from scorch.errors import UnsupportedError
 Tensor = torch.Tensor
 
 
+@suggests_keywords
 @rule(torch.einsum)
 def einsum(equation: str, *operands: Any) -> Any:
     """Compute an einsum with sharded operands.

@@ -9,11 +9,13 @@ import torch
 from scorch._src.distributed.communication.budget import gradients_of_call
 from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in
 from scorch._src.distributed.communication.replicate import gather_rows, sum_over
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import UnsupportedError
 
 Tensor = torch.Tensor
 
 
+@suggests_keywords
 def sum_processes(x: Tensor, group: Group) -> Tensor:
     """Return the sum of a tensor over all ranks, bitwise identical on each, with higher-order gradients.
 
@@ -38,6 +40,7 @@ def sum_processes(x: Tensor, group: Group) -> Tensor:
     return _Sum.apply(x, group)  # type: ignore[no-any-return]
 
 
+@suggests_keywords
 def spread(x: Tensor, group: Group) -> Tensor:
     """Return ``x``, which is replicated on all ranks, for use together with the rows of one rank.
 

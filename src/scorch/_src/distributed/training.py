@@ -17,12 +17,14 @@ from scorch._src.distributed.communication.agreement import compare
 from scorch._src.distributed.communication.collectives import Group, gather_numbers, size_of
 from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.distributed.sums import sum_processes
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import add_note
 
 Tensor = torch.Tensor
 TIMEOUT = datetime.timedelta(minutes=5)
 
 
+@suggests_keywords
 def init(device_type: str | None = None, timeout: datetime.timedelta = TIMEOUT) -> Any:
     """Initialize the process group of ``torchrun`` and return the mesh of all ranks.
 
@@ -67,6 +69,7 @@ def _init_process_group(timeout: datetime.timedelta) -> None:
         raise
 
 
+@suggests_keywords
 def mean(rows: Tensor, mesh: Any = None) -> Tensor:
     """Return the mean over the rows of all ranks, such as a loss per row, on every rank.
 
@@ -130,6 +133,7 @@ def _sum_bucket(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[T
     return future
 
 
+@suggests_keywords
 def sum_gradients(parameters: Iterable[Tensor], mesh: Any = None) -> None:
     """Sum the gradients of replicated weights over all ranks, after ``backward``, in one exchange.
 

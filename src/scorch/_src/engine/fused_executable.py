@@ -6,7 +6,6 @@ import functools
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -17,6 +16,7 @@ from scorch._src.compiler.fuse.group import Fused, FusionError, Group
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.target import using_target
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.engine.executable import as_stored, laid_out
 from scorch._src.engine.execute import key_of, operand_of

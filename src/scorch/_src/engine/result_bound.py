@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.dataclass import dataclass
 from scorch._src.engine.by_torch.relations import keys
 from scorch._src.engine.executable import Tensor
 from scorch._src.notation.nodes import Access

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
+from scorch._src.dataclass import dataclass
 from scorch._src.html import page
 from scorch._src.units import format_seconds, format_table
 from scorch.errors import counted

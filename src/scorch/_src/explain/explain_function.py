@@ -17,8 +17,7 @@ import torch
 
 from scorch._src.backends.base import host_threads
 from scorch._src.compile.api import Compiled, CompiledModule
-from scorch._src.compile.argument_names import is_same_memory, rename
-from scorch._src.compile.fusion_report import GroupExplanation
+from scorch._src.compile.argument_names import is_same_memory
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Step
 from scorch._src.distributed.communication.collectives import Exchange
@@ -27,6 +26,12 @@ from scorch._src.engine.executable import Prepared, has_no_gaps
 from scorch._src.engine.execute import operand_of
 from scorch._src.engine.fused_executable import FusedKernel
 from scorch._src.events import Event
+from scorch._src.explain.explain_fusion import (
+    describe_tensors,
+    explain_fused_kernel,
+    explain_fusion,
+    tensors_on_pattern,
+)
 from scorch._src.explain.explain_kernel import describe_tensor, draw_pattern, explain_kernel
 from scorch._src.explain.explain_sharded import explain_exchange
 from scorch._src.explain.function_report import (
@@ -35,6 +40,7 @@ from scorch._src.explain.function_report import (
     FunctionExplanation,
     KernelExplanation,
 )
+from scorch._src.explain.fusion_report import GroupExplanation
 from scorch._src.explain.speed import measure_speed, predict_seconds, time_calls
 from scorch._src.explain.step import TensorFacts
 from scorch._src.explain.trace_calls import Call, Trace, trace, unwrap
@@ -73,11 +79,11 @@ class Explainer:
             traces.append(trace(call, with_calls=not _is_compiled_by_torch(self.function)))
         is_compiled = isinstance(self.function, Compiled | CompiledModule)
         groups = _find_fusion(self.function, args, kwargs)
-        names = {group.source: group.names for group in groups} if is_compiled else {}
+        by_source = {group.source: group for group in groups} if is_compiled else {}
         together = tuple(group.calls for group in groups)
         torch.set_rng_state(state)
         timed = _select_median(traces)
-        calls = tuple(_with_user_names(call, names) for call in _explain_calls(traces[-1], timed))
+        calls = tuple(_with_groups(call, by_source) for call in _explain_calls(traces[-1], timed))
         kinds = {kernel.kind for explained in calls for kernel in explained.kernels}
         return FunctionExplanation(
             _name_of(self.function),
@@ -113,7 +119,7 @@ def _find_fusion(function: Any, args: Any, kwargs: Any) -> list[GroupExplanation
     is_compiled = isinstance(function, Compiled | CompiledModule)
     try:
         compiled = function if is_compiled else Compiled(function, {})
-        explanation = compiled.explain(*args, **kwargs)
+        explanation = explain_fusion(compiled, args, kwargs)
     except Exception:
         if is_compiled:
             raise
@@ -121,15 +127,29 @@ def _find_fusion(function: Any, args: Any, kwargs: Any) -> list[GroupExplanation
     return [group for group in explanation.groups if len(group.calls) > 1 and not group.reason]
 
 
-def _with_user_names(call: CallExplanation, names: Mapping[str, Mapping[str, str]]) -> CallExplanation:
-    """Name the tensors of fused kernels, which ``names`` has by their sources, as the user does."""
-    kernels = tuple(
-        replace(kernel, statement=rename(kernel.statement, names[kernel.source]))
-        if kernel.source in names
-        else kernel
-        for kernel in call.kernels
+def _with_groups(call: CallExplanation, groups: Mapping[str, GroupExplanation]) -> CallExplanation:
+    """Show fused kernels as ``groups`` does, by their sources: with the user's names and tensors."""
+    return replace(call, kernels=tuple(_with_group(kernel, groups) for kernel in call.kernels))
+
+
+def _with_group(kernel: KernelExplanation, groups: Mapping[str, GroupExplanation]) -> KernelExplanation:
+    group = groups.get(kernel.source)
+    if group is None or kernel.fused is None:
+        return kernel
+    group = replace(group, predicted=kernel.predicted, measured=kernel.measured)
+    return _explain_fused(kernel, group)
+
+
+def _explain_fused(kernel: KernelExplanation, group: GroupExplanation) -> KernelExplanation:
+    """Return ``kernel`` with what ``group`` says of it."""
+    return replace(
+        kernel,
+        statement="; ".join(step.statement for step in group.steps),
+        operands=group.operands,
+        result=group.results[0] if len(group.results) == 1 else None,
+        loop_order=tuple(dict.fromkeys(loop for step in group.steps for loop in step.loop_order)),
+        fused=group,
     )
-    return replace(call, kernels=kernels)
 
 
 def _select_median(traces: list[Trace]) -> Trace:
@@ -171,13 +191,7 @@ def _explain_event(event: Event, timed: Event, call: Call) -> KernelExplanation:
     if isinstance(subject, Prepared):
         return _explain_prepared(subject, event, call, measured, converting)
     if isinstance(subject, FusedKernel):
-        header, loops = subject.header, subject.fused.group.walked
-        threads = subject.kernel.workers()
-        statement = "; ".join(line.strip() for line in header.splitlines() if "=" in line)
-        expected = measure_speed(threads).predict(subject.fused.work, size, is_new_pattern=False)
-        return KernelExplanation(
-            "fused", statement, (), None, loops, threads, size, expected, measured, source=subject.source
-        )
+        return _explain_fused_event(subject, event, measured)
     statement = show(as_statement(subject)) if isinstance(subject, Step) else str(subject)
     operands = tuple(
         describe_tensor(operand_of(_user_name(tensor, call) or "", tensor))
@@ -195,6 +209,22 @@ def _explain_event(event: Event, timed: Event, call: Call) -> KernelExplanation:
     return KernelExplanation(
         event.kind, statement, with_shape, None, (), host_threads(), size, None, measured, advice=advice
     )
+
+
+def _explain_fused_event(kernel: FusedKernel, event: Event, measured: float) -> KernelExplanation:
+    pattern, *arrays = event.operands
+    group = describe_tensors(
+        explain_fused_kernel(kernel, {}),
+        tensors_on_pattern(kernel, pattern, kernel.inputs, arrays),
+        tensors_on_pattern(kernel, pattern, kernel.outputs, event.result),
+    )
+    threads = kernel.kernel.workers()
+    predicted = None  # no model for a grid
+    if not kernel.fused.planned[0].plan.is_grid:
+        predicted = measure_speed(threads).predict(kernel.fused.work, group.bytes, is_new_pattern=False)
+    group = replace(group, predicted=predicted, measured=measured)
+    explained = KernelExplanation("fused", "", (), None, (), threads, group.bytes, predicted, measured)
+    return _explain_fused(replace(explained, source=kernel.source), group)
 
 
 def _explain_prepared(

@@ -68,10 +68,10 @@ def explain_kernel(
         reasons=planned.inferred.reasons,
         conversions=tuple(map(describe_conversion, planned.conversions)),
         loop_order=plan.order,
-        walks=tuple(_describe_walk(plan, loop, sizes) for loop in plan.order),
-        cost=_order_cost(choice.chosen, choice.chosen, plan),
-        paper=_order_cost(choice.paper, choice.chosen, plan),
-        rejected=tuple(_order_cost(c, choice.chosen, plan) for c in choice.rejected[:MAX_REJECTED_ORDERS]),
+        walks=tuple(describe_walk(plan, loop, sizes) for loop in plan.order),
+        cost=order_cost(choice.chosen, choice.chosen, plan),
+        paper=order_cost(choice.paper, choice.chosen, plan),
+        rejected=tuple(order_cost(c, choice.chosen, plan) for c in choice.rejected[:MAX_REJECTED_ORDERS]),
         assembly=describe_assembly(plan),
         workspace=plan.workspace and f"{plan.workspace} over {workspace_loops(plan)}",
         inner=said.inner,
@@ -94,7 +94,7 @@ def _call(prepared: Prepared, tensors: Tensors, memory: Footprint) -> Call:
     return Call(device, memory.operands + memory.result, memory.values, memory.exact, arrays)
 
 
-def _describe_walk(plan: Plan, loop: str, sizes: Mapping[str, int]) -> str:
+def describe_walk(plan: Plan, loop: str, sizes: Mapping[str, int]) -> str:
     """Say what a loop goes over, in the formats that the kernel reads."""
     sparse = []
     for access in plan.step.accesses:
@@ -137,6 +137,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _order_cost(cost: Cost, chosen: Cost, plan: Plan) -> OrderCost:
+def order_cost(cost: Cost, chosen: Cost, plan: Plan) -> OrderCost:
     reason = "" if cost.order == chosen.order else describe_dearer(cost, chosen, plan)
     return OrderCost(cost.order, cost.total, cost.work, cost.assembly, cost.transposition, reason)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.align import same_plans
 from scorch._src.distributed.communication.collectives import Exchange
 from scorch._src.distributed.communication.halo import HaloPlan

@@ -15,7 +15,6 @@ from typing import Any, overload
 import torch
 
 from scorch._src.compile.api import Compiled, CompiledModule
-from scorch._src.compile.fusion_report import FusionExplanation
 from scorch._src.compiler.pipeline import as_statement
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.contract import factors_of, ways
@@ -35,6 +34,7 @@ from scorch._src.engine.execute import (
     stored_steps,
 )
 from scorch._src.explain.explain_function import RUNS, Explainer
+from scorch._src.explain.explain_fusion import explain_fusion
 from scorch._src.explain.explain_kernel import (
     Tensors,
     describe_tensor,
@@ -44,6 +44,7 @@ from scorch._src.explain.explain_kernel import (
 )
 from scorch._src.explain.explain_sharded import explain_sharded
 from scorch._src.explain.function_report import FunctionExplanation
+from scorch._src.explain.fusion_report import FusionExplanation
 from scorch._src.explain.report import Explanation
 from scorch._src.explain.step import StepExplanation, TensorFacts
 from scorch._src.formats import Format, as_format, dense_format
@@ -79,7 +80,7 @@ def explain(text: Callable[..., Any], /, *, runs: int = RUNS) -> Explainer: ...
 
 @overload
 def explain(
-    text: Callable[..., Any], /, *operands: Any, **tensors: Any
+    text: Callable[..., Any], /, *operands: Any, runs: int = RUNS, measure: bool = False, **tensors: Any
 ) -> FunctionExplanation | FusionExplanation | Explainer: ...
 
 
@@ -104,8 +105,9 @@ def explain(
         operands: the operands of an equation, or the arguments of a compiled function.
         format: the format of the result; chosen by the compiler without it.
         runs: how often to measure.
-        measure: whether to run the call, ``2 * runs + 2`` times; each step then shows its predicted and
-            measured time, and the result its sparsity pattern. Without it, the last kernel is not run.
+        measure: whether to run the call, ``2 * runs + 2`` times; each step or fused kernel then shows its
+            predicted and measured time, and the result of an equation or expression its sparsity pattern.
+            Without it, the last kernel of these is not run.
         tensors: the operands of an expression by name.
 
     Returns:
@@ -125,7 +127,8 @@ def explain(
         (('i', 'j', 'k'), Format('dense'))
     """
     if isinstance(text, Compiled | CompiledModule) and (operands or tensors):
-        return text.explain(*operands, **tensors)
+        fusion = explain_fusion(text, operands, tensors)
+        return _measured_fusion(fusion, text, operands, tensors, runs) if measure else fusion
     if callable(text):
         explainer = Explainer(text, runs)
         return explainer(*operands, **tensors) if operands or tensors else explainer
@@ -165,6 +168,23 @@ def _measured(explanation: Explanation, call: Callable[[], Any], runs: int) -> E
         result = replace(step.result, nnz=kernel.result.nnz, picture=kernel.result.picture)
         steps.append(replace(step, result=result, predicted=kernel.predicted, measured=kernel.measured))
     return replace(explanation, steps=tuple(steps))
+
+
+def _measured_fusion(
+    explanation: FusionExplanation, compiled: Any, args: Any, kwargs: Any, runs: int
+) -> FusionExplanation:
+    """Return the explanation with the times of its kernels."""
+    ran = list(Explainer(compiled, runs)(*args, **kwargs).kernels)
+    groups = []
+    for group in explanation.groups:
+        kind = "fused" if group.source else "routine"
+        found = (kernel for kernel in ran if kernel.kind == kind and kernel.source == group.source)
+        kernel = next(found, None) if group.statements else None
+        if kernel is not None:
+            ran.remove(kernel)
+            group = replace(group, predicted=kernel.predicted, measured=kernel.measured)
+        groups.append(group)
+    return replace(explanation, groups=tuple(groups))
 
 
 def explain_local_equation(text: str, operands: Mapping[str, Any]) -> Explanation:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import field, replace
 from typing import Any
 
+from scorch._src.dataclass import dataclass
+from scorch._src.explain.fusion_report import GroupExplanation
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
+from scorch._src.explain.statement_page import draw_step, draw_times
 from scorch._src.explain.step import StepExplanation, TensorFacts
 from scorch._src.explain.trace_calls import MIN_SHOWN_SHARE
 from scorch._src.html import page
@@ -24,6 +27,7 @@ KINDS = {
     "product": "a product of sharded tensors, with its communication and kernels",
 }
 LABELS = {"fused": "kernel", "dense copy": "fallback", "torch": "PyTorch"}  # others are called by their kind
+MAX_OPEN_KERNELS = 2
 BETWEEN_PROCESSES = ("exchange", "product")
 
 
@@ -52,6 +56,8 @@ class KernelExplanation:
         the fastest other algorithm for a sharded product
     ``step``
         everything that ``explain`` of the statement would show
+    ``fused``
+        of a fused kernel, the same for all of its statements
     """
 
     kind: str
@@ -69,6 +75,7 @@ class KernelExplanation:
     step: StepExplanation | None = None
     source: str = ""
     runner_up: str = ""
+    fused: GroupExplanation | None = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +181,7 @@ class FunctionExplanation:
         return page.page(
             page.heading(_title(self)),
             page.table(["", "call", "", "time", "share"], [*rows, rest], {3}),
+            *_html_kernels(long_calls),
             *(page.listing("Fused into one kernel", [", ".join(group)]) for group in self.joined),
             page.listing("Suggestions", self.advice) if self.advice else "",
             page.source("C source of all kernels", self.source),
@@ -182,17 +190,41 @@ class FunctionExplanation:
 
 def _html_row(number: int, call: CallExplanation, total: float) -> list[str]:
     name = f"<b>{page.text(call.name)}</b><br>{page.faint(call.where)}"
-    kernels = "".join(map(_html_kernel, call.kernels))
     share = call.seconds / total if total else 0.0
-    return [str(number), name, page.code(call.line) + kernels, format_seconds(call.seconds), page.bar(share)]
+    return [str(number), name, page.code(call.line), format_seconds(call.seconds), page.bar(share)]
 
 
-def _html_kernel(kernel: KernelExplanation) -> str:
-    facts = [f"{page.faint(label)} {page.text(text)}" for label, text in _kernel_facts(kernel)]
-    body = "<br>".join([page.faint(KINDS[kernel.kind]), *facts]) + page.source("C source", kernel.source)
-    return page.collapsible(
-        f"{page.code(kernel.statement)} {page.faint(format_seconds(kernel.measured))}", body
+def _html_kernels(calls: Sequence[CallExplanation]) -> Iterator[str]:
+    """Yield the kernels, by the numbers of their calls; all are open where they are few."""
+    kernels = [(number, kernel) for number, call in enumerate(calls, 1) for kernel in call.kernels]
+    for number, kernel in kernels:
+        yield _html_kernel(number, kernel, len(kernels) <= MAX_OPEN_KERNELS)
+
+
+def _html_kernel(number: int, kernel: KernelExplanation, is_open: bool) -> str:
+    if kernel.fused is not None:
+        body = kernel.fused.draw()
+    elif kernel.step is not None:
+        body = _draw_kernel(kernel, kernel.step)
+    else:
+        body = page.definitions((label, page.text(text)) for label, text in _kernel_facts(kernel))
+        body += draw_times(kernel.predicted, kernel.measured) + page.source("C source", kernel.source)
+    head = f"{number}. {page.code(kernel.statement)} {page.faint(format_seconds(kernel.measured))}"
+    kind = f"<h3>{page.faint(KINDS[kernel.kind])}</h3>"
+    return page.collapsible(head, f'<div class="step">{kind}{body}</div>', is_open)
+
+
+def _draw_kernel(kernel: KernelExplanation, step: StepExplanation) -> str:
+    """Draw a generated kernel, with the tensors and the times of the call that was traced."""
+    drawn = replace(
+        step,
+        operands=kernel.operands,
+        result=kernel.result or step.result,
+        conversions=kernel.converted,
+        predicted=kernel.predicted,
+        measured=kernel.measured,
     )
+    return draw_step(drawn) + page.source("C source", kernel.source)
 
 
 def _title(report: FunctionExplanation) -> str:

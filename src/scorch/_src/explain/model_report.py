@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from scorch._src.backends.base import host_threads
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import print_unless
 from scorch._src.html import page
 from scorch._src.name_hints import suggests_keywords
@@ -103,9 +103,14 @@ class ModelReport:
         threads = counted(self.threads, "thread")
         inputs = ", ".join(self.inputs) or "rows"
         times = (
-            f"times for a batch of {self.batch}: {inputs}; {threads}; dense: the layer with a dense weight"
+            f"times for a batch of {self.batch}: {inputs}; {threads}; the minimum of several calls; "
+            "dense: the layer with a dense weight"
         )
-        reasons = [f"{layer.name or '(model)'} is {layer.reason}" for layer in self.layers if layer.reason]
+        reasons = [
+            f"{layer.name or '(model)'} is {layer.reason}"
+            for layer in self.layers
+            if layer.reason and layer.reason != _speedup(layer.measured, layer.dense_measured, self.batch)
+        ]
         return [times, *reasons, *str(self.sparsification).splitlines()]
 
     def __str__(self) -> str:
@@ -140,7 +145,7 @@ def report(
 
     Args:
         model: the model.
-        batch: the number of inputs.
+        batch: the number of inputs, which are random; an ``example`` of ``scorch.sparsify`` is not kept.
         measure: whether to run the layers; without it, only the expected times are shown.
         quiet: whether to print nothing. In notebooks, which show what the last line of a cell returns,
             the table is printed only with ``quiet=False``.
@@ -220,9 +225,13 @@ def _reason(module: torch.nn.Module, batch: int, times: dict[str, float]) -> str
         return ""
     if not decision.is_sparse:
         return f"dense: {decision.reason}"
-    if decision.seconds and "own" in times and "dense" in times:
-        return f"sparse: {times['dense'] / times['own']:.1f} x as fast at batch {batch}"
-    return f"sparse: {decision.reason}"
+    speedup = _speedup(times.get("own"), times.get("dense"), batch) if decision.seconds else ""
+    return speedup or f"sparse: {decision.reason}"
+
+
+def _speedup(own: float | None, dense: float | None, batch: int) -> str:
+    """Return the reason for a sparse layer that its times give, which the table has too."""
+    return "" if own is None or dense is None else f"sparse: {dense / own:.1f} x as fast at batch {batch}"
 
 
 def _count_nonzeros(weight: torch.Tensor) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from typing import Any
 
 from scorch._src.compiler.schedule.order_loops import MAX_PERMUTED_LOOPS
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import WIDTH, to_plain, wrap_lines
 from scorch._src.explain.statement_page import describe_steps, explanation_html
 from scorch._src.explain.step import OrderCost, StepExplanation, format_cost, format_memory, format_number

@@ -12,11 +12,11 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from scorch._src.backends.base import using_host_threads
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.engine.executable import Prepared
 from scorch._src.events import LISTENERS, Event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from scorch._src.explain.step import OrderCost, StepExplanation, TensorFacts, format_cost, format_memory
@@ -34,22 +35,27 @@ def describe_steps(count: int) -> list[str]:
 def _step_html(step: StepExplanation, number: int, count: int) -> str:
     kind = "a generated kernel" if step.kind == "kernel" else "a PyTorch operator on dense tensors"
     purpose = f", {step.purpose}" if step.purpose else ""
+    title = f"<h3>Step {number} of {count} {page.faint(f'{kind}{purpose}')}</h3>"
+    return f'<div class="step">{title}{draw_step(step)}{page.source("source", step.source)}</div>'
+
+
+def draw_step(step: StepExplanation) -> str:
+    """Draw everything about a step but its source."""
     parts = [
-        f"<h3>Step {number} of {count} {page.faint(f'{kind}{purpose}')}</h3>",
-        _figures(step),
-        _nest(step),
-        _times(step),
-        _orders(step),
+        draw_tensors(step.operands, [step.result]),
+        draw_loops([[step]], step.threads if step.parallel else ""),
+        draw_times(step.predicted, step.measured),
+        draw_orders(step),
         f"<h3>Details</h3>{page.definitions(_facts(step))}",
-        page.source("source", step.source),
     ]
-    return f'<div class="step">{"".join(parts)}</div>'
+    return "".join(parts)
 
 
-def _figures(step: StepExplanation) -> str:
-    operands = [page.figure(_picture(operand), page.text(operand)) for operand in step.operands]
-    result = page.figure(_picture(step.result), page.text(step.result), "result")
-    return f'<div class="figures">{"".join([*operands, result])}</div>'
+def draw_tensors(operands: Iterable[TensorFacts], results: Iterable[TensorFacts]) -> str:
+    """Draw the sparsity patterns of operands and results."""
+    figures = [page.figure(_picture(tensor), page.text(tensor)) for tensor in operands]
+    figures += [page.figure(_picture(tensor), page.text(tensor), "result") for tensor in results]
+    return f'<div class="figures">{"".join(figures)}</div>'
 
 
 def _picture(tensor: TensorFacts) -> str:
@@ -66,26 +72,37 @@ def _picture(tensor: TensorFacts) -> str:
     return _FULL.format(width, height)
 
 
-def _nest(step: StepExplanation) -> str:
-    """Draw the loops inside of one another, with what each of them walks over."""
-    if not step.loop_order:
-        return f"<h3>Computes</h3><p>{page.code(step.statement)}</p>"
-    body = page.code(step.statement)
-    for depth, index in reversed(list(enumerate(step.loop_order))):
-        notes = []
-        if depth == len(step.loop_order) - 1:
-            notes.append(step.inner)
-        if depth == 0 and step.parallel:
-            notes.append(step.threads)
-        note = "".join(f"<br>{page.faint(text)}" for text in notes)
-        walk = page.faint(step.walks[depth] if step.walks else "")
-        inside = body if depth < len(step.loop_order) - 1 else f"<br>{body}"
-        body = f'<div class="loop"><b>for</b> {page.code(index)} {walk}{note}{inside}</div>'
-    return f"<h3>Loop nest</h3>{body}"
+def draw_loops(phases: Sequence[Sequence[StepExplanation]], threads: str) -> str:
+    """Draw loops inside one another, with what each walks over; the steps of a phase share the first."""
+    steps = [step for phase in phases for step in phase]
+    if not all(step.loop_order for step in steps):
+        return f"<h3>Computes</h3><p>{'<br>'.join(page.code(step.statement) for step in steps)}</p>"
+    return f"<h3>Loop nest</h3>{''.join(_draw_phase(phase, threads) for phase in phases)}"
 
 
-def _times(step: StepExplanation) -> str:
-    times = {"predicted": step.predicted, "measured": step.measured}
+def _draw_phase(steps: Sequence[StepExplanation], threads: str) -> str:
+    first = steps[0]
+    notes = [step.inner for step in steps if len(step.loop_order) == 1]
+    return _draw_loop(first, 0, [*notes, threads], "".join(_draw_inside(step, 1) for step in steps))
+
+
+def _draw_inside(step: StepExplanation, depth: int) -> str:
+    """Draw the loops from ``depth`` on, and what is computed inside them."""
+    if depth == len(step.loop_order):
+        return f"<div>{page.code(step.statement)}</div>"
+    notes = [step.inner] if depth == len(step.loop_order) - 1 else []
+    return _draw_loop(step, depth, notes, _draw_inside(step, depth + 1))
+
+
+def _draw_loop(step: StepExplanation, depth: int, notes: Iterable[str], inside: str) -> str:
+    walk = page.faint(step.walks[depth] if step.walks else "")
+    note = "".join(f"<br>{page.faint(text)}" for text in notes if text)
+    return f'<div class="loop"><b>for</b> {page.code(step.loop_order[depth])} {walk}{note}{inside}</div>'
+
+
+def draw_times(predicted: float | None, measured: float | None) -> str:
+    """Draw the predicted and the measured time."""
+    times = {"predicted": predicted, "measured": measured}
     known = {name: seconds for name, seconds in times.items() if seconds is not None}
     if not known:
         return ""
@@ -101,7 +118,7 @@ def _times(step: StepExplanation) -> str:
     return f"<h3>Time</h3>{page.table(['', '', ''], rows, {2})}"
 
 
-def _orders(step: StepExplanation) -> str:
+def draw_orders(step: StepExplanation, title: str = "Loop orders") -> str:
     """Draw the cost of the loop order that was taken, and of those that were not, on a logarithmic scale."""
     if step.cost is None or not step.rejected:
         return ""
@@ -117,7 +134,7 @@ def _orders(step: StepExplanation) -> str:
 
     rows = [row(step.cost, True), *(row(order, False) for order in step.rejected)]
     head = ["order", "cost (log scale)", "", "why"]
-    return f"<h3>Loop orders</h3>{page.table(head, rows, {2})}"
+    return f"<h3>{page.text(title)}</h3>{page.table(head, rows, {2})}"
 
 
 def _facts(step: StepExplanation) -> list[tuple[str, str]]:

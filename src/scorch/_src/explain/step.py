@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import field
 
 from scorch._src.compiler.bounds import HUGE_PAGE, Footprint
 from scorch._src.compiler.describe import describe_format
+from scorch._src.compiler.schedule.cost import INSERT_DENSE, VECTOR
+from scorch._src.dataclass import dataclass
 from scorch._src.explain.render import HIDDEN
 from scorch._src.formats import Format
 from scorch._src.units import format_bytes
@@ -39,7 +42,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class OrderCost:
-    """An order of loops and its expected cost; the unit is about one multiply-add.
+    """An order of loops and its expected cost, in the time of a scalar multiply-add.
 
     ``total = work + assembly + transposition``; ``reason``: why it costs more than the order taken.
     """
@@ -112,9 +115,19 @@ class StepExplanation:
 def format_cost(cost: OrderCost) -> str:
     """Return the cost of an order of loops with its terms."""
     costs = {"loops": cost.work, "assembly": cost.assembly, "transposing": cost.transposition}
-    terms = " + ".join(f"{name} {format_number(value)}" for name, value in costs.items() if value)
-    units = f"{format_number(cost.total)} units" + (f" = {terms}" if terms else "")
-    return f"{units} (estimate; a multiply-add of scalars or of vectors is about one)"
+    terms = [f"{name} {format_number(value)}" for name, value in costs.items() if value]
+    split = f": {' + '.join(terms)}" if len(terms) > 1 else ""
+    counts = f"a vectorized one counts {VECTOR:g}, an entry put into a workspace {INSERT_DENSE:g}"
+    return f"about as long as {format_number(cost.total)} scalar multiply-adds{split} (estimate; {counts})"
+
+
+def add_costs(steps: Iterable[StepExplanation]) -> OrderCost:
+    """Return the cost of steps that run together."""
+    costs = [step.cost for step in steps if step.cost is not None]
+    work, assembly, transposition = (
+        sum(getattr(cost, term) for cost in costs) for term in ("work", "assembly", "transposition")
+    )
+    return OrderCost((), work + assembly + transposition, work, assembly, transposition, "")
 
 
 def format_memory(memory: Footprint) -> str:

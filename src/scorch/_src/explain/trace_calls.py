@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from scorch._src import nn
 from scorch._src.compile import recorder
 from scorch._src.compile.lazy_tensor import LAZY_TYPES
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.events import LISTENERS, Event
 from scorch._src.storage.storage import Storage
@@ -113,7 +114,7 @@ class _CallTracer(TorchFunctionMode):
         finally:
             call.end = time.perf_counter()
             self.open = None
-        if call.events or any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result)):
+        if call.events or _has_tensor(result):
             call.is_sparse |= any(isinstance(leaf, SparseTensor) for leaf in tree_leaves(result))
             self.calls.append(call)
         return result
@@ -123,15 +124,19 @@ class _CallTracer(TorchFunctionMode):
     ) -> Any:
         """Run a function of torch that one of Scorch's calls: its time counts for the latter."""
         place = _find_place(caller)
-        call = self._last_of(place)
-        if call is None:
-            call = _make_call(place.function_name or _function_name(func), True, place.user)
+        last = self._last_of(place)
+        call = last or _make_call(place.function_name or _function_name(func), True, place.user)
+        if last is None:
             call.start, call.entry = time.perf_counter(), place.function
             self.calls.append(call)
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             call.end = time.perf_counter()
+        is_query = last is None and not call.events and not _has_tensor(result)
+        if is_query and self.calls[-1] is call:  # such as is_inference, which computes nothing
+            self.calls.pop()
+        return result
 
     def _last_of(self, place: _Place) -> Call | None:
         """Return the last call, if it is that of the same function."""
@@ -175,6 +180,10 @@ def trace(call: Callable[[], Any], with_calls: bool) -> Trace:
 
 
 _TRACE_CODE: CodeType = trace.__code__
+
+
+def _has_tensor(result: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result))
 
 
 def _is_negligible(call: Call, seconds: float) -> bool:

@@ -59,7 +59,15 @@ def _call(name: str, arrays: LevelArrays, parent: Expr, coordinate: Expr) -> Exp
 _BITS_BEFORE = Template("""\
 static inline i64 bits_before_$t(const $t *restrict words, i64 place) {
   const i64 w = place / 32 * 2;
-  return words[w] + __builtin_popcount((u32)words[w + 1] & ((1u << place % 32) - 1));
+  u32 before = (u32)words[w + 1] & ((1u << place % 32) - 1);
+#if defined(__x86_64__) && !defined(__POPCNT__)  // the builtin would call a function of libgcc
+  before -= before >> 1 & 0x55555555u;
+  before = (before & 0x33333333u) + (before >> 2 & 0x33333333u);
+  before = (before + (before >> 4)) & 0x0f0f0f0fu;
+  return words[w] + (before * 0x01010101u >> 24);
+#else
+  return words[w] + __builtin_popcount(before);
+#endif
 }""")
 
 _BIT_AT = Template("""\

@@ -11,9 +11,10 @@ import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
+from scorch._src.dataclass import dataclass
 from scorch._src.formats.banded import Banded
 from scorch._src.formats.bitmap import Bitmap
 from scorch._src.formats.compressed import Compressed

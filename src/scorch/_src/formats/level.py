@@ -13,9 +13,9 @@ of Scorch do the same, once ``register_level`` knows them: see ``examples/new_le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.nodes import Array, Call, Expr, Load, Stmt, Store, Var, both, wide
 from scorch._src.loops.types import Type
 

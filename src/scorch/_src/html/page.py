@@ -28,7 +28,9 @@ _STYLE = f"""\
 .scorch th, .scorch td {{ text-align: left; vertical-align: top; padding: 0.25em 0.8em 0.25em 0; border: 0; }}
 .scorch tr {{ border-top: 1px solid rgba(128, 128, 128, 0.35); background: none; }}
 .scorch .number {{ text-align: right; white-space: nowrap; }}
+.scorch code, .scorch pre {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
 .scorch code, .scorch pre {{ font-size: 0.9em; white-space: pre-wrap; background: none; color: inherit; }}
+.scorch td:first-child code {{ white-space: nowrap; }}
 .scorch pre {{ overflow-x: auto; white-space: pre; padding: 0.8em; border-left: 3px solid var(--calm); }}
 .scorch .faint {{ opacity: 0.7; }}
 .scorch .bar {{ display: inline-block; height: 0.6em; background: var(--accent); border-radius: 2px; }}
@@ -54,7 +56,6 @@ _STYLE = f"""\
   .scorch .step {{ padding: 0.2em 0.7em 0.7em; }}
   .scorch figure.result {{ border-left: 0; padding-left: 0; }}
   .scorch .bar {{ font-size: 0.45em; height: 1.3em; }}
-  .scorch td:first-child code {{ white-space: nowrap; }}
 }}
 </style>"""
 _DOCUMENT = """\
@@ -146,9 +147,9 @@ def figure(picture: str, caption: str, kind: str = "") -> str:
     return f'<figure class="{kind}">{picture}<figcaption>{caption}</figcaption></figure>'
 
 
-def collapsible(head: str, body: str) -> str:
-    """Hide ``body`` until ``head`` is clicked; both are HTML."""
-    return f"<details><summary>{head}</summary>{body}</details>"
+def collapsible(head: str, body: str, is_open: bool = False) -> str:
+    """Hide ``body`` until ``head`` is clicked, unless ``is_open``; both are HTML."""
+    return f"<details{' open' if is_open else ''}><summary>{head}</summary>{body}</details>"
 
 
 def source(title: str, body: str) -> str:

@@ -14,12 +14,12 @@ import pickle
 import re
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.io.archive import DAMAGED
 from scorch._src.io.frostt import read_frostt, write_frostt
@@ -109,7 +109,7 @@ def _check_options(kind: FileKind, name: str, options: Mapping[str, Any]) -> Non
             f"load() takes {unknown}=, an option of torch.load, for .pt files only, not for {name!r}"
             + (hint if unknown == "map_location" else "")
         )
-    raise unknown_keyword("load", unknown, ("path", "format", *(kind.options or ())))
+    raise unknown_keyword("load", unknown, ("path", "format", *(kind.options or ())), options[unknown])
 
 
 def save(

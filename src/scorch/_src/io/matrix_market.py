@@ -7,12 +7,12 @@ format, Scorch writes into a comment, which other readers skip.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.io.archive import describe_tensor
 from scorch._src.io.text_table import (

@@ -10,12 +10,12 @@ import mmap
 import struct
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch.errors import FileError, MissingFileError
 

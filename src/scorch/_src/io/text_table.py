@@ -14,7 +14,6 @@ import json
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 
 from scorch._src.backends.base import backend_for
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.io.archive import parse_dtype, parse_format
 from scorch._src.storage.coordinates import entries

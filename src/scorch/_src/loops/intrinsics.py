@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
-from dataclasses import dataclass
 from string import Template
 from typing import Protocol
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import BOOL, INT32, INT64, Type
 
 
@@ -183,7 +183,8 @@ static i64 sort_list(i64 *restrict list, i64 n, i64 bound) {
 # back bit by bit, which also clears them: a sort in two passes. Each place of a short list goes where as many
 # others are smaller, sixteen counted side by side, and nothing has to be foretold.
 _SORT_PLACES = """\
-static i64 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i64 words) {
+static __attribute__((noinline)) i64
+sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i64 words) {
   i64 ordered = 1;
   while (ordered < n && list[ordered - 1] < list[ordered]) ordered++;
   if (ordered >= n) return 0;
@@ -219,7 +220,8 @@ static i64 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restr
 
 # The coordinates that are marked, in order, without a branch that depends on them.
 _LIST_USED = """\
-static i64 list_used(i32 *restrict list, const u8 *restrict used, i64 low, i64 high) {
+static __attribute__((noinline)) i64
+list_used(i32 *restrict list, const u8 *restrict used, i64 low, i64 high) {
   i64 n = 0;
   for (i64 place = low; place <= high; place++) {
     list[n] = (i32)place;
@@ -236,7 +238,8 @@ static inline i64 mark_place(i64 *restrict bits, i64 place) {
 
 # Most words have one bit or none: the first is listed without asking, as the bit 63 if there is none.
 _LIST_MARKED = """\
-static i64 list_marked(i32 *restrict list, i64 *restrict bits, i64 low, i64 high) {
+static __attribute__((noinline)) i64
+list_marked(i32 *restrict list, i64 *restrict bits, i64 low, i64 high) {
   i64 n = 0;
   for (i64 w = low >> 6, last = high >> 6; w <= last; w++) {
     u64 word = (u64)bits[w];

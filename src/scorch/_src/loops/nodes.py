@@ -9,8 +9,9 @@ each slot a 64-bit integer or a pointer, which is the whole calling convention (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import BOOL, INT64, Type
 
 MAX_SUM_TURNS = 4  # parts of a sum that are variables of their own

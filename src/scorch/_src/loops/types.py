@@ -6,7 +6,7 @@ compute. Index arithmetic is always ``int64``, whatever the width of the stored 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from scorch._src.dataclass import dataclass
 
 
 @dataclass(frozen=True)

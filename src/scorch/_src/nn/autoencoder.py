@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.pattern import check_features
 from scorch._src.nn.pruned.fused_modules import has_hooks
 from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.statements.operands import as_differentiable
@@ -82,6 +83,7 @@ class TopKAutoencoder(torch.nn.Module):
 
     def _features(self, input: torch.Tensor) -> torch.Tensor:
         encoder, input = self.encoder, as_differentiable("input", input)
+        check_features(input, self.decoder.shape[1])
         if not isinstance(input, SparseTensor) or type(encoder) is not torch.nn.Linear or has_hooks(encoder):
             return encoder(input - self.bias)  # type: ignore[no-any-return]
         weight = encoder.weight  # subtracting after the product keeps the input sparse
@@ -89,6 +91,7 @@ class TopKAutoencoder(torch.nn.Module):
 
     def decode(self, codes: SparseTensor) -> torch.Tensor:
         """Reconstruct inputs from their codes."""
+        check_features(codes, self.decoder.shape[0], "code matrix")
         output: torch.Tensor = codes @ self.decoder + self.bias
         return output
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.notation.nodes import Access, Assign, Expr
 from scorch._src.notation.show import show
 from scorch._src.notation.trees import accesses, substitute

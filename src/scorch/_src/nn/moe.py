@@ -14,6 +14,7 @@ import torch
 
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.masks import csr_from_rows
+from scorch._src.nn.pattern import check_features
 from scorch._src.ops.sorting.topk import find_largest, from_positions
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -73,6 +74,7 @@ class TopKGate(torch.nn.Module):
             raise ShapeError(
                 f"the gate expected a matrix with one row per token, but got shape {tuple(tokens.shape)}"
             )
+        check_features(tokens, self.score.in_features)
         scores = self.score(tokens)
         if self.noise and self.training:
             scores = scores + self.noise * torch.randn_like(scores)
@@ -164,10 +166,7 @@ class MoE(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the outputs for ``input``, whose last dimension has ``features`` elements."""
-        if input.dim() == 0 or input.shape[-1] != self.features:
-            raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer expects {self.features} features"
-            )
+        check_features(input, self.features)
         if torch.compiler.is_exporting():
             raise UnsupportedError(
                 "a MoE cannot be exported: the number of tokens per expert depends on the data; "

@@ -54,6 +54,9 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     _restore(optimizer)  # if the last step raised
     parameters = _parameters(optimizer)
     mask_gradients(parameters)
+    closure = args[1] if args[1:] else kwargs.get("closure")
+    if closure is None and not _has_sparse(parameters):
+        return None
     replacements: Replacements = [
         (parameter, parameter.storage.values.detach().requires_grad_(parameter.requires_grad))
         for parameter in parameters
@@ -68,7 +71,6 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     for parameter, values, state in states:
         del optimizer.state[parameter]
         optimizer.state[values] = state
-    closure = args[1] if args[1:] else kwargs.get("closure")
     if replacements:
         _replaced[optimizer] = replacements
         _copy_gradients(replacements)
@@ -85,6 +87,14 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _has_sparse(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether some parameter or gradient is sparse, without which a step is PyTorch's alone."""
+    for parameter in parameters:
+        if isinstance(parameter, SparseTensor) or isinstance(parameter.grad, SparseTensor):
+            return True
+    return False
 
 
 def _gather_rows(optimizer: Optimizer) -> None:
@@ -206,6 +216,8 @@ def _replace_parameters(
 
 def _restore(optimizer: Optimizer) -> None:
     """Restore the parameters, with the state that the optimizer has for their values."""
+    if not _replaced and not _lazy_rows and not _converted:  # of any optimizer
+        return
     replacements, lazy = _replaced.pop(optimizer, []), _lazy_rows.pop(optimizer, [])
     converted = _converted.pop(optimizer, [])
     if not replacements and not lazy and not converted:

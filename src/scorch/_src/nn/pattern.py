@@ -46,6 +46,14 @@ def resolve_density(sparsity: float | None, density: float | None, default: floa
     return float(value) if sparsity is None else 1 - float(value)
 
 
+def check_features(input: torch.Tensor, features: int, name: str = "input") -> None:
+    """Raise unless the last dimension of the input of a layer has as many features as the layer expects."""
+    if input.shape[-1:] != (features,):
+        raise ShapeError(
+            f"the {name} has shape {tuple(input.shape)}, but the layer expects {features} features"
+        )
+
+
 def weight_format(format: str | Format, blocks: tuple[int, int] | int | None = None) -> Format:
     """Return the format of a weight; ``auto`` is ``bsr`` with blocks and ``csr`` without."""
     if isinstance(blocks, int):

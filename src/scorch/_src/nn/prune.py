@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import ArgumentError, ShapeError
 
 Blocks = tuple[int, int] | None
@@ -54,6 +55,7 @@ def global_masks(
     ]
 
 
+@suggests_keywords
 def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> list[float]:
     """Return densities for layers in proportion to (rows + columns) / (rows * columns).
 

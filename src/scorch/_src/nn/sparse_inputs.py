@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.masks import csr_from_rows
+from scorch._src.nn.pattern import check_features
 from scorch._src.ops.embedding_bag import split_bags
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.statements.einsum import einsum
@@ -62,12 +63,9 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return ``input @ weight.T + bias`` for a dense or sparse input."""
+        check_features(input, self.in_features)
         if not self.sparse_grad or not isinstance(input, SparseTensor) or input.dim() not in (1, 2):
             return F.linear(input, self.weight, self.bias)
-        if input.shape[-1:] != (self.in_features,):
-            raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer expects {self.in_features} features"
-            )
         check_same_dtype("input", input, self.weight)
         if input.format.order[-1] != input.dim() - 1 or input.format.is_blocked:
             input = input.to_format("csr")  # which of its columns are stored is known by rows only

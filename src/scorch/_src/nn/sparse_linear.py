@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.compile.capture.layer_operator import trace_layer
 from scorch._src.compile.recorder import PauseRecording
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_tracked_by_autograd_alone
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import (
+    check_features,
     compute_fingerprint,
     convert_weight,
     draw_pattern,
@@ -44,7 +46,9 @@ from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
+from scorch._src.tensor.flatten import remember
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.units import format_density
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
 _CACHED = ("_inference_cache", "_last_call")  # attributes that copies and files do without
@@ -125,10 +129,12 @@ class SparseLinear(torch.nn.Module):
         super()._apply(fn, recurse)
         if self.pattern.device != self.values.device:
             self.pattern = self.pattern.to(self.values.device)
+            remember(self.pattern)
         return self
 
     def _set_pattern(self, pattern: Pattern) -> None:
         self.pattern = pattern
+        remember(pattern)  # graphs find it by its arrays
         self._sealed = compute_fingerprint(pattern)  # pickles have this name and the one after the next
         self.seal = torch.tensor(self._sealed, device=pattern.device)
         self._seen = _version(self.seal)
@@ -302,15 +308,16 @@ class SparseLinear(torch.nn.Module):
             output = linear_of_parameter(input, self._detached_weight(values), *follows)
             if output is not None:
                 call = (input, self.pattern, bias, activation, residual)
-                if last is None or not last.covers(*call):
+                if not output.requires_grad and (last is None or not last.covers(*call)):
                     self.__dict__["_last_call"] = LayerCall(*call)
                 return output  # type: ignore[no-any-return]
         elif not torch.compiler.is_compiling():
             self._check_seal()
-        if input.shape[-1:] != (self.in_features,):
-            raise ShapeError(
-                f"the input has shape {tuple(input.shape)}, but the layer expects {self.in_features} features"
-            )
+        check_features(input, self.in_features)
+        if values is not None and torch.compiler.is_compiling():
+            traced = trace_layer(input, self.pattern, values, bias, scales, activation, residual)
+            if traced is not None:
+                return traced
         weight = self.weight
         if values is not None and values.dtype == torch.bfloat16 and input.dtype == torch.float32:
             weight = sparse_of(self.pattern, values.float())
@@ -331,6 +338,10 @@ class SparseLinear(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _CACHED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        remember(self.pattern)
 
     def _check_seal(self) -> None:
         """Raise if another process has sent a different fingerprint."""
@@ -419,7 +430,8 @@ class SparseLinear(torch.nn.Module):
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, density={self.density:.2%}"
+            f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, "
+            f"density={format_density(self.density)}"
             + (f", values={self.values.dtype}" if self.values.dtype in WEIGHT_DTYPES else "")
         )
 

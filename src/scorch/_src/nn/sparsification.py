@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from scorch._src.dataclass import dataclass
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.stored_values import WEIGHT_DTYPES

@@ -6,12 +6,12 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils import parametrize
 
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import prune, timing

@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from scorch._src.dataclass import dataclass
 from scorch._src.notation.indexing import Statement
 from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
 from scorch._src.notation.show import show

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.operators import OPERATORS, Build
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import accesses, free_indices, rename, walk, with_unique_binders

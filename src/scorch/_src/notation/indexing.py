@@ -22,15 +22,37 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import NoReturn
 
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import children, free_indices, with_children, with_unique_binders
 from scorch.errors import NotationError, counted
 
+_BY_TORCH = "use {torch} on the tensor or the result; inside scorch.compile, that is one kernel too"
+MISSING_FUNCTIONS: Mapping[str, str] = {  # that people try, and what to write instead
+    **{name: _BY_TORCH.format(torch=f"torch.sparse.{name}(S, 1)") for name in ("softmax", "log_softmax")},
+    **{
+        name: _BY_TORCH.format(torch=f"torch.nn.functional.{name}(S)")
+        for name in ("gelu", "silu", "elu", "selu", "leaky_relu", "softplus")
+    },
+    **{
+        name: f"use torch.{name}(S, 1) on the tensor or the result"
+        for name in ("logsumexp", "std", "var", "median", "argmax", "argmin", "cumsum", "cumprod")
+    },
+    **dict.fromkeys(("topk", "sort"), "use scorch.topk_sparse(S, 2), torch.topk or torch.sort"),
+    "mean": "divide a sum by the size of the index, as in sum(j, A[i,j]) / 3",
+    "norm": "write sqrt(sum(j, square(A[i,j])))",
+    "count_nonzero": "write sum(j, A[i,j] != 0)",
+    **dict.fromkeys(("matmul", "mm", "bmm", "dot"), "write A[i,k] * B[k,j]: k is summed over"),
+    **dict.fromkeys(("pow", "power"), "write square(A[i,j]), or exp(2 * log(A[i,j]))"),
+    "negative": "write -A[i,j]",
+    "reciprocal": "write 1 / A[i,j]",
+    "rsqrt": "write 1 / sqrt(A[i,j])",
+    **dict.fromkeys(("clamp", "clip"), "write minimum(maximum(A[i,j], 0), 1)"),
+}
 CONSTANTS: Mapping[str, int | float | bool] = {"inf": math.inf, "nan": math.nan, "True": True, "False": False}
 BINARY = {row.symbol: row.name for row in OPERATORS.values() if row.symbol and row.arity == 2}
 LONG_CHAIN, GROUP = 32, 8  # a chain of more links becomes a tree of groups of so many
@@ -328,6 +350,9 @@ class _Parser:
     def unknown_function(self, name: _Token) -> NoReturn:
         if OPERATORS.get(name.text):
             self.fail(f"write {OPERATORS[name.text].symbol!r} instead of {name.text!r}", name)
+        instead = MISSING_FUNCTIONS.get(name.text)
+        if instead is not None:
+            self.fail(f"there is no function {name.text!r}; {instead}", name)
         known = (*filter(is_function, OPERATORS), *REDUCTIONS)
         close = difflib.get_close_matches(name.text.lower(), known, n=1)
         guess = f"did you mean {close[0]!r}?" if close else f"a tensor takes brackets: {name.text}[i,j]."

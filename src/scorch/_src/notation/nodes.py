@@ -7,7 +7,7 @@ twice is one access, ``A[i,j]`` and ``A[j,i]`` are two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from scorch._src.dataclass import dataclass
 
 
 class Expr:

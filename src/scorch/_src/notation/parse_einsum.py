@@ -14,10 +14,11 @@ import operator
 import re
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache, reduce
 from itertools import count
 
+from scorch._src.dataclass import dataclass
 from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
 from scorch.errors import NotationError, ShapeError, counted
 

@@ -16,13 +16,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.routines import sum_rows
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely, run_torch
 from scorch._src.statements.einsum import einsum

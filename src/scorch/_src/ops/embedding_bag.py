@@ -6,12 +6,12 @@ product with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from scorch._src.dataclass import dataclass
 from scorch._src.ops.fallback import as_dense, replace_value, run_densely
 from scorch._src.ops.movement.index import index_select
 from scorch._src.ops.products.matmul import mm

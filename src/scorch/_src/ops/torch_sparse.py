@@ -19,6 +19,7 @@ from scorch._src.devices import HOST
 from scorch._src.engine.execute import Task, execute, prepared_step
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.ops.fallback import as_dense
 from scorch._src.ops.products import matmul, products
@@ -316,6 +317,7 @@ def _check_dims(rank: int, dims: Sequence[int]) -> set[int]:
     return reduced or set(range(rank))
 
 
+@suggests_keywords
 def spdiags(
     diagonals: torch.Tensor,
     offsets: torch.Tensor,

@@ -26,6 +26,12 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if is_autocast() else nullcontext()
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype that products on a device are cast to; None if they are not."""
+    is_cast = is_autocast() and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if is_cast else None
+
+
 def cast(*tensors: Any) -> tuple[Any, ...]:
     """Cast the operands of a product as autocast does."""
     return tuple(

@@ -31,7 +31,7 @@ from scorch._src.statements.call_cache import (
     recent_run,
 )
 from scorch._src.statements.formula import Call, Formula, Source, formula_of
-from scorch._src.statements.gradients import change_of, forward_of, gradient_of
+from scorch._src.statements.gradients import change_of, forward_of, gradient_of, repeat_gradient
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import (
     apply,
@@ -170,8 +170,11 @@ def _connect(
         source = operand.parameter
         if source is None:
             source = operand if operand.source_values is None else operand.source_values
-            is_leaf = is_by_autograd and _is_leaf(operand)
-            inputs.append(operand if is_leaf else values_of(operand, in_statement=True))
+            if not any_requires_grad(operand):
+                inputs.append(operand.storage.values)
+            else:
+                is_leaf = is_by_autograd and _is_leaf(operand)
+                inputs.append(operand if is_leaf else values_of(operand, in_statement=True))
         else:
             inputs.append(source)
         patterns.append(operand.storage.pattern)
@@ -185,8 +188,8 @@ def _connect(
 
 
 def _is_leaf(tensor: SparseTensor) -> bool:
-    """Whether a tensor that requires a gradient is a leaf of the graph."""
-    if not any_requires_grad(tensor) or type(tensor.storage) is not Storage:
+    """Whether a tensor, which requires a gradient, is a leaf of the graph."""
+    if type(tensor.storage) is not Storage:
         return False
     with DisableTorchFunctionSubclass():
         return tensor.is_leaf
@@ -234,6 +237,9 @@ def _gradients(
 ) -> Iterator[torch.Tensor | None]:
     """Compute the gradient of each array that needs one; None for others."""
     create_graph = is_differentiable(incoming, *arrays)
+    is_plain = not create_graph and not is_legacy_batchedtensor(incoming)
+    if is_plain and call.pattern is None and 0 in incoming.stride():  # of a sum: expanded
+        incoming = incoming.contiguous()
     for place, array in enumerate(arrays):
         if not needed[place]:
             yield None
@@ -243,6 +249,10 @@ def _gradients(
             if call.pattern is not None:  # the gradient is known on the pattern of the result alone
                 raise outside_pattern_error()
             watcher(call, arrays, place, incoming.detach())
+        known = repeat_gradient(call, arrays, place, incoming) if is_plain else None
+        if known is not None:
+            yield known
+            continue
         is_float = array.is_floating_point() or array.is_complex()
         yield gradient_of(call, arrays, place, incoming, create_graph, compute) if is_float else None
 

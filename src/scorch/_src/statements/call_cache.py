@@ -24,7 +24,8 @@ from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled
-from scorch._src.storage.storage import Storage
+from scorch._src.storage.budget import is_within_budget
+from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import LIVE
 from scorch._src.tensor.sparse_tensor import SparseTensor, tensor_of
 from scorch._src.torch_internals import (
@@ -75,10 +76,16 @@ def repeat_call(head: tuple[Any, ...], operands: Operands, as_storage: bool = Fa
     return tensor_of(result) if type(result) is Storage and not as_storage else result
 
 
-def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) -> Result | None:
+def repeat_pair(
+    head: tuple[Any, ...],
+    left: SparseTensor,
+    right: torch.Tensor,
+    before: Callable[[], object] | None = None,
+) -> Result | None:
     """Repeat the last such call of a sparse tensor and another, sparse or a plain dense one (``TENSORS``).
 
-    None where there is none, where something tracks the call, or where a tensor is a view.
+    None where there is none, where something tracks the call, or where a tensor is a view. ``before`` is
+    called before it is repeated.
     """
     if is_grad_enabled() and any_requires_grad(left, right):
         return None
@@ -103,6 +110,8 @@ def repeat_pair(head: tuple[Any, ...], left: SparseTensor, right: torch.Tensor) 
     run = None if second is right and right.is_neg() else _recent.get(key)
     result: Any = None
     if run is not None:
+        if before is not None:
+            before()
         result = run((first, second))
         if result is None:
             result = _repeat_other(key, (first, second))
@@ -144,14 +153,32 @@ def recent_run(head: tuple[Any, ...], operands: Operands) -> Run | None:
     return None if known is None else known[1]
 
 
-def repeat_recent(head: tuple[Any, ...], operands: Operands) -> Tensor | None:
-    """Repeat the last such call on operands of any kind; None where they differ from its own."""
-    described = describe(head, operands)
-    run = None if described is None else _recent.get(described[0])
-    if run is None or described is None or not may_repeat():
+def repeat_recent(
+    head: tuple[Any, ...], operands: Sequence[tuple[torch.Tensor, Pattern | None]]
+) -> Tensor | None:
+    """Repeat the last such call on arrays, those with a pattern the values of a sparse operand.
+
+    None where they differ from its own, or are of a kind whose calls are never cached (``describe``).
+    """
+    key: list[Any] = [*head]
+    sources: list[Any] = []
+    for array, pattern in operands:
+        kind = type(array)
+        if (kind is not torch.Tensor and kind is not Parameter) or array.is_neg():
+            return None
+        if pattern is None:
+            key.append(None)
+            sources.append(array)
+        else:
+            storage = Storage.of_saved(pattern, array)
+            key.append(storage.key)
+            sources.append(storage)
+    quick = tuple(key)
+    run = _recent.get(quick)
+    if run is None or not may_repeat():
         return None
-    result = run(described[1])
-    return _repeat_other(*described) if result is None else result
+    result = run(sources)
+    return _repeat_other(quick, sources) if result is None else result
 
 
 def _known_run(quick: Hashable, sources: Sequence[Any]) -> Run | None:
@@ -196,10 +223,10 @@ def keep_call(
     # With integers a result may depend on torch's default dtype, which the quick key leaves out.
     dtypes = [source.values.dtype if type(source) is Storage else source.dtype for source in sources]
     dense = [source for source in sources if type(source) is not Storage]
-    is_kernel = isinstance(prepared, Prepared) and not prepared.converts and not prepared.is_large
-    is_kernel = is_kernel and all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
+    is_kernel = all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
     if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
-        checked = _run_checked(prepared, prepared.direct, places, sources)
+        run_shortly = _run_converted if prepared.converts else _run_checked
+        checked = run_shortly(prepared, prepared.direct, places, sources)
     contiguous = all(value.is_contiguous() for value in dense)
     converts = isinstance(prepared, Prepared) and prepared.converts
     _known[key] = lambda s: prepared([s[place] for place in places], contiguous), checked, converts
@@ -268,10 +295,36 @@ def full_key(quick: Hashable, sources: Sequence[Any]) -> Hashable | None:
 
 
 def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
-    """Return a shorter way to run a call; its result is None if a dense operand does not match its guard.
+    """Return a shorter way to run a call; its result is None if a dense operand does not match its guard."""
+    run = _run_bound(prepared, direct, places, sources)
+    if not prepared.is_large:
+        return run
+    size = prepared.dense_bytes  # beyond the budget the long way raises the error
+    return lambda sources: run(sources) if is_within_budget(size) else None
 
-    The usual cases need no loop over operands.
-    """
+
+def _run_converted(
+    prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]
+) -> Run | None:
+    """Return a shorter way to run a call that converts sparse operands first; None if it converts others."""
+    forms = [form for _, form in prepared.sources]
+    changes = [(place, form) for place, form in zip(places, forms, strict=True) if form is not None]
+    if prepared.assembly != "dense" or any(type(sources[place]) is not Storage for place, _ in changes):
+        return None
+
+    def convert(sources: Sequence[Any]) -> list[Any]:
+        converted = [*sources]
+        for place, form in changes:
+            converted[place] = prepared.convert(sources[place], form)
+        return converted
+
+    run = _run_checked(prepared, direct, places, convert(sources))
+    # without it another kernel may need no conversion
+    return lambda sources: run(convert(sources)) if current().deterministic else None
+
+
+def _run_bound(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
+    """Return that shorter way for results within the budget; the usual cases need no loop over operands."""
     guard = direct.guard([_guarded(sources[place]) for place in places])
     call = direct.bind(guard)
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):

@@ -14,8 +14,8 @@ import math
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from scorch._src.dataclass import dataclass
 from scorch.errors import NotationError
 
 MAX_OPERANDS = 8  # of an einsum that is computed at once

@@ -15,6 +15,7 @@ from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch._src.engine.execute import single_kernel
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable
+from scorch._src.name_hints import keywords_of, unknown_keyword
 from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch._src.statements.autocast import cast, is_autocast
@@ -30,7 +31,7 @@ from scorch._src.torch_internals import is_any_autocast_enabled
 
 
 def einsum(
-    *args: Any, format: str | Format | None = None, sparse_grad: bool = False
+    *args: Any, format: str | Format | None = None, sparse_grad: bool = False, **unknown: Any
 ) -> SparseTensor | torch.Tensor:
     """Contract sparse and dense operands by an einsum equation.
 
@@ -61,6 +62,8 @@ def einsum(
         >>> C.format, C.nnz
         (Format('csr'), 3)
     """
+    if unknown:  # checked here, because a decorator would take time in every call
+        raise unknown_keyword("einsum", next(iter(unknown)), keywords_of(_shown))
     count = len(args)
     if count == 3 and type(args[1]) is SparseTensor and not is_captured(args) and active.recorder is None:
         equation, left, right = args

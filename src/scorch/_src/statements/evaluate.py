@@ -37,7 +37,10 @@ def evaluate(
 ) -> SparseTensor | torch.Tensor:
     """Evaluate an expression in index notation, such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
 
-    Indices that do not occur on the left-hand side are summed over; ``max(j, ...)``, ``min``, ``prod`` and
+    Indices that do not occur on the left-hand side are summed over, separately in each term: a sum encloses
+    the smallest subexpression that contains all uses of the index. Where another sum is meant, write it: in
+    ``exp(P[i,k] * Q[j,k]) / sum(j, exp(P[i,k] * Q[j,k]))`` the sum over ``k`` would enclose the quotient, so
+    write ``exp(sum(k, P[i,k] * Q[j,k]))`` both times. ``max(j, ...)``, ``min``, ``prod`` and
     ``any`` are other reductions. ``+=`` adds to the tensor passed under the name on the left and returns the
     sum. The whole expression becomes one fused kernel where that is faster.
 

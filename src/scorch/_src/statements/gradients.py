@@ -57,6 +57,37 @@ def forward_of(call: Call, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
 # backward --------------------------------------------------------------------------------------------
 
 
+def repeat_gradient(
+    call: Call, arrays: Sequence[torch.Tensor], place: int, incoming: torch.Tensor
+) -> torch.Tensor | None:
+    """Compute the gradient of the array at ``place`` as the last time, where nothing is tracked.
+
+    None where there is none, or where it takes more than one kernel (``gradient_of``).
+    """
+    rules = call.formula.gradients(place, False, None if call.pattern is None else call.pattern.format)
+    if len(rules) != 1:
+        return None
+    formula, takes, gradient = rules[0]
+    array, pattern = arrays[place], call.patterns[place]
+    if gradient.repeated or gradient.diagonals or (pattern is not None and not pattern.shape):
+        return None
+    if pattern is None and (formula.format != "dense" or len(gradient.dims) < array.dim()):
+        return None
+    operands: list[tuple[torch.Tensor, Pattern | None]] = []
+    for number in takes:
+        if number == INCOMING:
+            operands.append((incoming, call.pattern))
+        elif number == MASK and pattern is not None:
+            operands.append((pattern.mask(array.dtype), pattern))
+        elif isinstance(number, int):
+            operands.append((arrays[number], call.patterns[number]))
+    result = repeat_recent(formula.head, operands)
+    if isinstance(result, Storage):
+        assert pattern is not None, "the gradient of a sparse operand"
+        result = placed(result.values, result.pattern, pattern)
+    return result if result is None or result.dtype is array.dtype else result.to(array.dtype)
+
+
 def gradient_of(
     call: Call,
     arrays: Sequence[torch.Tensor],
@@ -69,8 +100,6 @@ def gradient_of(
     total: torch.Tensor | None = None
     form = None if call.pattern is None else call.pattern.format
     is_tracked = create_graph or is_legacy_batchedtensor(incoming)
-    if not is_tracked and form is None and 0 in incoming.stride():  # of a sum: expanded
-        incoming = incoming.contiguous()
     for rule in call.formula.gradients(place, create_graph, form):
         gradient = _run_rule(call, arrays, place, rule, incoming, compute if is_tracked else forward_of)
         total = gradient if total is None else total + gradient
@@ -89,21 +118,18 @@ def _run_rule(
 ) -> torch.Tensor:
     """Compute the gradient for one use of the array at ``place``, by ``run``."""
     pattern, array, gradient = call.patterns[place], arrays[place], rule.gradient
-    taken_arrays: list[torch.Tensor] = []
-    patterns: list[Pattern | None] = []
-    for taken in rule.takes:
-        taken_array, taken_pattern = _take(call, arrays, place, taken, incoming)
-        taken_arrays.append(taken_array)
-        patterns.append(taken_pattern)
-    known = _repeat_rule(rule, taken_arrays, patterns) if run is forward_of else None
+    taken = [_take(call, arrays, place, number, incoming) for number in rule.takes]
+    known = repeat_recent(rule.formula.head, taken) if run is forward_of else None
     if known is None:
         sources = [
             call.sources[n] if call.sources and type(n) is int and n >= 0 else None for n in rule.takes
         ]
-        inner = Call(rule.formula, patterns, sources)
-        value, result = run(inner, taken_arrays), inner.pattern
+        inner = Call(rule.formula, [pattern for _, pattern in taken], sources)
+        value, result = run(inner, [array for array, _ in taken]), inner.pattern
+    elif isinstance(known, Storage):
+        value, result = known.values, known.pattern
     else:
-        value, result = known
+        value, result = known, None
     if gradient.repeated:
         sizes = call.sizes(arrays)
         value = value * math.prod(sizes[index] for index in gradient.repeated)
@@ -120,24 +146,6 @@ def _run_rule(
     if value.dtype is array.dtype or (value.is_complex() and not array.is_complex()):
         return value
     return value.to(array.dtype)
-
-
-def _repeat_rule(
-    rule: GradientRule, arrays: Sequence[torch.Tensor], patterns: Sequence[Pattern | None]
-) -> tuple[torch.Tensor, Pattern | None] | None:
-    """Compute a gradient as the last time, with nothing checked but memory; None where more is to be done."""
-    operands: list[Any] = []
-    for array, pattern in zip(arrays, patterns, strict=True):
-        if pattern is None:
-            operands.append(array)
-        elif array.is_neg():
-            return None
-        else:
-            operands.append(Storage(pattern, array))
-    result = repeat_recent(rule.formula.head, operands)
-    if result is None:
-        return None
-    return (result.values, result.pattern) if isinstance(result, Storage) else (result, None)
 
 
 def _take(

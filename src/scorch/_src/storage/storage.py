@@ -359,6 +359,16 @@ class Storage:
         storage.values = values
         return storage
 
+    @staticmethod
+    def of_saved(pattern: Pattern, values: torch.Tensor) -> Storage:
+        """Return the storage of values that lay without gaps, with what a call is about to ask of it."""
+        storage = Storage(pattern, values)
+        storage.tensors = (*pattern.arrays, storage.values)
+        key = pattern.storage_keys.get(values.dtype)
+        if key is not None:
+            storage.key = key
+        return storage
+
     @functools.cached_property
     def key(self) -> int:
         dtype, pattern = self.values.dtype, self.pattern

@@ -172,8 +172,8 @@ def _error_of_dense(
     """
     if not is_too_large and are_small(tensors):
         found = _error_without_grad(_copied, func, args, kwargs)
-        is_exact = all(tensor.device == HOST for tensor in tensors) or "not implemented" not in str(found)
-        return found, is_exact
+        is_about_host = any(words in str(found) for words in ("not implemented", "cpu"))
+        return found, not is_about_host or all(tensor.device == HOST for tensor in tensors)
     error = None if name_of(func) in ALLOCATING else _error_without_grad(_meta, func, args, kwargs)
     numbers = [value for value in tree_leaves((args, kwargs)) if isinstance(value, int)]
     is_harmless = len(tensors) == 1 and all(abs(number) <= MAX_DIMS for number in numbers)

@@ -108,12 +108,14 @@ def _key(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -
 
 def pattern_of(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -> Pattern:
     """Return the pattern with these arrays, in the order of ``Pattern.entry_arrays``."""
+    has_sizes = all(type(size) is int for size in shape)
+    remembered = _patterns.get(_key(format, shape, arrays)) if has_sizes else None
+    if remembered is not None:
+        return remembered
     is_memory = all(type(array) is torch.Tensor for array in arrays)
     if is_memory:  # kernels read them one after the other
         arrays = [array.contiguous() for array in arrays]
-    remembered = (
-        _patterns.get(_key(format, shape, arrays)) if all(type(size) is int for size in shape) else None
-    )
+    remembered = _patterns.get(_key(format, shape, arrays)) if has_sizes else None
     if remembered is not None:
         return remembered
     pos, crd = arrays_by_level(format, arrays)

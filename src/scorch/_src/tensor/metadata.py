@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from scorch._src.backends.base import is_served, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_called_from
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.registry import implements
@@ -81,7 +82,7 @@ def to_copy(
     if device is not None and not is_served(device):
         raise DeviceError(
             f"cannot create a sparse tensor on device {device}, because Scorch supports only the "
-            f"{served_in_words()}; S.to_torch().to('{device}') returns a PyTorch sparse tensor there"
+            f"devices {served_in_words()}; S.to_torch().to('{device}') returns a PyTorch sparse tensor there"
         )
     values = self.storage.values
     if dtype is not None:
@@ -241,6 +242,7 @@ def record_stream(self: SparseTensor, stream: torch.Stream) -> None:
         array.record_stream(stream)
 
 
+@suggests_keywords
 def to_dlpack(tensor: torch.Tensor) -> Any:
     """Export a dense tensor as a DLPack capsule, like ``torch.to_dlpack``.
 

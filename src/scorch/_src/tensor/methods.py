@@ -9,6 +9,7 @@ import torch
 from scorch._src.grad_state import is_called_from, is_grad_enabled, is_transformed
 from scorch._src.name_hints import TENSOR_HINTS, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
+from scorch._src.tensor.create.check import as_differentiable_values
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.flatten import ALL_NAMES
 from scorch._src.tensor.interop import graphs, torch_layouts
@@ -18,6 +19,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.torch_methods import eliminate_zeros, setdiag
 from scorch._src.tensor.traced import recorded
 from scorch._src.torch_internals import any_requires_grad
+from scorch.errors import DeviceError, ShapeError
 
 
 class _Layout(torch.autograd.Function):
@@ -52,6 +54,48 @@ def to_torch(self: SparseTensor) -> torch.Tensor:
     return tensor
 
 
+@recorded
+def with_values(self: SparseTensor, values: Any) -> SparseTensor:
+    """Return a tensor with the sparsity pattern of this one and other values.
+
+    Args:
+        values: a number for all entries, or a tensor of the shape of ``S.values()``, which sets the dtype;
+            its gradient is that of the values.
+
+    Returns:
+        A ``SparseTensor`` in the same format, which shares the pattern.
+
+    Raises:
+        ShapeError: ``values`` has another shape than ``S.values()``.
+        DeviceError: ``values`` is on another device.
+
+    Example:
+
+        >>> import torch, scorch
+        >>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [3.0, 0.0]]), format="csr")
+        >>> S.with_values(1).to_dense()
+        tensor([[0., 1.],
+                [1., 0.]])
+    """
+    storage = self.storage
+    if not isinstance(values, torch.Tensor) and isinstance(values, (bool, int, float, complex)):
+        dtype = torch.result_type(storage.values, values)
+        return sparse_of(storage.pattern, torch.full_like(storage.values, values, dtype=dtype))
+    given = as_differentiable_values("values", values)
+    shape = self.values().shape
+    if given.shape != shape:
+        raise ShapeError(
+            f"values must be a number or have the shape of S.values(), {tuple(shape)}, but got "
+            f"{tuple(given.shape)}"
+        )
+    if given.device != storage.device:
+        raise DeviceError(
+            f"values are on {given.device}, but the sparse tensor is on {storage.device}; move them with "
+            f"values.to({str(storage.device)!r})"
+        )
+    return sparse_of(storage.pattern, given.reshape(-1))
+
+
 def __repr__(self: SparseTensor, *, tensor_contents: str | None = None) -> str:  # noqa: N807
     return to_text(self)
 
@@ -83,8 +127,8 @@ def list_names(self: SparseTensor) -> list[str]:
 
 
 for _method in (
-    to_torch, recorded(torch_layouts.to_scipy), eliminate_zeros, setdiag, graphs.coo, graphs.csr, graphs.csc,
-    graphs.sparse_sizes, graphs.sparse_size, graphs.to_edge_index, __repr__,
+    to_torch, recorded(torch_layouts.to_scipy), eliminate_zeros, setdiag, with_values, graphs.coo, graphs.csr,
+    graphs.csc, graphs.sparse_sizes, graphs.sparse_size, graphs.to_edge_index, __repr__,
 ):  # fmt: skip
     _method.__qualname__ = f"SparseTensor.{_method.__name__}"
     setattr(SparseTensor, _method.__name__, _method)

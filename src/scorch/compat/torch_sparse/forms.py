@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scorch._src.tensor.interop.torch_layouts import silence_beta_warning
 from scorch._src.torch_internals import parse_to
 from scorch.compat.torch_sparse import memory
 from scorch.errors import OperandError, ShapeError
@@ -37,12 +38,14 @@ def to_torch_sparse_coo_tensor(src: SparseTensor, dtype: torch.dtype | None = No
 
 def to_torch_sparse_csr_tensor(src: SparseTensor, dtype: torch.dtype | None = None) -> Tensor:
     rowptr, col, _ = src.csr()
+    silence_beta_warning()
     return torch.sparse_csr_tensor(rowptr, col, filled(src, dtype), src.sizes(), check_invariants=False)
 
 
 def to_torch_sparse_csc_tensor(src: SparseTensor, dtype: torch.dtype | None = None) -> Tensor:
     colptr, row, _ = src.csc()
     value = filled(src, dtype)[src.storage.csr2csc()]
+    silence_beta_warning()
     return torch.sparse_csc_tensor(colptr, row, value, src.sizes(), check_invariants=False)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scorch._src.tensor.interop.torch_layouts import from_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
+from scorch._src.units import format_density
 from scorch.compat.torch_sparse import arithmetic, arrange, forms
 from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import reduce as reductions
@@ -311,7 +312,7 @@ class SparseTensor:
     def __repr__(self) -> str:
         words = [f"row={self.storage.row()}", f"col={self.storage.col()}"]
         words += [f"val={self.storage.value()}"] if self.has_value() else []
-        facts = f"size={tuple(self.sizes())}, nnz={self.nnz()}, density={self.density():.2%}"
+        facts = f"size={tuple(self.sizes())}, nnz={self.nnz()}, density={format_density(self.density())}"
         return "SparseTensor(" + ",\n             ".join([*words, facts]) + ")"
 
     # functions of this package -----------------------------------------------------------------------

@@ -14,10 +14,10 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from scorch._src.backends.cpu import jit
+from scorch._src.dataclass import dataclass
 from scorch.errors import CompilerNotFoundError
 
 _TRAMPOLINE = jit.read_source("trampoline.c")

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +33,7 @@ from scorch._src.backends.cpu.run_compiler import run_compiler
 from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
 from scorch._src.backends.private_files import NotPrivateError, temporary_folder
 from scorch._src.bounded import BoundedCache
+from scorch._src.dataclass import dataclass
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 Progress = Callable[[int, int], None]  # how many of how many

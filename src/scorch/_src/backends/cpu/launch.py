@@ -22,7 +22,6 @@ import math
 import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit, toolchain
 from scorch._src.compiler.bounds import HUGE_PAGE
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.errors import CompilerNotFoundError
 from scorch.settings import enabled

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -32,6 +31,7 @@ from scorch._src.backends import cache
 from scorch._src.backends.cpu.run_compiler import is_zig, run_compiler
 from scorch._src.backends.private_files import temporary_folder
 from scorch._src.compiler.target import processor, target
+from scorch._src.dataclass import dataclass
 from scorch.errors import ArgumentError, CompilerNotFoundError
 from scorch.settings import read_environment
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from scorch._src.backends.cuda.streams import check_waiting, settle
 from scorch._src.backends.routines import rows_of
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.torch_internals import row_pointers_of
 

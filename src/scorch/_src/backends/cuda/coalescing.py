@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from scorch._src.backends.cuda.driver import Slots
 from scorch._src.backends.cuda.entries import FEW, CudaEntries
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel, read_text
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch, read_text
+from scorch._src.backends.cuda.one_call import Address, LaunchList, Slot
 from scorch._src.backends.cuda.streams import check_waiting, told_on
-from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor, do_nothing
 from scorch._src.backends.sort_entries import Sorted
+from scorch._src.bounded import BoundedCache
 from scorch._src.loops.types import LAST_INT32
 
 WARP = 32
@@ -39,15 +39,20 @@ STATES = 8
 MAX_RANKED = (
     8 << 10
 )  # of a sample, of which each number is compared with all; larger ones are sorted themselves
+MAX_DRAWN = 4 << 10  # of a sample that each block draws for itself
 # Entries, and the threads of a block that sorts a bucket if there are as many.
 THREADS = ((1 << 18, 512), (1 << 16, 256), (0, 128))
+FEW_THREADS = (128, 256, 512)  # of the block that sorts all entries
 MAX_THREADS = 1024  # of a block
 THREADS_OF_RANK = 512  # of a block that compares a sample
 MAX_BLOCKS = 512  # that spread numbers to buckets; each reads all splitters first
 MIN_FILLED = 0.75  # of an array that places are listed in, and that is kept as it is
 MAX_KEPT = 4 << 10  # splitters in the shared memory of a block
 
-FUNCTIONS = [f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place")]
+IS_REFUSED = 1 << 62  # what the host is told instead of a number of places
+MAX_PLANS = 256  # of launches, by dtypes, sizes and numbers of entries
+
+FEW_ENTRIES = "scorch_few"  # the function that does all of it
 
 _NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
 _INDICES = (torch.int32, torch.int64)
@@ -61,7 +66,7 @@ def print_coalesce(column: torch.dtype, index: torch.dtype, T: torch.dtype, dims
     words: dict[str, object] = {"COLUMN": _NAMES[column], "INDEX": _NAMES[index], "T": _NAMES[T]}
     words |= {"DIMS": dims, "FEW": FEW, "EACH": EACH, "SPREAD": SPREAD, "RANKED": RANKED}
     words |= {"OVERSAMPLING": OVERSAMPLING, "APART": APART, "MAX_COUNTED": MAX_COUNTED}
-    words["SUM"] = "u32"
+    words |= {"MAX_DRAWN": MAX_DRAWN, "IS_REFUSED": f"{IS_REFUSED}ll", "SUM": "u32"}
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     text = read_text("block_sums.cu", "sort_entries.cu", "coalesce.cu")
     return "\n\n".join([print_prelude(), "\n".join(lines), text])
@@ -74,7 +79,8 @@ class CudaCoalescing(CudaEntries):
 
     def __init__(self) -> None:
         super().__init__()
-        self._coalesces: dict[tuple[Dtypes, int], CudaKernel] = {}
+        self._coalesces: dict[tuple[Dtypes, int, tuple[str, ...]], CudaKernel] = {}
+        self._plans: BoundedCache[tuple[Any, ...], _Plan] = BoundedCache(MAX_PLANS)
 
     def coalesce(
         self,
@@ -84,186 +90,236 @@ class CudaCoalescing(CudaEntries):
         index: torch.dtype,
         meanwhile: Callable[[], object] = do_nothing,
     ) -> Coalesced | None:
-        device = values.device
+        device, count = values.device, columns[0].numel()
         check_waiting(device, "the number of places of entries")
-        shifts = _shifts(columns, sizes, device)
-        if shifts is None or not self.has_kernels(device):
-            return None
-        T = values.dtype if values.dtype in _NAMES else torch.float32
-        dtypes = columns[0].dtype, index, T
         with in_context(device):
-            kernel = self._coalesces.get((dtypes, len(columns)))
-            if kernel is None:
-                text = print_coalesce(*dtypes, len(columns))
-                kernel = self.make_kernel(text, "entries that repeat", FUNCTIONS)
-                self._coalesces[dtypes, len(columns)] = kernel
-            if not kernel.is_ready(may_wait=False):  # torch's sort does it until then
+            plan = self._plan_entries(columns, tuple(sizes), values, index, count)
+            if plan is None:
                 return None
             plain = [column.contiguous() for column in columns]
-            coordinates = [*map(address_of, plain), *sizes, *shifts]
-            sort = _Sort(kernel, self.most_threads, device, coordinates, shifts[-1])
-            is_plain = values.dtype == T and values.dim() == 1 and values.is_contiguous()
-            return self._coalesce(sort, plain, values, index, is_plain, meanwhile)
+            return self._coalesce(plan, plain, values, index, meanwhile)
+
+    def _plan_entries(
+        self,
+        columns: Sequence[Tensor],
+        sizes: tuple[int, ...],
+        values: Tensor,
+        index: torch.dtype,
+        count: int,
+    ) -> _Plan | None:
+        """Return what is launched for as many entries; None without kernels, or until they are compiled."""
+        device, column = values.device, columns[0].dtype
+        for each in columns:
+            if each.dtype != column or each.device != device:
+                return None
+        is_plain = values.dtype in _NAMES and values.dim() == 1 and values.is_contiguous()
+        T = values.dtype if is_plain else torch.float32
+        key = column, index, T, is_plain, sizes, count, device, self.most_threads
+        plan = self._plans.get(key)
+        if plan is not None:
+            return plan
+        shifts = _shifts(column, sizes, count)
+        if shifts is None or not self.has_kernels(device):
+            return None
+        coordinates = sizes, shifts
+        plan = _Plan(self.most_threads, device, coordinates, count, is_plain)
+        kernel = self._kernel_of_entries((column, index, T), len(sizes), plan.functions)
+        if not kernel.is_ready(may_wait=False):  # torch's sort does it until then
+            return None
+        plan.launches = plan.with_kernel(kernel)
+        self._plans[key] = plan
+        return plan
+
+    def _kernel_of_entries(self, dtypes: Dtypes, dims: int, functions: tuple[str, ...]) -> CudaKernel:
+        kernel = self._coalesces.get((dtypes, dims, functions))
+        if kernel is None:
+            kernel = self.make_kernel(print_coalesce(*dtypes, dims), "entries that repeat", functions)
+            self._coalesces[dtypes, dims, functions] = kernel
+        return kernel
 
     def _coalesce(
         self,
-        sort: _Sort,
+        plan: _Plan,
         columns: Sequence[Tensor],
         values: Tensor,
         index: torch.dtype,
-        is_plain: bool,
         meanwhile: Callable[[], object],
     ) -> Coalesced | None:
-        device, entries = values.device, len(columns[0])
-        first_crd = torch.empty(entries, dtype=index, device=device)
-        crd = [first_crd, *(torch.empty_like(first_crd) for _ in columns[1:])]  # which takes half as long
-        pos = torch.empty(2, dtype=index, device=device)
-        sums = values.new_empty(entries if is_plain else 0)
-        told = told_on(device, 4)
-        listed = [array.data_ptr() for array in (*crd, pos)]
-        if is_plain:
-            numbers = sort(entries, told.address, [*listed, 0, 0, address_of(values), sums.data_ptr()])
+        device, count = values.device, plan.count
+        memory = torch.empty_like(plan.like_memory, memory_format=torch.contiguous_format)
+        first_crd = torch.empty(count, dtype=index, device=device)
+        crd = [first_crd, *[torch.empty_like(first_crd) for _ in columns[1:]]]  # which takes half as long
+        pos = first_crd.new_empty(2)
+        told = told_on(device, 1)
+        if plan.is_plain:
+            sums = torch.empty_like(values)
+            self.launch_all(plan.launches, told.address, memory, *columns, *crd, pos, values, sums)
         else:
-            order, first = sort.order_of(entries)
-            numbers = sort(entries, told.address, [*listed, address_of(first), address_of(order), 0, 0])
+            order, first = _order_of(count, device)
+            self.launch_all(plan.launches, told.address, memory, *columns, *crd, pos, first, order)
         meanwhile()
-        is_refused, is_unsorted, is_long, places = told.wait()
-        if is_refused or not is_unsorted:
-            return None if is_refused else _as_given(columns, values, index)
-        if is_plain and is_long:
-            order, first = sort.order_of(entries)
-            sort.place(numbers, [*listed, address_of(first), address_of(order), 0, 0])
-        is_filled = places >= MIN_FILLED * entries
-        kept = [array.resize_(places) for array in ((*crd, sums) if is_plain and not is_long else crd)]
-        if not is_filled:
-            kept = [array.clone() for array in kept]
-        if is_plain and not is_long:
-            return kept[:-1], kept[-1], pos
-        return kept, self.sum_entries(Sorted(order, kept, first[:places]), values), pos
+        (places,) = told.wait()
+        if places in (0, IS_REFUSED):
+            return None if places else _as_given(columns, values, index)
+        for array in crd:
+            array.resize_(places)
+        if plan.is_plain:
+            sums.resize_(places)
+        if places < MIN_FILLED * count:
+            crd = [array.clone() for array in crd]
+        if plan.is_plain:
+            return crd, sums if places >= MIN_FILLED * count else sums.clone(), pos
+        return crd, self.sum_entries(Sorted(order, crd, first[:places]), values), pos
 
 
 class _Numbers(NamedTuple):
-    """Numbers that are sorted by blocks of ``threads``, as kernels take them: addresses into ``memory``."""
+    """Numbers that are sorted by blocks, as kernels take them behind coordinates."""
 
-    memory: Tensor
-    threads: int
     entries: int
     bits: int
-    source: int
-    sample: int
-    samples: int
-    buckets: int
-    capacity: int
-    splitters: int
-    stride: int
-    half: int
-    shift: int
-    state: int
-    before: int
-    begins: int
-    places: int
-    spread: int
-    sorted: int
-    told: int
+    source: Slot = 0
+    sample: Slot = 0
+    samples: int = 0
+    buckets: int = 1
+    capacity: int = 0
+    splitters: Slot = 0
+    stride: int = 1
+    half: int = 0
+    shift: int = 0
+    state: Slot = 0
+    before: Slot = 0
+    begins: Slot = 0
+    places: Slot = 0
+    spread: Slot = 0
+    sorted: Slot = 0
+    told: Slot = 0
 
 
-class _Sort:
-    """The launches that sort entries by ``coordinates``, the slots that report them."""
+TOLD, MEMORY, COLUMNS = range(3)  # what ``_Plan.launches`` takes
+
+
+class _Plan:
+    """The launches that sort and list as many entries.
+
+    ``launches`` takes where to tell the host of them, memory like ``like_memory``, columns, crd, pos, and two
+    arrays: values and sums if ``is_plain``; otherwise those for where each place begins in the order, and for
+    the order.
+    """
+
+    launches: LaunchList
 
     def __init__(
         self,
-        kernel: CudaKernel,
         most_threads: int,
         device: torch.device,
-        coordinates: Sequence[int],
-        bits: int,
+        coordinates: tuple[Sequence[int], Sequence[int]],
+        count: int,
+        is_plain: bool,
     ) -> None:
-        self.kernel, self.most_threads, self.device = kernel, most_threads, device
-        self.coordinates, self.bits = coordinates, bits
-        self.unplaced = [0] * (len(coordinates) // 3 + 5)
-
-    def __call__(self, count: int, told: int, placed: Sequence[int]) -> _Numbers:
-        """Sort entries, and list their positions at ``placed``; ``told`` receives their number."""
-        numbers, slots = self._sort(self._allocate(count, 0, told), placed)
-        self._place(numbers, slots)
-        return numbers
-
-    def _sort(self, numbers: _Numbers, placed: Sequence[int]) -> tuple[_Numbers, Slots]:
-        """Sort numbers, whose sample, unless it is small, is sorted first."""
-        threads, samples = numbers.threads, numbers.samples
-        if 0 < samples <= MAX_RANKED:
-            slots = self._slots(numbers, placed)
-            blocks = -(-samples // (RANKED * THREADS_OF_RANK // WARP))
-            self._launch("scorch_rank", slots, blocks, THREADS_OF_RANK, 8 * samples)
+        self.most_threads, self.device = most_threads, device
+        self.count, self.is_plain = count, is_plain
+        self.sizes, self.shifts = coordinates
+        self._words = 0  # of memory, 64 bits each
+        self._sets: list[_Numbers] = []
+        self._list: list[tuple[Launch, int]] = []
+        if count <= EACH * most_threads:
+            self._sort_few()
         else:
-            drawn = self._slots(numbers, placed)
-            self._launch("scorch_sample", drawn, -(-max(samples, numbers.buckets) // threads), threads)
-            if samples:
-                sample, _ = self._sort(self._allocate(samples, numbers.sample, 0), self.unplaced)
-                numbers = numbers._replace(splitters=sample.sorted, stride=OVERSAMPLING, before=sample.state)
-            slots = self._slots(numbers, placed) if samples else drawn
-        blocks = min(MAX_BLOCKS, -(-numbers.entries // (SPREAD * threads)))
-        self._launch("scorch_spread", slots, blocks, threads, 16 * (numbers.half >> numbers.shift))
-        self._launch("scorch_sort", slots, numbers.buckets, threads, 8 * (EACH + 1) * threads)
-        return numbers, slots
+            threads = self._sort(0, count, 0, Address(TOLD))
+            self._launch(0, "scorch_place", self._sets[0].buckets, min(MAX_THREADS, 4 * threads))
+        like = torch.empty((), dtype=torch.int64, device=device)
+        self.like_memory = like.expand(self._words)
 
-    def _allocate(self, count: int, source: int, told: int) -> _Numbers:
-        threads = min(self.most_threads, next((n for least, n in THREADS if count >= least)))
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The functions that are launched."""
+        return tuple(dict.fromkeys(launch.name for launch, _ in self._list))
+
+    def with_kernel(self, kernel: CudaKernel) -> LaunchList:
+        """Return the launches of the functions of a kernel."""
+        dims = len(self.sizes)
+        arrays: list[Slot] = [Address(COLUMNS + number) for number in range(2 * dims + 3)]
+        columns, placed, last = arrays[:dims], arrays[dims : 2 * dims + 1], arrays[2 * dims + 1 :]
+        placed += [0, 0, *last] if self.is_plain else [*last, 0, 0]
+        given = [*columns, *self.sizes, *self.shifts]
+        nowhere: list[Slot] = [0] * len(placed)  # of a sample
+        sets = [[*given, *numbers, *(nowhere if n else placed)] for n, numbers in enumerate(self._sets)]
+        return LaunchList(kernel, self.device, sets, self._list)
+
+    def _launch(self, number: int, name: str, blocks: int, threads: int, shared: int = 0) -> None:
+        """Launch a function with the slots of a set, and with as many bytes of shared memory for a block."""
+        self._list.append((Launch(name, blocks, threads, shared), number))
+
+    def _take(self, *sizes: int) -> list[Address]:
+        """Return where as many words of memory are."""
+        starts = [*accumulate(sizes, initial=self._words)]
+        self._words = starts.pop()
+        return [Address(MEMORY, 8 * start) for start in starts]
+
+    def _sort_few(self) -> None:
+        threads = next(n for n in FEW_THREADS if self.count <= EACH * n)
+        (at,) = self._take(self.count)
+        numbers = _Numbers(self.count, self.shifts[-1], sorted=at, told=Address(TOLD))
+        self._sets.append(numbers)
+        self._launch(0, FEW_ENTRIES, 1, threads, 8 * (EACH + 1) * threads)
+
+    def _sort(self, number: int, count: int, source: Slot, told: Slot) -> int:
+        """Sort entries, or a sample at ``source``, with the slots of set ``number``; return threads a block.
+
+        The sample, unless it is small, is sorted first, in the same way.
+        """
+        threads = min(self.most_threads, next(n for least, n in THREADS if count >= least))
         capacity = EACH * threads
-        buckets = 1 if count <= capacity else -(-count // int(FILLED * capacity))
-        samples = OVERSAMPLING * buckets if buckets > 1 else 0
-        state, begins = (STATES + buckets * APART) // 2, buckets // 2 + 1  # of 32 bits
-        sizes = [buckets * capacity, count, buckets, samples, state, begins, begins]
-        memory = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
-        at = [memory.data_ptr() + 8 * before for before in accumulate(sizes[:-1], initial=0)]
-        return _Numbers(
-            memory,
-            threads,
+        buckets = -(-count // int(FILLED * capacity))
+        samples = OVERSAMPLING * buckets
+        begins = buckets // 2 + 1  # of 32 bits
+        sizes = buckets * capacity, count, buckets, samples, (STATES + buckets * APART) // 2, begins, begins
+        at = self._take(*sizes)
+        numbers = _Numbers(
             count,
-            self.bits,
+            self.shifts[-1],
             source,
+            spread=at[0],
+            sorted=at[1],
+            splitters=at[2],
             sample=at[3],
             samples=samples,
             buckets=buckets,
             capacity=capacity,
-            splitters=at[2],
-            stride=1,
             half=(1 << (buckets - 1).bit_length()) // 2,
             shift=(-(-buckets // MAX_KEPT) - 1).bit_length(),
             state=at[4],
-            before=0,
             begins=at[5],
             places=at[6],
-            spread=at[0],
-            sorted=at[1],
             told=told,
         )
-
-    def _slots(self, numbers: _Numbers, placed: Sequence[int]) -> Slots:
-        return Slots((*self.coordinates, *numbers[2:], *placed))
-
-    def _launch(self, name: str, slots: Slots, blocks: int, threads: int, shared: int = 0) -> None:
-        """Run a function with as many blocks, each with as many bytes of shared memory."""
-        self.kernel.launch_blocks(name, slots, blocks, threads, shared, self.device.index)
-
-    def place(self, numbers: _Numbers, placed: Sequence[int]) -> None:
-        """List the positions of sorted entries once more, at ``placed``."""
-        self._place(numbers, self._slots(numbers, placed))
-
-    def _place(self, numbers: _Numbers, slots: Slots) -> None:
-        self._launch("scorch_place", slots, numbers.buckets, min(MAX_THREADS, 4 * numbers.threads))
-
-    def order_of(self, entries: int) -> tuple[Tensor, Tensor]:
-        """Return memory for the order of entries, and for where each place begins in it."""
-        order, first = (torch.empty(entries, dtype=torch.int64, device=self.device) for _ in range(2))
-        return order, first
+        self._sets.append(numbers)
+        if samples > MAX_DRAWN:
+            self._launch(number, "scorch_sample", -(-samples // threads), threads)
+        if samples <= MAX_RANKED:
+            blocks = -(-samples // (RANKED * THREADS_OF_RANK // WARP))
+            self._launch(number, "scorch_rank", blocks, THREADS_OF_RANK, 8 * samples)
+        else:
+            self._sort(number + 1, samples, at[3], 0)
+            below = self._sets[number + 1]
+            self._sets[number] = numbers._replace(
+                splitters=below.sorted, stride=OVERSAMPLING, before=below.state
+            )
+        blocks = min(MAX_BLOCKS, -(-count // (SPREAD * threads)))
+        self._launch(number, "scorch_spread", blocks, threads, 16 * (numbers.half >> numbers.shift))
+        self._launch(number, "scorch_sort", buckets, threads, 8 * (EACH + 1) * threads)
+        return threads
 
 
-def _shifts(columns: Sequence[Tensor], sizes: Sequence[int], device: torch.device) -> list[int] | None:
+def _order_of(entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return memory for the order of entries, and for where each place begins in it."""
+    order, first = (torch.empty(entries, dtype=torch.int64, device=device) for _ in range(2))
+    return order, first
+
+
+def _shifts(column: torch.dtype, sizes: Sequence[int], count: int) -> list[int] | None:
     """Return the bits below each coordinate in the number of an entry; None where it has too many."""
-    first, count = columns[0], columns[0].numel()
-    is_plain = all(column.dtype == first.dtype and column.device == device for column in columns)
-    if not is_plain or first.dtype not in _INDICES or len(columns) > MAX_DIMS or not all(sizes):
+    if column not in _INDICES or len(sizes) > MAX_DIMS or not all(sizes):
         return None
     widths = [(size - 1).bit_length() for size in sizes]
     widths.append((count - 1).bit_length())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from scorch._src.backends.cpu.launch import tensor_descriptor
-from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.kernel import LAUNCHES
 from scorch._src.backends.cuda.one_call import by_pattern, in_one_call
 from scorch._src.compiler.typing import type_of_dtype
@@ -81,7 +80,7 @@ class CudaCall:
 
     def bind_output(self, guard: Guard | None, output: tuple[int, ...]) -> Call:
         call = self._bind_output(guard, output)
-        if not is_one_launch(self.executable) or not math.prod(output):
+        if not only_launches(self.executable) or not math.prod(output):
             return call
         return in_one_call(self.executable, call, output, b"" if guard is None else guard.facts)
 
@@ -118,13 +117,13 @@ def _with_one_guard(fill: Fill, place: int, shape: torch.Size, dtype: torch.dtyp
     return call
 
 
-def is_one_launch(executable: CudaExecutable) -> bool:
-    """Check whether a call is one launch, unless rows are long, and takes nothing but arrays."""
+def only_launches(executable: CudaExecutable) -> bool:
+    """Check whether a call does nothing but launch kernels, and takes nothing but arrays."""
     return executable.writes_everything and executable.takes_addresses
 
 
 def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
-    """Return what ``executable.filled`` does for a shape, shorter for a call that is one launch.
+    """Return what ``executable.filled`` does for a shape, shorter for a call that only launches kernels.
 
     It takes the number of the device, too, and returns None where an array has no memory.
     """
@@ -134,7 +133,7 @@ def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
             return None
         return executable.filled(arrays, shape)
 
-    if not is_one_launch(executable):
+    if not only_launches(executable):
         return filled
     aligned, header = executable.aligned, executable.header
     ready: dict[int, tuple[Callable[..., Any], ...]] = {}  # by device
@@ -149,30 +148,36 @@ def quick_fill(executable: CudaExecutable, shape: tuple[int, ...]) -> Fill:
         if LAUNCHES or (device >= 0 and cuda_device() != device):
             return filled(arrays, device)
         allocate, find = known
-        prepared = find(arrays)
         addresses = [array.data_ptr() for array in arrays]
-        if prepared is None or 0 in addresses:
+        if 0 in addresses:
             return filled(arrays, device)
         if aligned and any([addresses[place] % ALIGNMENT for place in aligned]):
             return filled(arrays, device)
-        launch, last = prepared
+        launch, before, behind, allocate_sums = find(arrays)
         result: torch.Tensor = allocate()
-        launch(*header, *addresses, result.data_ptr(), *last)
+        if allocate_sums is None:
+            launch(*header, *addresses, result.data_ptr(), *before)
+            return result
+        sums = allocate_sums()
+        launch(*header, *addresses, result.data_ptr(), *before, sums.data_ptr(), *behind)
         return result
 
     return fill
 
 
 def _prepare(executable: CudaExecutable, values: torch.Tensor) -> tuple[Callable[..., Any], ...]:
-    """Return what allocates a result like ``values``; and what finds a launch of the kernel, which takes all
-    slots, and the last of these.
+    """Return what allocates a result like ``values``; and what finds the launch for a pattern.
+
+    That is a function of all slots, those behind the result before and behind the sums of parts of rows, and
+    what allocates these; None where no row is cut.
     """
     count, device = values.numel(), values.device
 
-    def make(arrays: Sequence[torch.Tensor]) -> tuple[Callable[..., Any], list[Any]]:
-        last = executable.last_slots(arrays)
-        blocks = driver.blocks_for(executable.threads_of(count, arrays))
-        slots = len(executable.header) + len(arrays) + 1 + len(last)
-        return executable.launcher(blocks, slots, device.index), last
+    def make(arrays: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        bound = executable.bind(arrays, count)
+        slots = len(executable.header) + len(arrays) + 1 + len(bound.before) + len(bound.behind)
+        launch = executable.launcher(bound.grids, slots + bool(bound.sums), device.index)
+        return launch, bound.before, bound.behind, executable.allocator_of_sums(bound, device)
 
-    return executable.allocator(tuple(values.shape), device), by_pattern(executable, make)
+    allocate = executable.allocator(tuple(values.shape), device, executable.result_dtype)
+    return allocate, by_pattern(executable, make)

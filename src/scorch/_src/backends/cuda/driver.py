@@ -109,8 +109,11 @@ class _Shape(ctypes.Structure):
     )
 
 
-def launcher(function: ctypes.c_void_p, blocks: int, slots: int, device: int) -> Callable[..., None]:
-    """Return what runs a kernel on a device whose context is current; it takes as many slots."""
+def launcher(grids: Sequence[tuple[Any, int]], slots: int, device: int) -> Callable[..., None]:
+    """Return what runs kernels one after the other on a device whose context is current.
+
+    ``grids`` are their functions and blocks; all take the same slots, of which there are as many.
+    """
     block, pack, stream_of = _arguments(), _layout(slots).pack_into, cuda_stream_of
     run, shapes = driver().cuLaunchKernelEx, BoundedCache[int, Any](MAX_STREAMS)
 
@@ -118,12 +121,16 @@ def launcher(function: ctypes.c_void_p, blocks: int, slots: int, device: int) ->
         memory, pointers = block.both
         pack(memory, 0, *slots)
         stream = stream_of(device)
-        shape = shapes.get(stream)
-        if shape is None:
-            shape = shapes[stream] = ctypes.byref(_Shape((blocks, 1, 1), (THREADS, 1, 1), 0, stream))
-        status = run(shape, function, pointers, None)
-        if status:
-            _check(status, "launch a kernel")
+        known = shapes.get(stream)
+        if known is None:
+            known = shapes[stream] = [
+                (ctypes.byref(_Shape((blocks, 1, 1), (THREADS, 1, 1), 0, stream)), function)
+                for function, blocks in grids
+            ]
+        for shape, function in known:
+            status = run(shape, function, pointers, None)
+            if status:
+                _check(status, "launch a kernel")
 
     return launch
 
@@ -145,10 +152,15 @@ def launch_blocks(
     function: ctypes.c_void_p, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
 ) -> None:
     """Run a kernel whose blocks have ``shared`` bytes of memory."""
+    allow_shared_memory(function, shared)
+    _launch(function, slots, (blocks, threads, shared), device)
+
+
+def allow_shared_memory(function: ctypes.c_void_p, shared: int) -> None:
+    """Let a kernel be launched with as many bytes of memory for a block."""
     if shared > USUAL_SHARED_MEMORY:
         status = driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared)
         _check(status, "give a kernel its shared memory")
-    _launch(function, slots, (blocks, threads, shared), device)
 
 
 def shared_memory(device: int) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,19 @@ HERE = nullcontext()
 SMALL = (
     1 << 20
 )  # bytes of a result of which one is allocated to learn how; torch then looks at fewer arguments
+
+
+class Bound(NamedTuple):
+    """What calls on a pattern launch, one grid after the other, and the slots behind that of the result.
+
+    ``sums``: how many sums the first grid leaves for the next one, in memory whose slot is between those
+    ``before`` and ``behind``.
+    """
+
+    grids: Sequence[Launch]
+    before: Sequence[Any]
+    behind: Sequence[Any] = ()
+    sums: int = 0
 
 
 class CudaExecutable(base.Executable):
@@ -81,27 +94,35 @@ class CudaExecutable(base.Executable):
     def direct(self) -> base.Direct | None:
         return CudaCall(self) if self.is_ready() else None
 
-    def launcher(self, blocks: int, slots: int, device: int) -> Callable[..., None]:
-        """Return a function that launches the kernel for whole rows; it takes as many slots."""
-        return driver.launcher(self.function_on(torch.device("cuda", device)), blocks, slots, device)
+    def launcher(self, grids: Sequence[Launch], slots: int, device: int) -> Callable[..., None]:
+        """Return a function that launches kernels one after the other; it takes as many slots."""
+        place = torch.device("cuda", device)
+        launched = [(self.function_on(place, grid.name), grid.blocks) for grid in grids]
+        return driver.launcher(launched, slots, device)
 
-    def function_on(self, device: torch.device) -> Any:
-        """Return the kernel for whole rows as it is loaded on a device."""
+    def function_on(self, device: torch.device, name: str) -> Any:
+        """Return a kernel as it is loaded on a device."""
         with in_context(device):
-            return self.kernel.function(FUNCTIONS[0], device.index)
+            return self.kernel.function(name, device.index)
 
     def place_of(self, device: torch.device) -> tuple[int, int]:
         """Return the kind of a device, as DLPack has it, and its number."""
         return CUDA, device.index
 
-    def allocator(self, shape: tuple[int, ...], device: torch.device) -> Callable[[], torch.Tensor]:
-        """Return a function that allocates a result."""
-        if math.prod(shape) * self.result_dtype.itemsize <= SMALL:
-            like = torch.empty(shape, dtype=self.result_dtype, device=device)
+    def allocator(
+        self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+    ) -> Callable[[], torch.Tensor]:
+        """Return a function that allocates a result, or what its kernels leave for each other."""
+        if math.prod(shape) * dtype.itemsize <= SMALL:
+            like = torch.empty(shape, dtype=dtype, device=device)
             like.untyped_storage().resize_(0)  # of which only the form is needed
             return functools.partial(torch.empty_like, like)
-        like = torch.empty((), dtype=self.result_dtype, device=device).expand(shape)
+        like = torch.empty((), dtype=dtype, device=device).expand(shape)
         return functools.partial(torch.empty_like, like, memory_format=torch.contiguous_format)
+
+    def allocator_of_sums(self, bound: Bound, device: torch.device) -> Callable[[], torch.Tensor] | None:
+        """Return a function that allocates what the first grid leaves for the next one, if there is one."""
+        return self.allocator((bound.sums,), device, self.dtype) if bound.sums else None
 
     def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
         return self.filled(arrays, (count,))
@@ -130,23 +151,31 @@ class CudaExecutable(base.Executable):
         for place in self.aligned:
             if arrays[place].data_ptr() % ALIGNMENT:  # a view that begins anywhere
                 arrays = [array.clone() if n == place else array for n, array in enumerate(arrays)]
-        slots = [*self.header, *self.slots(arrays), slot(values)]
+        bound = self.bind(arrays, count)
+        slots = [*self.header, *self.slots(arrays), slot(values), *bound.before]
+        sums = self.allocate((bound.sums,), device) if bound.sums else None
+        slots += bound.behind if sums is None else [slot(sums), *bound.behind]
+        for grid in bound.grids:
+            self.kernel.launch(grid.name, slots, grid.blocks * grid.threads, number)
+
+    def bind(self, arrays: Sequence[torch.Tensor], count: int) -> Bound:
+        """Return what a call that computes as many values launches.
+
+        Where long rows are cut, a grid adds up parts of rows, and another puts those of long rows together.
+        """
         parts = self.parts(arrays)
         if parts is None:
-            slots += self.last_slots(arrays)
-            self.kernel.launch(FUNCTIONS[0], slots, self.threads_of(count, arrays), number)
-            return
-        sums = self.allocate((parts.cut * self.columns,), device)
+            blocks = driver.blocks_for(self.threads_of(count, arrays))
+            return Bound([Launch(FUNCTIONS[0], blocks)], [*self._slots_of_parents(arrays), *self.padding])
         below = (row_of_entry(arrays[place]) for place in self.below)
-        tensors = (*below, parts.row, parts.start, parts.stop, sums)
-        tensors += (parts.long_row, parts.long_first)
-        slots += [*self._slots_of_parents(arrays), *map(slot, tensors), parts.count, parts.cut, parts.long]
-        for name, threads in zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True):
-            self.kernel.launch(name, slots, threads, number)
-
-    def last_slots(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
-        """Return the slots behind that of the result, where no row is cut: the rows of entries."""
-        return [*self._slots_of_parents(arrays), *self.padding] if self.parents else self.padding
+        before = map(self.slot, (*below, parts.row, parts.start, parts.stop))
+        behind = map(self.slot, (parts.long_row, parts.long_first))
+        return Bound(
+            [*self._launches_of(parts)],
+            [*self._slots_of_parents(arrays), *before],
+            [*behind, parts.count, parts.cut, parts.long],
+            parts.cut * self.columns,
+        )
 
     def _slots_of_parents(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
         rows = [row_of_entry(arrays[place]) for place in self.parents]
@@ -177,11 +206,7 @@ class CudaExecutable(base.Executable):
             SAME if known.entries is None else EVERYWHERE if known.is_full else SOMEWHERE for known in places
         )
         is_wide = bool(numbers) and numbers[0].dtype == torch.int64
-        kernel = self._pointwise.get((kinds, is_wide))
-        if kernel is None:
-            sparse = [a for a in self.plan.step.accesses if self.plan.operand(a.tensor).is_sparse]
-            text = print_pointwise(self.plan, dict(zip(sparse, kinds, strict=True)), is_wide)
-            kernel = self._pointwise[kinds, is_wide] = self.make_kernel(text, self.label)
+        kernel = self._pointwise_kernel(kinds, is_wide)
         if not kernel.is_ready():
             return None
         result = self.allocate((count,), device)
@@ -191,6 +216,14 @@ class CudaExecutable(base.Executable):
             with in_context(device):
                 kernel.launch(FUNCTIONS[0], slots, count, device.index)
         return result
+
+    def _pointwise_kernel(self, kinds: tuple[str, ...], is_wide: bool) -> CudaKernel:
+        kernel = self._pointwise.get((kinds, is_wide))
+        if kernel is None:
+            sparse = [a for a in self.plan.step.accesses if self.plan.operand(a.tensor).is_sparse]
+            text = print_pointwise(self.plan, dict(zip(sparse, kinds, strict=True)), is_wide)
+            kernel = self._pointwise[kinds, is_wide] = self.make_kernel(text, self.label)
+        return kernel
 
     def describe(self, call: base.Call) -> base.Description:
         said, seconds = self._cost(call)
@@ -224,8 +257,7 @@ class CudaExecutable(base.Executable):
         if parts is None:
             threads = self.threads_of(call.count, call.arrays)
             return [Launch(FUNCTIONS[0], driver.blocks_for(threads))]
-        shares = zip(FUNCTIONS[1:], self._threads_of_parts(parts), strict=True)
-        return [Launch(name, driver.blocks_for(number)) for name, number in shares]
+        return [*self._launches_of(parts)]
 
     def threads_of(self, count: int, arrays: Sequence[torch.Tensor] | None) -> int:
         """Return the threads that compute as many values."""
@@ -245,9 +277,11 @@ class CudaExecutable(base.Executable):
             pos = joined_pos(pos, [arrays[place] for place in self.below])
         return parts_of(pos, self.grid.part_threads, self.grid.is_few)
 
-    def _threads_of_parts(self, parts: Parts) -> tuple[int, int]:
-        """Return the threads that sum up parts of rows, and those that put them together."""
-        return parts.count * self.threads_of_part, parts.long * self.threads_of_long_row
+    def _launches_of(self, parts: Parts) -> Iterator[Launch]:
+        """Return the grid that sums up parts of rows, and the one that puts them together."""
+        threads = parts.count * self.threads_of_part, parts.long * self.threads_of_long_row
+        for name, number in zip(FUNCTIONS[1:], threads, strict=True):
+            yield Launch(name, driver.blocks_for(number))
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         raise KernelError(f"no CUDA kernel is available for {self.label}")

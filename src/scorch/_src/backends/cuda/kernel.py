@@ -23,6 +23,7 @@ from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
 MAX_COMPILERS = 8  # at once: each needs memory
+PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
 
 class Launch(NamedTuple):
@@ -88,7 +89,8 @@ class CudaKernel:
     def is_ready(self, may_wait: bool = True) -> bool:
         """Check whether there is code for the current device; compile it if need be.
 
-        Unless the caller ``may_wait`` for NVRTC, that happens in a thread, and there is none until it ends.
+        Unless the caller ``may_wait`` for NVRTC as long as it takes, that happens in a thread, and there is
+        none until it ends.
         """
         if not self.source or self._is_refused or not nvrtc.is_there():
             refuse("NVRTC has no code for it")
@@ -96,6 +98,8 @@ class CudaKernel:
         if not may_wait and not self._codes and not self._is_compiled():
             refuse("NVRTC compiles it meanwhile")
             return False
+        if self._compiling is not None:
+            self._compiling.join()
         if not self._codes:
             try:
                 self._compile_first(torch.cuda.current_device())
@@ -105,17 +109,31 @@ class CudaKernel:
                 return False
         return True
 
+    def begin(self) -> None:
+        """Have a thread compile what the first call will need, while others of the same step are compiled."""
+        is_able = bool(self.source) and not self._is_refused and torch.cuda.is_initialized()
+        if is_able and not self._codes and self._compiling is None and nvrtc.is_there():
+            self._find_or_compile()
+
     def _is_compiled(self) -> bool:
         """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise."""
         if self._compiling is None:
-            device = torch.cuda.current_device()
-            if all(nvrtc.is_on_disk(self.source, _architecture(device), part) for part in self._first_parts):
+            compiling = self._find_or_compile()
+            if compiling is None:
                 return True
-            # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
-            work = functools.partial(contextvars.copy_context().run, self._compile, device)
-            self._compiling = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
-            self._compiling.start()
-        return not self._compiling.is_alive()
+            compiling.join(PATIENCE)
+        return self._compiling is None or not self._compiling.is_alive()
+
+    def _find_or_compile(self) -> threading.Thread | None:
+        """Have a thread compile code for the current device, unless it is on disk."""
+        device = torch.cuda.current_device()
+        if all(nvrtc.is_on_disk(self.source, _architecture(device), part) for part in self._first_parts):
+            return None
+        # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
+        work = functools.partial(contextvars.copy_context().run, self._compile, device)
+        self._compiling = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
+        self._compiling.start()
+        return self._compiling
 
     def _compile(self, device: int) -> None:
         with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the next call raises again

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +21,8 @@ from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.routines import Tensor
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.dataclass import dataclass
+from scorch._src.formats import Format
 from scorch._src.formats.level import suffix
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.simplify import simplify
@@ -50,6 +51,16 @@ class Shape:
     def ends(self) -> list[int]:
         """The level behind each run."""
         return [self.full + length for length in itertools.accumulate(self.runs)]
+
+
+def shape_of(form: Format, given: Type, index: Type) -> Shape | None:
+    """Return the levels of a format that are listed for full ones, then runs; None for other formats."""
+    full, length = form.dense_levels, len(form)
+    if full == length or any(level.is_full for level in form.levels[full:]):
+        return None
+    starts = [level for level in range(full, length) if form.starts_run(level)]
+    runs = tuple([end - begin for begin, end in itertools.pairwise((*starts, length))])
+    return None if len(runs) == 1 and not full else Shape(full, runs, given, index)
 
 
 def print_levels(shape: Shape) -> str:

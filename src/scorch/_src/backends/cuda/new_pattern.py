@@ -12,6 +12,8 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
 from scorch._src.backends.cuda.kernel import Launch
+from scorch._src.backends.cuda.levels import print_levels, shape_of
+from scorch._src.backends.cuda.pointwise import EVERYWHERE, SOMEWHERE
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler import lattice
@@ -20,6 +22,7 @@ from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import Drivers, drivers_of
 from scorch._src.compiler.schedule.grid_facts import is_narrow
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.loops.types import INT64
 from scorch._src.notation.nodes import Access
 
 MAX_TURNS = 1 << 28  # without a nonzero to begin from
@@ -39,6 +42,7 @@ class NewPatternExecutable(CudaExecutable):
     """Kernels that collect the entries of a result. The engine puts them together as levels."""
 
     direct = None
+    _has_begun = False  # to compile what is needed next
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
@@ -47,6 +51,7 @@ class NewPatternExecutable(CudaExecutable):
         self.drivers = drivers
         self.extents = dict(sizes)
         self.crds = _places_of_coordinates(self.plan)
+        self.kernel.begin()  # while operands are converted
 
     def is_ready(self) -> bool:
         """Without levels there is no result yet: ``collect`` has the kernels."""
@@ -58,12 +63,27 @@ class NewPatternExecutable(CudaExecutable):
 
     def collect(self, arrays: Sequence[torch.Tensor]) -> base.Collected | None:
         turns = self._all_turns(arrays)
-        if self._why_not(turns) or not self.kernel.is_ready():
+        if self._why_not(turns):
+            return None
+        self._begin_others()
+        if not self.kernel.is_ready():
             return None
         device = arrays[0].device
         check_waiting(device, f"the size of {self.label}")
         with in_context(device):
             return self._collect(arrays, turns, device)
+
+    def _begin_others(self) -> None:
+        """Have kernels compiled that are needed next: for the levels of the result, and for its values."""
+        if self._has_begun:
+            return
+        self._has_begun, index = True, self.plan.index
+        levels = shape_of(self.plan.result, index, index)
+        if levels is not None:
+            self.make_kernel(print_levels(levels), "levels of sorted entries").begin()
+        if self.drivers.is_located:
+            kinds = tuple([EVERYWHERE if is_full else SOMEWHERE for is_full in self._are_full])
+            self._pointwise_kernel(kinds, index == INT64).begin()
 
     def _collect(
         self, arrays: Sequence[torch.Tensor], turns: Sequence[int], device: torch.device

@@ -1,4 +1,4 @@
-"""A warm call as one builtin, from tensors to a launch: ``c/launch.c``.
+"""A warm call as one builtin, from tensors to a launch, or to several: ``c/launch.c``.
 
 A thread compiles it, where there is a C compiler, once some call has been repeated often; until then, and
 without a compiler, calls go through ctypes, a few microseconds slower.
@@ -21,16 +21,18 @@ import torch
 
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
 from scorch._src.backends.cuda import driver
-from scorch._src.backends.cuda.kernel import LAUNCHES
+from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launch
+from scorch._src.backends.launcher import address_of
 from scorch._src.backends.routines import do_nothing
 from scorch._src.bounded import BoundedCache
 from scorch._src.torch_internals import cuda_stream_of
 
 if TYPE_CHECKING:
-    from scorch._src.backends.cuda.executable import CudaExecutable
+    from scorch._src.backends.cuda.executable import Bound, CudaExecutable
 
 CALLS = 64  # that are made before it is asked for, again and again until it is there
 MAX_SLOTS = 120  # of a kernel that it launches
+MAX_LISTED = 512  # slots of several launches
 MAX_PATTERNS = 16  # for which a launch is remembered
 STREAM_OF = 6  # which pointer of torch's table returns the current stream
 CUDA = 2  # devices of this kind, as DLPack numbers them
@@ -43,15 +45,22 @@ SOURCES = (
 Call = Callable[..., torch.Tensor | None]
 
 
+class Builtins(NamedTuple):
+    """``launch`` allocates a result and launches a kernel; ``launch_all`` launches several."""
+
+    launch: Callable[..., Any]
+    launch_all: Callable[..., Any]
+
+
 class Builtin:
-    """The builtin, which is not there at first."""
+    """The builtins, which are not there at first."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._function: Callable[..., Any] | None = None
+        self._function: Builtins | None = None
 
-    def find(self) -> Callable[..., Any] | None:
-        """Return the builtin if it is there; otherwise have a thread compile it."""
+    def find(self) -> Builtins | None:
+        """Return the builtins if they are there; otherwise have a thread compile them."""
         if self._thread is None:
             work = functools.partial(contextvars.copy_context().run, self._make)
             self._thread = threading.Thread(target=work, name="compile the builtin of launches", daemon=False)
@@ -63,21 +72,33 @@ class Builtin:
             self._function = make_builtin()
 
 
-def make_builtin() -> Callable[..., Any] | None:
-    """Compile and load the builtin; None where this machine cannot have it."""
+def make_builtin() -> Builtins | None:
+    """Compile and load the builtins; None where this machine cannot have them."""
     table = launch.exchange_table() if toolchain.has_compiler() else None
     if table is None:
         return None
     library = jit.load(*SOURCES, "the function that launches kernels")
     invoke.builtin(b"set_exchange", library.address("scorch_set_exchange"))(table, None)
-    return invoke.builtin(b"launch", library.address("scorch_launch"))
+    names = ("launch", "launch_all")
+    return Builtins(*(invoke.builtin(name.encode(), library.address(f"scorch_{name}")) for name in names))
 
 
 BUILTIN = Builtin()
 
 
 def find_builtin(device: torch.device) -> Callable[..., Any] | None:
-    """Return the builtin for a device, if it is there already."""
+    """Return the builtin that launches a kernel on a device, if it is there already."""
+    found = _find_builtins(device)
+    return None if found is None else found.launch
+
+
+def find_launches(device: torch.device) -> Callable[..., Any] | None:
+    """Return the builtin that launches several kernels on a device, if it is there already."""
+    found = _find_builtins(device)
+    return None if found is None else found.launch_all
+
+
+def _find_builtins(device: torch.device) -> Builtins | None:
     if torch.cuda.is_current_stream_capturing():
         return None
     found = BUILTIN.find()
@@ -101,10 +122,7 @@ def _knows_streams(device: int) -> bool:
 def by_pattern(
     executable: CudaExecutable, make: Callable[[Sequence[torch.Tensor]], Any]
 ) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """Return ``make`` as a function that remembers its results, for the last patterns of its arrays.
-
-    They are None where rows are cut, which takes several launches.
-    """
+    """Return ``make`` as a function that remembers its results, for the last patterns of its arrays."""
     places = executable.pattern_places
     known: BoundedCache[tuple[int, ...], _Held] = BoundedCache(MAX_PATTERNS)
     last = NOTHING
@@ -120,7 +138,7 @@ def by_pattern(
         key = tuple([id(arrays[place]) for place in places])
         held = known.get(key, NOTHING)
         if not all(array() is arrays[place] for place, array in held.arrays):
-            made = make(arrays) if executable.parts(arrays) is None else None
+            made = make(arrays)
             held = known[key] = _Held([(place, weakref.ref(arrays[place])) for place in places], made)
         last = held
         return held.made
@@ -153,10 +171,7 @@ def in_one_call(executable: CudaExecutable, call: Call, shape: tuple[int, ...], 
             if not left:
                 find, left = _bind(executable, shape, facts, arrays), CALLS
             return call(*arrays)
-        short = None if LAUNCHES else find(arrays)
-        if short is None:
-            return call(*arrays)
-        result = short(*arrays)
+        result = None if LAUNCHES else find(arrays)(*arrays)
         if result is None:
             return call(*arrays)
         return None if result is False else result
@@ -173,31 +188,100 @@ def _bind(
     if builtin is None:
         return None
     facts = facts or launch.tensor_descriptor() * len(arrays)
-    allocate, function, place = (
-        executable.allocator(shape, device),
-        executable.function_on(device),
-        executable.place_of(device),
-    )
+    allocate = executable.allocator(shape, device, executable.result_dtype)
 
     def make(arrays: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        blocks = driver.blocks_for(executable.threads_of(math.prod(shape), arrays))
-        plan = _pack(executable, function, (blocks, driver.THREADS, *place), executable.last_slots(arrays))
-        return functools.partial(builtin, plan + facts, allocate)
+        bound = executable.bind(arrays, math.prod(shape))
+        plan = _pack(executable, bound, device)
+        return functools.partial(builtin, plan + facts, allocate, executable.allocator_of_sums(bound, device))
 
     return by_pattern(executable, make)
 
 
-def _pack(executable: CudaExecutable, function: Any, grid: tuple[int, ...], last: Sequence[int]) -> bytes:
-    """Describe a launch for the builtin.
-
-    ``grid``: blocks, threads, the kind of a device, as in DLPack, and its number; ``last``: slots behind that
-    of the result.
-    """
+def _pack(executable: CudaExecutable, bound: Bound, device: torch.device) -> bytes:
+    """Describe launches for the builtin."""
     library, header, aligned = driver.driver(), executable.header, executable.aligned
-    pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice, function)]
-    sizes = [*grid, len(header), len(last), len(aligned)]
-    return launch.pack([*pointers, *sizes, *header, *last, *aligned])
+    pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice)]
+    grids: list[int] = []
+    for grid in bound.grids:
+        grids += _address(executable.function_on(device, grid.name)), grid.blocks, grid.threads
+    sizes = [len(bound.grids), len(header), len(bound.before), len(bound.behind), len(aligned)]
+    slots = [*header, *bound.before, *bound.behind]
+    return launch.pack([*pointers, *executable.place_of(device), *sizes, *grids, *slots, *aligned])
 
 
 def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+# several launches -------------------------------------------------------------------------------------
+
+
+class Address(NamedTuple):
+    """A slot that is the address of an argument, and as many bytes more."""
+
+    argument: int
+    offset: int = 0
+
+
+Slot = int | Address
+
+
+class LaunchList:
+    """Launches of the functions of a kernel, one after another, each with the slots of one of several sets.
+
+    It is called with an address, then tensors, which ``Address`` counts.
+    """
+
+    def __init__(
+        self,
+        kernel: CudaKernel,
+        device: torch.device,
+        sets: Sequence[Sequence[Slot]],
+        launches: Sequence[tuple[Launch, int]],
+    ) -> None:
+        self.kernel, self.device, self.launches = kernel, device, launches
+        self._width = len(sets[0])
+        flat = [slot for slots in sets for slot in slots]
+        self._slots = [slot.offset if isinstance(slot, Address) else slot for slot in flat]
+        self._addresses = [(at, slot.argument) for at, slot in enumerate(flat) if isinstance(slot, Address)]
+        self.builtin: Callable[..., Any] | None = None
+        self._packed = b""
+
+    def bind(self, builtin: Callable[..., Any] | None, place: tuple[int, int]) -> None:
+        """Have a builtin, if there is one, launch all on a device of this kind and number."""
+        if builtin is not None and len(self._slots) <= MAX_LISTED:
+            self._packed = self._pack(place)
+            self.builtin = builtin
+
+    def __call__(self, address: int, *tensors: torch.Tensor) -> None:
+        short = self.builtin
+        if short is None or LAUNCHES or short(self._packed, address, *tensors) is None:
+            self._launch_each([address, *map(address_of, tensors)])
+
+    def _launch_each(self, addresses: Sequence[int]) -> None:
+        slots, width, device = [*self._slots], self._width, self.device.index
+        for at, argument in self._addresses:
+            slots[at] += addresses[argument]
+        sets = [driver.Slots(slots[start : start + width]) for start in range(0, len(slots), width)]
+        for (name, blocks, threads, shared), number in self.launches:
+            self.kernel.launch_blocks(name, sets[number], blocks, threads, shared, device)
+
+    def _pack(self, place: tuple[int, int]) -> bytes:
+        library = driver.driver()
+        pointers = [_address(each) for each in (library.cuLaunchKernelEx, library.cuCtxGetDevice)]
+        numbers = [
+            *pointers,
+            *place,
+            len(self._slots),
+            len(self._addresses),
+            len(self.launches),
+            *self._slots,
+        ]
+        for pair in self._addresses:
+            numbers += pair
+        for (name, blocks, threads, shared), number in self.launches:
+            function = self.kernel.function(name, place[1])
+            driver.allow_shared_memory(function, shared)
+            numbers += [_address(function), blocks, threads, shared, self._width * number]
+        return launch.pack(numbers)

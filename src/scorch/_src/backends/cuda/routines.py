@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import overload
 
 import torch
@@ -32,6 +31,7 @@ from scorch._src.backends.cuda.rows import Parts, parts_of
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.routines import Options, Rows, Scores, Tensor
 from scorch._src.bounded import BoundedCache
+from scorch._src.dataclass import dataclass
 
 MAX_HEADS = WARP
 # Functions that calls launch, and those that they launch besides where rows are cut.

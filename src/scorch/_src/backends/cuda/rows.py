@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
 from scorch._src.backends.cuda.streams import check_waiting, settle
+from scorch._src.dataclass import dataclass
 
 WHAT = "the lengths of rows, of a pattern that is used for the first time"
 MIN_PART = 64  # entries of a part of a row, at least

@@ -43,6 +43,7 @@ def is_done(device: torch.device) -> bool:
 
 
 _free: dict[tuple[torch.device, int], list[Told]] = {}  # by device and the place of the last number
+_pinned: list[Tensor] = []  # for ever: a kernel may write where nobody waits any more, after an error
 
 
 class Told:
@@ -54,9 +55,11 @@ class Told:
     def __init__(self, device: torch.device, count: int) -> None:
         self.device = device
         self.memory = torch.empty(count, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+        _pinned.append(self.memory)
         self.address = self.memory.data_ptr()
         self.numbers = (ctypes.c_int64 * count).from_address(self.address)
         self.numbers[count - 1] = -1
+        self.free = _free.setdefault((device, count - 1), [])
 
     def wait(self) -> list[int]:
         """Return the numbers once they are there; an error of the device is raised."""
@@ -75,9 +78,8 @@ class Told:
         """Return the numbers, and have others use the memory: nothing is written behind the last one."""
         found, last = self.numbers[:], len(self.numbers) - 1
         self.numbers[last] = -1
-        free = _free.setdefault((self.device, last), [])
-        if found[last] >= 0 and len(free) < MAX_FREE:
-            free.append(self)
+        if found[last] >= 0 and len(self.free) < MAX_FREE:
+            self.free.append(self)
         return found
 
 

@@ -49,8 +49,7 @@ def print_kernel(kernel: ir.Kernel) -> str:
     printer = Printer(kernel)
     bodies = [printer.function(function) for function in kernel.functions]
     externs, named = printer.needed()
-    is_long = effort.is_long(kernel)
-    static = effort.helpers_with_effort(named, printer.effort) if is_long else [*named.values()]
+    static = effort.helpers_with_effort(named, printer.effort) if printer.is_long else [*named.values()]
     parts = [print_header(kernel)] if kernel.header else []
     if max(map(loop_depth, kernel.functions)) > DEEP:
         parts.append(QUICKLY)
@@ -84,9 +83,10 @@ class Printer:
         self.scope: type[Scope] = Scope
         self.kernel = kernel
         self.effort = effort.usual_effort(kernel)
+        self.is_long = effort.is_long(kernel)
         self.functions = {function.name: function for function in kernel.functions}
         self.used: set[str] = set()
-        self.outlined: list[str] = []
+        self.outlined: list[tuple[str, str]] = []  # texts, each after its effort
         self.workers = 0
         self.declared: set[str] = set()
         self.vectors: set[tuple[Type, int]] = set()
@@ -133,13 +133,10 @@ class Printer:
         if not lines or not _returns(function.body):
             lines.append("return 0;")
         definition = "\n".join([f"{self.signature(function)} {{", *indent(lines), "}"])
-        parts = [*dict.fromkeys(early), *self.outlined]
-        if function.exported and effort.is_long(self.kernel):
-            level = effort.effort_of(function, self.effort)
-            if level == effort.ONCE_A_CHUNK:
-                parts, definition = [], "\n\n".join([*parts, definition])
-            definition = effort.with_effort(level, definition, self.effort)
-        return "\n\n".join([*parts, definition])
+        is_less = function.exported and self.is_long
+        level = effort.effort_of(function, self.effort) if is_less else self.effort
+        texts = [*((self.effort, text) for text in dict.fromkeys(early)), *self.outlined, (level, definition)]
+        return "\n\n".join(effort.join_by_effort(texts, self.effort))
 
     def signature(self, function: ir.Function) -> str:
         if function.exported:

@@ -1,8 +1,8 @@
 """Say how much effort a compiler spends on the functions of a long kernel.
 
-A kernel that collects the rows of its result has the longest text of all, most of it outside the loops:
-memory is allocated, work is shared out, parts are joined. Compiling that as hard as the loops takes a third
-of the time and gains nothing, so gcc optimizes less there:
+A kernel that makes a new sparsity pattern has the longest text of all, most of it outside the loops that
+compute: memory is allocated, work is shared out, parts are joined. Compiling that as hard as the loops takes
+up to half of the time and gains nothing, so gcc optimizes less there:
 
     #pragma GCC push_options
     #pragma GCC optimize("O0")
@@ -15,7 +15,7 @@ well. Functions of different levels are not inlined into one another. Other comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 from scorch._src.loops import nodes as ir
@@ -23,9 +23,9 @@ from scorch._src.loops.analysis import Node, walk
 
 MUCH, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O1", "O0"
 _EFFORTS = {
-    "allocate": ONCE_A_ROW,
-    "allocate_zero": ONCE_A_ROW,
-    "resize": ONCE_A_ROW,
+    "allocate": ONCE_A_CHUNK,
+    "allocate_zero": ONCE_A_CHUNK,
+    "resize": ONCE_A_CHUNK,
     "sort_places": ONCE_A_ROW,
     "list_used": ONCE_A_ROW,
     "list_marked": ONCE_A_ROW,
@@ -37,17 +37,17 @@ _EFFORTS = {
 
 
 def is_long(kernel: ir.Kernel) -> bool:
-    """Whether a kernel is compiled with less effort outside its loops: it collects rows in a workspace."""
+    """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones."""
     nodes = (node for function in kernel.functions for node in walk(function))
-    return any(isinstance(node, ir.Call) and node.function == "sort_places" for node in nodes)
+    return sum(isinstance(node, ir.Parallel) for node in nodes) > 1
 
 
 def usual_effort(kernel: ir.Kernel) -> str:
-    """Return the effort for loops: less in a long kernel if none of them can be vectorized."""
-    if not is_long(kernel):
-        return MUCH
+    """Return the effort for loops: less if they collect rows in a workspace and none can be vectorized."""
     nodes = [node for function in kernel.functions for node in walk(function)]
-    return MUCH if any(map(_has_vectors, nodes)) else ONCE_A_ROW
+    collects_rows = any(isinstance(node, ir.Call) and node.function == "sort_places" for node in nodes)
+    is_scattered = collects_rows and not any(map(_has_vectors, nodes))
+    return ONCE_A_ROW if is_scattered and is_long(kernel) else MUCH
 
 
 def _has_vectors(node: Node) -> bool:
@@ -77,24 +77,35 @@ def with_effort(level: str, text: str, usual: str) -> str:
     return f"#pragma GCC push_options\n{pragma(level)}\n\n{text}\n\n#pragma GCC pop_options"
 
 
-def helpers_with_effort(helpers: Mapping[str, str], usual: str) -> list[str]:
-    """Return the texts of helpers, by their names, in their order."""
-    levels = groupby(helpers.items(), key=lambda helper: _EFFORTS.get(helper[0], usual))
+def join_by_effort(texts: Iterable[tuple[str, str]], usual: str) -> list[str]:
+    """Return texts, each after its effort, in their order; neighbors of the same effort are one section."""
+    levels = groupby(texts, key=lambda pair: pair[0])
     return [
         with_effort(level, "\n\n".join(text for _, text in together), usual) for level, together in levels
     ]
 
 
+def helpers_with_effort(helpers: Mapping[str, str], usual: str) -> list[str]:
+    """Return the texts of helpers, by their names, in their order."""
+    return join_by_effort([(_EFFORTS.get(name, usual), text) for name, text in helpers.items()], usual)
+
+
 def effort_of(function: ir.Function, usual: str) -> str:
     """Return the effort for what is left of an exported function, without its parallel loops."""
-    kinds = set(map(type, walk(function)))
-    if ir.Parallel in kinds:
-        return ONCE_A_CHUNK if only_moves(function) else ONCE_A_ROW
-    return usual if ir.Store in kinds or ir.StoreRun in kinds else ONCE_A_CHUNK
+    nodes = walk(function)
+    kinds = set(map(type, nodes))
+    if ir.Parallel not in kinds:
+        return usual if ir.Store in kinds or ir.StoreRun in kinds else ONCE_A_CHUNK
+    shared = [node for node in nodes if isinstance(node, ir.Parallel)]
+    if all(worker_effort(loop, usual) == ONCE_A_CHUNK for loop in shared):
+        return ONCE_A_CHUNK
+    inside = {id(node) for loop in shared for node in walk(loop)}
+    return usual if any(_has_vectors(node) for node in nodes if id(node) not in inside) else ONCE_A_ROW
 
 
-def only_moves(function: ir.Function) -> bool:
-    """Whether all that the parallel loops of ``function`` do is to copy arrays as a whole."""
-    shared = [node for node in walk(function) if isinstance(node, ir.Parallel)]
-    kinds = {type(node) for loop in shared for node in walk(loop)}
-    return ir.Copy in kinds and not kinds & {ir.Store, ir.StoreRun, ir.Call}
+def worker_effort(loop: ir.Parallel, usual: str) -> str:
+    """Return the effort for a parallel loop: less if it copies arrays as a whole and shifts positions."""
+    kinds = set(map(type, walk(loop)))
+    if ir.Copy not in kinds or ir.Call in kinds or ir.StoreRun in kinds:
+        return usual
+    return ONCE_A_ROW if ir.Store in kinds else ONCE_A_CHUNK

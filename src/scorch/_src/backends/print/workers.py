@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scorch._src.backends.print.effort import worker_effort
 from scorch._src.backends.print.expressions import PRECEDENCE, c_name, indent, pointer_to, safe_name
 from scorch._src.loops.analysis import assigned, captured, written
 from scorch._src.loops.nodes import Array, Block, Parallel, Var
@@ -28,7 +29,9 @@ def print_parallel(scope: Scope, stmt: Parallel) -> list[str]:
     scope.printer.workers += 1
     number = scope.printer.workers
     names = captured(stmt)
-    scope.printer.outlined.append("\n".join(_worker(scope, stmt, number, names)))
+    usual = scope.printer.effort
+    level = worker_effort(stmt, usual) if scope.printer.is_long else usual
+    scope.printer.outlined.append((level, "\n".join(_worker(scope, stmt, number, names))))
     closure, worker = f"closure_{number}", f"worker_{number}"
     kind = "i32 (*)(i64, i64, i64, void (*)(i64, i64, void *), void *)"
     one = f"!parallel_for || {scope.expr(stmt.threads, PRECEDENCE['<'])} <= 1"

@@ -65,7 +65,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 def _call(text: str, arrays: Arrays, sizes: Sequence[int]) -> list[torch.Tensor]:
     program = parse_program(text)
-    with torch.no_grad(), EnableTorchFunction(), _seed_rng(program, arrays):
+    with torch.no_grad(), EnableTorchFunction(), _as_traced(program, arrays):
         tensors = program.run(arrays, sizes)
         used_memory = {memory_of(array) for array in arrays}
         outputs: list[torch.Tensor] = []
@@ -90,7 +90,7 @@ def _gradients(
     program = parse_program(text)
     # torch may run a graph while tracing it, with autograd disabled
     guard: Any = ForceDispatchKeyGuard(*_DEFAULT_DISPATCH_KEYS)
-    with guard, torch.enable_grad(), EnableTorchFunction(), _seed_rng(program, arrays):
+    with guard, torch.enable_grad(), EnableTorchFunction(), _as_traced(program, arrays):
         inputs = [
             array.detach().requires_grad_() if is_needed else array
             for array, is_needed in zip(arrays, needed, strict=True)
@@ -160,13 +160,17 @@ def _fresh(gradient: torch.Tensor, seeds: Sequence[torch.Tensor]) -> torch.Tenso
 
 
 @contextlib.contextmanager
-def _seed_rng(program: Program, arrays: Arrays) -> Iterator[None]:
-    """Draw the random numbers of a call from its own seed, so that its gradients draw the same ones."""
-    if program.seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(int(arrays[program.seed]))
+def _as_traced(program: Program, arrays: Arrays) -> Iterator[None]:
+    """Run a call as it was traced: with its autocast, which graphs run without, and its random numbers.
+
+    Those are drawn from its own seed, so that its gradients draw the same ones.
+    """
+    with contextlib.ExitStack() as stack:
+        if program.autocast is not None:
+            stack.enter_context(torch.autocast(arrays[0].device.type, program.autocast))
+        if program.seed is not None:
+            stack.enter_context(torch.random.fork_rng(devices=()))
+            torch.manual_seed(int(arrays[program.seed]))
         yield
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scorch._src.compile.capture.program import Operand, Result, call_filled
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import from_coordinates

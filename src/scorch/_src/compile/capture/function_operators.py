@@ -31,6 +31,7 @@ from scorch._src.tensor.create.construct import (
 )
 from scorch._src.tensor.entries import entries_of, from_entries
 from scorch._src.tensor.flatten import TracedStorage, pattern_of, read_spelled
+from scorch._src.tensor.methods import with_values
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.torch_methods import eliminate_zeros, setdiag
@@ -170,10 +171,14 @@ entry(_einsum).backward_ignores_result = entry(_sum_neighbours).backward_ignores
 for _name, _masked in {**masked.OPERATIONS, **masked.PER_ENTRY}.items():
     GRAPH_FUNCTIONS[f"scorch.masked.{_name}"] = _masked
     entry(_masked).fake = getattr(torch, {"prod": "sum", "median": "nansum"}.get(_name, _name))
-for _method in (SparseTensor.to_format, eliminate_zeros, setdiag):
+for _method in (SparseTensor.to_format, eliminate_zeros, setdiag, with_values):
     GRAPH_FUNCTIONS[f"scorch.{_method.__name__}"] = _method
     entry(_method).fake = lambda tensor, *_, **__: tensor
+entry(with_values).fake = lambda tensor, values: tensor.to(torch.result_type(tensor, values))
 entry(eliminate_zeros).stand_in = lambda tensor: from_entries(entries_of(tensor), tensor.format)
+entry(with_values).stand_in = lambda tensor, values: with_values(
+    tensor, torch.zeros_like(tensor.storage.values, dtype=torch.result_type(tensor.storage.values, values))
+)
 GRAPH_FUNCTIONS |= {"scorch.sampled": sampled, "scorch.sparse_sum": torch_sparse_sum}
 entry(sampled).fake = lambda tensor, mask: mask
 for _product in (torch.sparse.mm, torch.smm, torch.Tensor.smm, torch.hspmm, torch.hsmm):

@@ -11,12 +11,12 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import get_overridable_functions, resolve_name
 
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.flatten import pattern_of
@@ -99,6 +99,7 @@ class Program:
     operands: tuple[Operand, ...]
     results: tuple[Result, ...]
     seed: int | None = None
+    autocast: torch.dtype | None = None  # what torch.autocast casts to where the call is traced
 
     @functools.cached_property
     def function(self) -> Any:
@@ -111,7 +112,15 @@ class Program:
             for r in self.results
         ]
         return json.dumps(
-            [self.name, serialize(self.args), serialize(self.kwargs), operands, results, self.seed]
+            [
+                self.name,
+                serialize(self.args),
+                serialize(self.kwargs),
+                operands,
+                results,
+                self.seed,
+                serialize(self.autocast),
+            ]
         )
 
     def run(self, arrays: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
@@ -153,7 +162,7 @@ def call_filled(
 @functools.lru_cache(maxsize=4096)
 def parse_program(text: str) -> Program:
     """Parse the text of a program."""
-    name, args, kwargs, operands, results, seed = json.loads(text)
+    name, args, kwargs, operands, results, seed, *autocast = json.loads(text)  # older files have no last one
     return Program(
         name,
         deserialize(args),
@@ -164,6 +173,7 @@ def parse_program(text: str) -> Program:
             for d, s, f, i, a, v in results
         ),
         seed,
+        *map(deserialize, autocast),
     )
 
 

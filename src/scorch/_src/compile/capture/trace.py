@@ -33,6 +33,7 @@ from scorch._src.compile.capture.program import (
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_called_from
 from scorch._src.ops.movement.movement import MOVING_FUNCTIONS
+from scorch._src.statements.autocast import autocast_dtype
 from scorch._src.tensor.flatten import pattern_of
 from scorch._src.tensor.registry import ASSIGNMENTS, ITSELF, VIEWS
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -242,7 +243,9 @@ class _Call:
         if outputs.is_random:
             seed = len(arrays)
             arrays.append(torch.randint(2**62, (), dtype=torch.int64, device=HOST))
-        program = Program(name_of(self.func), self.args, self.kwargs, tuple(operands), tuple(results), seed)
+        autocast = autocast_dtype(arrays[0].device)
+        arguments = (self.args, self.kwargs, tuple(operands), tuple(results), seed, autocast)
+        program = Program(name_of(self.func), *arguments)
         has_new_arrays = any(result.values is None or None in result.arrays for result in results)
         new_arrays = torch.ops.scorch.call(program.serialize(), arrays, sizes) if has_new_arrays else []
         return tree_unflatten(_collect_tensors(results, list(new_arrays), arrays, sizes), outputs.spec)
@@ -280,7 +283,7 @@ class _Call:
         sizes = tuple(size_hint(size) for size in self.sizes)
         try:
             call = repr(serialize([self.args, self.kwargs]))
-            key = name_of(self.func), call, tuple(specs), sizes
+            key = name_of(self.func), call, tuple(specs), sizes, autocast_dtype(specs[0].device)
         except UnsupportedError as error:
             raise graph_break(str(error)) from error
         outputs = _cached_outputs.get(key)

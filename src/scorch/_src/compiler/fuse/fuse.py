@@ -54,9 +54,9 @@ def fuse(group: Group) -> Fused:
     if target().is_grid:
         rows, scratch = joined_rows(group, planned)
         inside = frozenset(group.results) - {*group.outputs, *scratch}
-        return Fused(group, rows.kernel(), inputs, inside, work, rows, tuple(planned), scratch)
-    loops, in_strip = joined(group, planned)
-    return Fused(group, simplify(loops), inputs, in_strip, work)
+        return Fused(group, rows.kernel(), inputs, inside, work, tuple(planned), rows=rows, scratch=scratch)
+    loops, in_strip, phase = joined(group, planned)
+    return Fused(group, simplify(loops), inputs, in_strip, work, tuple(planned), phase)
 
 
 # steps that become part of others --------------------------------------------------------------------

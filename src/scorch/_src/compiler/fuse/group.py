@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Operand, Step
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.stages import Rows
@@ -50,8 +49,9 @@ class Fused:
     ``group`` is what is left of the steps once some are parts of others; ``inputs`` are the dense tensors and
     values in the order of the kernel's slots, each with the format it is copied to first, if it is;
     ``in_strip``: the results that are never stored whole; ``work``: about how many operations it takes.
-    For a grid, ``rows`` is what is done for each row, ``planned`` are the plans of the steps by themselves,
-    and ``scratch`` the results that are stored behind the outputs for the kernel itself.
+    ``planned`` are the plans of the steps by themselves, of which the first ``phase`` run for all rows before
+    the others. For a grid, ``rows`` is what is done for each row, and ``scratch`` the results that are stored
+    behind the outputs for the kernel itself.
     """
 
     group: Group
@@ -59,8 +59,9 @@ class Fused:
     inputs: tuple[tuple[str, Format | None], ...]
     in_strip: frozenset[str]
     work: float
+    planned: tuple[Planned, ...]
+    phase: int = 0
     rows: Rows | None = None
-    planned: tuple[Planned, ...] = ()
     scratch: tuple[str, ...] = ()
 
     def indices_of(self, name: str) -> tuple[str, ...] | None:

@@ -34,8 +34,11 @@ FLAT = 1024  # elements of a strip, where rows are single elements
 LONG = 16  # a vector of this part of a core's cache does not stay there beside rows of other tensors
 
 
-def joined(group: Group, planned: Sequence[Planned]) -> tuple[ir.Kernel, frozenset[str]]:
-    """One kernel that does for each row what all plans do, and the results that it keeps for a strip only."""
+def joined(group: Group, planned: Sequence[Planned]) -> tuple[ir.Kernel, frozenset[str], int]:
+    """One kernel that does for each row what all plans do, and the results that it keeps for a strip only.
+
+    The third is how many of the plans run for all rows before the others.
+    """
     first = _first_phase(group, planned)
     phases = [part for part in (planned[:first], planned[first:]) if part]
     late = {access.tensor for each in planned[first:] for access in read_by(each.plan)}
@@ -56,7 +59,7 @@ def joined(group: Group, planned: Sequence[Planned]) -> tuple[ir.Kernel, frozens
     scopes = bodies if len(bodies) == 1 else [ir.If(ir.TRUE, body) for body in bodies]
     body = ir.block(*before, *scopes, *(ir.Free(array) for array in temporaries))
     compute = ir.Function("scorch_compute", params, body, exported=True)
-    return ir.Kernel(_header(group, planned, first, in_strip), params, (compute,)), in_strip
+    return ir.Kernel(_header(group, planned, first, in_strip), params, (compute,)), in_strip, first
 
 
 def params_of(group: Group, planned: Sequence[Planned]) -> tuple[ir.Var | ir.Array, ...]:
@@ -252,5 +255,6 @@ def describe(group: Group, planned: Sequence[Planned], loop: str, of_rows: froze
         lines.append(f"held for a few rows at a time: {names}")
     if group.pattern is not None:
         found = [name for name in (*inputs_of(group, planned), *group.results) if name in group.stored]
-        lines.append(f"share one sparsity pattern ({group.pattern.format}): {', '.join(found)}")
+        if found:
+            lines.append(f"share one sparsity pattern ({group.pattern.format}): {', '.join(found)}")
     return "\n".join(lines)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.lower.express import value_of
 from scorch._src.compiler.plan import LevelUse, Plan
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Level
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL, INT64

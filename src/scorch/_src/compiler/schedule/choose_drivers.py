@@ -6,11 +6,10 @@ one of a term, and an entry of a product is one of each factor: that with the fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE
 from scorch._src.compiler.plan import Plan
+from scorch._src.dataclass import dataclass
 from scorch._src.notation.nodes import Access
 
 

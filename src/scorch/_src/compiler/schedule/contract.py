@@ -13,13 +13,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import cast
 
 from scorch._src.compiler.plan import Operand, Splits, Step
 from scorch._src.compiler.schedule.cost import Problem, cost, estimated_counts
 from scorch._src.compiler.schedule.infer_format import infer_format
 from scorch._src.compiler.schedule.order_loops import algorithm_1
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
 

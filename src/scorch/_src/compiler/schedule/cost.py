@@ -13,12 +13,13 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
 from scorch._src.compiler.plan import LevelUse, Operand, Splits, Step
 from scorch._src.compiler.schedule.infer_format import shared_levels, support_of
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.loops.types import INT64
 from scorch._src.notation.nodes import Access

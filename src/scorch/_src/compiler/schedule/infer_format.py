@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.plan import Operand, Step
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format, dense_format
 from scorch._src.notation.nodes import Access, Expr
 

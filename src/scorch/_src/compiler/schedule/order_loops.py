@@ -12,12 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
 from scorch._src.compiler.schedule.grid_order import order_for_grid, stored_order_for_grid
 from scorch._src.compiler.target import target
+from scorch._src.dataclass import dataclass
 from scorch.settings import enabled
 
 MAX_PERMUTED_LOOPS = 5  # all orders are tried up to this number

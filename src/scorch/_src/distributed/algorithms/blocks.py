@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of

@@ -19,6 +19,7 @@ from scorch._src.distributed.cost_model.plan import FEATURES, NETWORK
 from scorch._src.distributed.cuts import block_owners, owners_in
 from scorch._src.distributed.entries import move_entries
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import ArgumentError, UnsupportedError
 
 Tensor = torch.Tensor
@@ -32,6 +33,7 @@ ALGORITHMS = {
 MOST_REPLICAS = 8  # that "auto" considers
 
 
+@suggests_keywords
 def with_algorithm(
     tensor: RowSharded,
     algorithm: str,

@@ -9,11 +9,11 @@ and then block by block as a schedule says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.distributed.algorithms.blocks import Block, blocks_of
 from scorch._src.distributed.algorithms.schedules import Schedule

@@ -24,12 +24,14 @@ from scorch._src.distributed.entries import from_entries
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.io.archive import parse_dtype, parse_format
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.torch_internals import look_up
 from scorch.errors import FileError, MissingFileError, ShapeError
 
 Tensor = torch.Tensor
 
 
+@suggests_keywords
 def load(
     path: str | os.PathLike[str],
     mesh: Any = None,

@@ -20,6 +20,7 @@ from scorch._src.distributed.communication.agreement import agree
 from scorch._src.distributed.communication.collectives import Group, rank_in, reporting
 from scorch._src.distributed.repartition import repartition
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import look_up
 from scorch.errors import ArgumentError, FileError, OperandError
@@ -28,6 +29,7 @@ Tensor = torch.Tensor
 CONTENTS = "scorch"  # the name of the description of how the arrays of a checkpoint belong together
 
 
+@suggests_keywords
 def dense_rows(x: Tensor, A: RowSharded, along: str = "rows") -> Run:
     """Mark a dense tensor as this rank's rows of a sharded tensor, for a checkpoint.
 
@@ -56,6 +58,7 @@ def dense_rows(x: Tensor, A: RowSharded, along: str = "rows") -> Run:
     return Run(x, plan.begin, plan.extent, A.group).belonging_to(A, along)
 
 
+@suggests_keywords
 def optimizer_state(optimizer: torch.optim.Optimizer, *tensors: RowSharded | Run) -> dict[str, Any]:
     """Return the state of an optimizer for a checkpoint, sharded like its parameters.
 
@@ -101,6 +104,7 @@ def _has_rows(value: Any, size: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == size
 
 
+@suggests_keywords
 def save(state: Mapping[str, Any], path: str | os.PathLike[str], mesh: Any = None) -> None:
     """Save sharded tensors, dense rows and anything else to a folder; every rank writes its own shard.
 

@@ -10,14 +10,15 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.events import LISTENERS, emit
+from scorch._src.name_hints import suggests_keywords
 from scorch.errors import CommunicationError, counted
 
 Tensor = torch.Tensor
@@ -50,6 +51,7 @@ class Traffic:
 _counters: list[Traffic] = []
 
 
+@suggests_keywords
 @contextlib.contextmanager
 def count_bytes() -> Iterator[Traffic]:
     """Count the bytes that sharded tensors exchange inside a ``with`` block, on this rank.

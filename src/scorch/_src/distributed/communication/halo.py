@@ -7,11 +7,11 @@ halo, sorted, and their owners learn what to send. Locally, own rows come first 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.communication.agreement import sharing_errors
 from scorch._src.distributed.communication.collectives import (
     Group,

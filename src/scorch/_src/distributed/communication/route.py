@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scorch._src.bounded import BoundedCache
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.communication.agreement import (
     Comparison,
     agree,

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from scorch._src.dataclass import dataclass
 from scorch.errors import ArgumentError
 
 GATHER_SPEED = 20e9  # bytes a second at which a rank reads rows in any order

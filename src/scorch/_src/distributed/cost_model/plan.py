@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.communication.collectives import rank_in, size_of
 from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.cost_model.formulas import (

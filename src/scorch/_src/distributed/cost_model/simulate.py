@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.distributed.cost_model.formulas import Load
 
 Tensor = torch.Tensor

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.distributed.communication.collectives import Group, gather_numbers, rank_in
 from scorch._src.distributed.communication.halo import HaloPlan

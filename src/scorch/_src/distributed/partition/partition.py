@@ -22,6 +22,7 @@ from scorch._src.distributed.partition.one_process import solve_in_one
 from scorch._src.distributed.partition.orders import cuthill_mckee
 from scorch._src.distributed.repartition import as_parts, describe_options, is_square, move_tensor
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
 from scorch.errors import ArgumentError, ShapeError
 
@@ -29,6 +30,7 @@ Tensor = torch.Tensor
 METHODS = ("label", "metis", "rcm", "hash")
 
 
+@suggests_keywords
 def partition(
     A: RowSharded,
     method: Any = "label",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -20,6 +19,7 @@ from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.typing import argument_type, dtype_of_type, type_of, type_of_dtype
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.relations import Relation

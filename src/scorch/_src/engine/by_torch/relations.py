@@ -11,10 +11,10 @@ so that values are gathered without a search.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.storage.coordinates import joined_ranges
 
 Columns = Mapping[str, torch.Tensor]

@@ -117,7 +117,8 @@ def split_nodes(
     sources, targets = x if isinstance(x, (tuple, list)) else (x, x)
     check_nodes("x", sources, channels[0])
     if targets is not None:
-        check_nodes("x", targets, channels[1])
+        if targets is not sources or channels[1] != channels[0]:
+            check_nodes("x", targets, channels[1])
         count = targets.shape[0]
     elif isinstance(adj, SparseTensor):
         count = adj.shape[0]

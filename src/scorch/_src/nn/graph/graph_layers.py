@@ -31,7 +31,13 @@ from scorch._src.nn.graph.graph_inputs import (
     settle,
     split_nodes,
 )
-from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, to_kernel_dtype
+from scorch._src.ops.graph.aggregate import (
+    check_nodes,
+    dense_linear,
+    sparse_linear,
+    to_dtype,
+    to_kernel_dtype,
+)
 from scorch._src.ops.graph.aggregations import Names, aggregate_neighbours, check_aggr
 from scorch._src.ops.graph.neighbours import sum_neighbours
 from scorch._src.statements.autocast import check_same_dtype
@@ -111,27 +117,31 @@ class GCNConv(Module):
             raise UnsupportedError(
                 "GCNConv does not support bipartite graphs; use SAGEConv for a pair (sources, targets)"
             )
-        settle(self.lin, x)
-        check_nodes("x", x, self.lin.in_features)
+        linear = self.lin
+        settle(linear, x)
+        check_nodes("x", x, linear.in_features)
         if self.cached:
             if self._first is None and not is_exporting():
                 self._first = edge_index, edge_weight
             edge_index, edge_weight = self._first or (edge_index, edge_weight)
-        nodes, weight = x.shape[0], self.lin.weight
+        nodes, weight, bias = x.shape[0], linear.weight, self.bias
         check_same_dtype("x", x, weight)
         loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
         how = "normalised" if self.normalize else "weights"
-        if not isinstance(x, SparseTensor) and self._aggregates_first(x):
+        if not isinstance(x, SparseTensor) and self._aggregates_first(x, weight):
             aggregated = sum_neighbours(edge_index, to_kernel_dtype(x), nodes, how, loop, edge_weight)
-            return F.linear(aggregated.to(weight.dtype), weight, self.bias)
+            return dense_linear(to_dtype(aggregated, weight.dtype), weight, bias)
         product = to_kernel_dtype(sparse_linear(x, weight))
-        bias = None if self.bias is None else to_kernel_dtype(self.bias)
-        return sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, bias).to(weight.dtype)
+        added = None if bias is None else to_kernel_dtype(bias)
+        out = sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, added)
+        return to_dtype(out, weight.dtype)
 
-    def _aggregates_first(self, x: Tensor) -> bool:
+    def _aggregates_first(self, x: Tensor, weight: Tensor) -> bool:
         """Whether (A x) W is less work than A (x W), including the backward pass."""
-        needed = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, self.lin.weight)]
-        return self.lin.in_features * (1 + needed[0]) < self.out_channels * (1 + any(needed))
+        outputs, inputs = weight.shape
+        # the gradient of the weight takes a product with A after x W, and none before it
+        is_twice = torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
+        return inputs < (2 * outputs if is_twice else outputs)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -210,35 +220,40 @@ class SAGEConv(Module):
             sources = sparse_linear(sources, self.lin.weight, self.lin.bias).relu()
         out = self._neighbours(sources, edge_index, shape[0])
         if self.root_weight and targets is not None:
-            settle(self.lin_r, targets)
-            check_nodes("x", targets, self.lin_r.in_features)
-            root = self.lin_r.weight
+            linear = self.lin_r
+            settle(linear, targets)
+            if linear.in_features != self._channels[1]:  # that were inferred
+                check_nodes("x", targets, linear.in_features)
+            root = linear.weight
             is_sparse = isinstance(targets, SparseTensor)
             out = out + sparse_linear(targets, root) if is_sparse else torch.addmm(out, targets, root.t())
         return F.normalize(out, dim=-1) if self.normalize else out
 
     def _neighbours(self, x: Tensor, adj: Tensor, targets: int) -> Tensor:
         is_sparse, is_linear = isinstance(x, SparseTensor), self.aggr in ("mean", "sum", "add")
+        linear = self.lin_l
         if not is_linear:
             if is_sparse:
                 raise UnsupportedError(
                     f"SAGEConv with aggr={self.aggr!r} needs dense features; pass x.to_dense()"
                 )
             aggregated = aggregate_neighbours(adj, to_kernel_dtype(x), targets, self.aggr)
-            settle(self.lin_l, aggregated)
-            check_same_dtype("x", x, self.lin_l.weight)
-            return F.linear(aggregated.to(self.lin_l.weight.dtype), self.lin_l.weight, self.lin_l.bias)
-        settle(self.lin_l, x)
-        check_nodes("x", x, self.lin_l.in_features)
-        check_same_dtype("x", x, self.lin_l.weight)
-        weight, bias, dtype = self.lin_l.weight, self.lin_l.bias, self.lin_l.weight.dtype
-        how = "mean" if self.aggr == "mean" else "sum"
+            settle(linear, aggregated)
+            check_same_dtype("x", x, linear.weight)
+            return dense_linear(to_dtype(aggregated, linear.weight.dtype), linear.weight, linear.bias)
+        settle(linear, x)
+        if linear.in_features != self._channels[0]:  # that were inferred
+            check_nodes("x", x, linear.in_features)
+        weight, bias = linear.weight, linear.bias
+        check_same_dtype("x", x, weight)
+        how, dtype = "mean" if self.aggr == "mean" else "sum", weight.dtype
         if not is_sparse and weight.shape[1] <= weight.shape[0]:
-            return F.linear(sum_neighbours(adj, to_kernel_dtype(x), targets, how).to(dtype), weight, bias)
+            aggregated = sum_neighbours(adj, to_kernel_dtype(x), targets, how)
+            return dense_linear(to_dtype(aggregated, dtype), weight, bias)
         # sums and means are linear, so they may be taken of the fewer features after the weight
         product = to_kernel_dtype(sparse_linear(x, weight))
         added = None if bias is None else to_kernel_dtype(bias)
-        return sum_neighbours(adj, product, targets, how, bias=added).to(dtype)
+        return to_dtype(sum_neighbours(adj, product, targets, how, bias=added), dtype)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"

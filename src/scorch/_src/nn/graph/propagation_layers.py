@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Module
 
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import check_channels, make_linear, settle
-from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear, sum_weighted, to_kernel_dtype
+from scorch._src.ops.graph.aggregate import (
+    check_nodes,
+    dense_linear,
+    sparse_linear,
+    sum_weighted,
+    to_dtype,
+    to_kernel_dtype,
+)
 from scorch._src.ops.graph.neighbours import refuse_shards, sum_neighbours, weighted_graph_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, UnsupportedError
@@ -79,10 +85,11 @@ class SGConv(Module):
         if self.cached:
             if self._cached_x is None:
                 self._cached_x = self._propagate(x, edge_index, edge_weight)
-            return F.linear(self._cached_x.to(weight.dtype), weight, bias)
+            return dense_linear(to_dtype(self._cached_x, weight.dtype), weight, bias)
         if not isinstance(x, SparseTensor) and weight.shape[1] <= weight.shape[0]:
-            return F.linear(self._propagate(x, edge_index, edge_weight).to(weight.dtype), weight, bias)
-        out = self._propagate(sparse_linear(x, weight), edge_index, edge_weight).to(weight.dtype)
+            propagated = self._propagate(x, edge_index, edge_weight)
+            return dense_linear(to_dtype(propagated, weight.dtype), weight, bias)
+        out = to_dtype(self._propagate(sparse_linear(x, weight), edge_index, edge_weight), weight.dtype)
         return out if bias is None else out + bias
 
     def _propagate(self, x: Tensor, adj: Tensor, edge_weight: Tensor | None) -> Tensor:
@@ -155,7 +162,7 @@ class APPNP(Module):
         start = z = to_kernel_dtype(x)
         for _ in range(self.K):
             z = torch.lerp(self._step(z, edge_index, edge_weight), start, self.alpha)
-        return z.to(x.dtype)
+        return to_dtype(z, x.dtype)
 
     def _step(self, x: Tensor, adj: Tensor, edge_weight: Tensor | None) -> Tensor:
         loop = 1.0 if self.normalize and self.add_self_loops else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
 from torch.nn.utils import prune as torch_prune
 
 from scorch._src.backends.base import is_served
+from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.nn import timing
 from scorch._src.nn.pattern import pattern_of_mask, weight_format

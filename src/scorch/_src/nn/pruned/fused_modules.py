@@ -144,4 +144,4 @@ def has_hooks(module: Any) -> bool:
         module._backward_pre_hooks,
         module._compiled_call_impl,
     )
-    return any(own) or has_global_hooks() or torch.compiler.is_compiling()
+    return any(own) or has_global_hooks()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.nn.multihead_attention import MultiheadAttention
 from scorch._src.nn.pruned.sparse_attention import SparseMultiheadAttention, has_one_size, input_projections
 from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d, SparseConvNd

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from scorch._src.backends.base import routines_for
+from scorch._src.dataclass import dataclass
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -16,24 +16,31 @@ from torch.compiler import is_compiling
 from scorch._src.backends.base import is_served, routines_for, served_in_words
 from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
 from scorch._src.devices import HOST
-from scorch._src.grad_state import is_transformed
+from scorch._src.grad_state import is_differentiable, is_tracked_by_autograd_alone, is_transformed
 from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autocast import check_same_dtype, without_autocast
 from scorch._src.statements.autograd import SKIP_RESULT
+from scorch._src.statements.call_cache import repeat_pair
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
-from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import any_requires_grad
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
+from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 from scorch.errors import OperandError, ShapeError
 
 Tensor = torch.Tensor
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def to_kernel_dtype(tensor: Tensor) -> Tensor:
     """Convert a dense tensor to a dtype that kernels compute in."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(torch.float32)
+
+
+def to_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a dense tensor that has another dtype; ``.to`` takes longer to find that it has not."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 class WeightedGraph:
@@ -76,8 +83,15 @@ def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None)
         matrix = weighted.matrix if values is None else sparse_of(weighted.graph.pattern, values)
         product = _multiply(matrix, x)
         return product if bias is None else product + bias
+    if not is_differentiable(x, weighted.tracked_values, bias):
+        return _add_up(weighted, x, bias)
     result: Tensor = apply(_WeightedSum, x, weighted.tracked_values, bias, weighted)
     return result
+
+
+def _add_up(weighted: WeightedGraph, x: Tensor, bias: Tensor | None) -> Tensor:
+    product = _multiply(weighted.matrix, x)
+    return product if bias is None else product.add_(bias)
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -90,8 +104,7 @@ class _WeightedSum(torch.autograd.Function):
             ctx.save_for_backward(x, values)
         if SKIP_RESULT.get():
             return x.new_zeros(()).expand(weighted.graph.shape[0], x.shape[1])
-        product = _multiply(weighted.matrix, x.detach())
-        return product if bias is None else product.add_(bias)
+        return _add_up(weighted, x.detach(), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -110,8 +123,10 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def _multiply(matrix: SparseTensor, x: Tensor) -> Tensor:
-    with without_autocast(x.device):
-        product: Any = matmul.mm(matrix, x)
+    product: Any = repeat_pair(matmul.MM, matrix, x) if type(x) in TENSORS else None
+    if product is None:
+        with without_autocast(x.device):
+            product = matmul.mm(matrix, x)
     return product  # type: ignore[no-any-return]
 
 
@@ -123,18 +138,60 @@ def _sample_products(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
     return values_of(products)
 
 
+def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute ``x @ weight.T + bias`` of dense tensors."""
+    least = None if bias is None or is_compiling() else routines_for(x).min_summed
+    is_summed = least is not None and x.shape[0] * weight.shape[0] >= least
+    if bias is None or not is_summed or not _is_plainly_tracked(x, weight, bias):
+        return F.linear(x, weight, bias)
+    result: Tensor = apply(_Linear, x, weight, bias)
+    return result
+
+
+def _is_plainly_tracked(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
+    """Whether nothing but autograd tracks these dense matrices and the bias, and that tracks the bias."""
+    if not torch.is_grad_enabled() or not bias.requires_grad or is_any_autocast_enabled():
+        return False
+    is_plain = all(type(tensor) in _PLAIN for tensor in (x, weight, bias)) and x.dim() == 2
+    return is_plain and is_tracked_by_autograd_alone()
+
+
+class _Linear(torch.autograd.Function):
+    """``torch.nn.functional.linear``, whose gradient of the bias is the device's own sum of columns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            grad @ weight if needs_x else None,
+            grad.t() @ x if needs_weight else None,
+            routines_for(grad).sum_columns(grad) if needs_bias else None,
+        )
+
+
 def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T + bias``, where ``x`` may be sparse."""
-    if not isinstance(x, SparseTensor) or is_compiling() or is_tracked(x):
-        return torch.nn.functional.linear(x, weight, bias)
+    if not isinstance(x, SparseTensor):
+        return dense_linear(x, weight, bias)
+    if is_compiling() or is_tracked(x):
+        return F.linear(x, weight, bias)
     if x.dim() != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError(f"x has shape {tuple(x.shape)}, but the weight expects {weight.shape[1]} features")
     check_same_dtype("x", x, weight)
     graph, values = graph_of(x, (x.shape[0], x.shape[1]))
     assert values is not None
-    dtype = weight.dtype
-    weighted = graph.cached(values, dtype, lambda: WeightedGraph(graph, values.to(dtype)))
+    weighted = graph.cached(values, weight.dtype, _with_values, graph, values, weight.dtype)
     return sum_weighted(weighted, weight.t(), bias)
+
+
+def _with_values(graph: Graph, values: Tensor, dtype: torch.dtype) -> WeightedGraph:
+    return WeightedGraph(graph, values.to(dtype))
 
 
 def maximum(graph: Graph, x: Tensor) -> Tensor:
@@ -294,10 +351,11 @@ def check_nodes(name: str, x: Any, features: int) -> None:
     """Raise unless ``x`` is a matrix of that many features for each node, or with -1 of any number."""
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"{name} must be a tensor of node features, but got a {type(x).__name__}")
-    if x.dim() != 2 or (features != -1 and x.shape[1] != features):
-        raise ShapeError(f"{name} must have shape (nodes, {features}), but got {tuple(x.shape)}")
+    shape = x.shape
+    if len(shape) != 2 or (features != -1 and shape[1] != features):
+        raise ShapeError(f"{name} must have shape (nodes, {features}), but got {tuple(shape)}")
     if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or not is_served(x.device)):
         raise OperandError(
-            f"{name} must be a dense tensor or a scorch.SparseTensor on {served_in_words()}, but got layout "
-            f"{x.layout} on {x.device}"
+            f"{name} must be a dense tensor or a scorch.SparseTensor, but got layout {x.layout} on "
+            f"{x.device}; Scorch supports the devices {served_in_words()}"
         )

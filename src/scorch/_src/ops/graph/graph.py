@@ -24,7 +24,7 @@ from scorch._src.grad_state import is_transformed, untracked
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.create.build import transposed_error
+from scorch._src.tensor.create.build import check_edge_index
 from scorch._src.tensor.create.check import check_device
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -187,16 +187,16 @@ class Graph:
             counts = torch.where(targets == crd, 1, counts)
         return Graph(self.shape, pos, crd, counts), positions
 
-    def cached(self, weights: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:
-        """Return ``make()`` for ``weights``, cached until they change."""
+    def cached(self, weights: torch.Tensor, key: object, make: Callable[..., Result], *args: Any) -> Result:
+        """Return ``make(*args)`` for ``weights``, cached until they change."""
+        if not weights.requires_grad:
+            for tensor, version, cached_key, result in self._cached:
+                if tensor is weights and cached_key == key and version == weights._version:
+                    cached: Result = result
+                    return cached
         if weights.is_inference() or weights.requires_grad or is_wrapped(weights):
-            return make()
-        version = weights._version
-        for tensor, cached_version, cached_key, result in self._cached:
-            if tensor is weights and cached_version == version and cached_key == key:
-                cached: Result = result
-                return cached
-        new_result = outside_modes(make)()
+            return make(*args)
+        version, new_result = weights._version, outside_modes(make)(*args)
         self._cached = [(weights, version, key, new_result), *self._cached[: MAX_CACHED_PER_GRAPH - 1]]
         return new_result
 
@@ -215,7 +215,7 @@ def graph_of(adj: Any, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor | No
     matrix_or_edges = as_matrix_or_edges(adj)
     if isinstance(matrix_or_edges, SparseTensor):
         return _graph_of_matrix(matrix_or_edges, shape)
-    return cached_with(matrix_or_edges, shape, lambda: _graph_of_edges(matrix_or_edges, shape)), None
+    return cached_with(matrix_or_edges, shape, _graph_of_edges, matrix_or_edges, shape), None
 
 
 def as_matrix_or_edges(adj: Any) -> torch.Tensor:
@@ -232,41 +232,39 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
             f"{type(adj).__name__}{hint}"
         )
     if adj.layout is not torch.strided:
-        return cached_with(adj, None, lambda: from_torch(adj))
+        return cached_with(adj, None, from_torch, adj)
     if adj.dtype not in (torch.int64, torch.int32):
         raise DtypeError(
             f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is not a graph: an edge_index must hold "
             "integers, and a matrix must be sparse (scorch.from_torch)"
         )
-    if adj.dim() == 2 and adj.shape[1] == 2 != adj.shape[0]:
-        raise transposed_error("edge_index", (adj.shape[0], 2))
-    if adj.dim() != 2 or adj.shape[0] != 2:
-        raise ShapeError(f"edge_index must have shape (2, number of edges), but got {tuple(adj.shape)}")
+    check_edge_index(adj)
     return adj
 
 
 def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
-    if tuple(adj.shape) != shape:
-        is_transposed = tuple(adj.shape)[::-1] == shape
+    storage = adj.storage
+    pattern = storage.pattern
+    if pattern.shape != shape:
+        is_transposed = pattern.shape[::-1] == shape
         raise ShapeError(
             f"the adjacency matrix must have shape (targets, sources) = {shape}, to match x, but got "
-            f"{tuple(adj.shape)}; "
+            f"{pattern.shape}; "
             + (
                 "rows are targets, so pass the .T of a matrix from scorch.from_edge_index"
                 if is_transposed
                 else "to scorch.from_edge_index, pass the number of nodes as size="
             )
         )
-    storage = adj.storage
     if is_tracked(adj):
         return _graph_of_tracked(adj, shape)
-    if storage.pattern.format.is_padded:  # blocks and bands are padded with zeros, which are no edges
-        without_padding = cached_with(storage.values, storage.pattern, lambda: _nonzero_entries(adj))
+    if pattern.format.is_padded:  # blocks and bands are padded with zeros, which are no edges
+        without_padding = cached_with(storage.values, pattern, _nonzero_entries, adj)
         return _graph_of_matrix(without_padding, shape)
     graph = _graph_of_pattern(storage, shape)
-    if storage.pattern.format.has_row_pointers:
+    if pattern.format.has_row_pointers:
         return graph, storage.values
-    return graph, graph.cached(storage.values, CSR, lambda: _to_csr(storage).values)
+    return graph, graph.cached(storage.values, CSR, _values_in_csr, storage)
 
 
 def _graph_of_pattern(storage: Storage, shape: tuple[int, int]) -> Graph:
@@ -282,6 +280,10 @@ def _graph_of_pattern(storage: Storage, shape: tuple[int, int]) -> Graph:
 @outside_modes
 def _to_csr(storage: Storage) -> Storage:
     return convert_cached(storage, CSR)
+
+
+def _values_in_csr(storage: Storage) -> torch.Tensor:
+    return _to_csr(storage).values
 
 
 def _graph_of_tracked(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
@@ -333,14 +335,14 @@ def rows_of_keys(keys: torch.Tensor, shape: tuple[int, int]) -> tuple[torch.Tens
     return routines_for(row).row_pointers(row, rows).to(index), (keys - row * columns).to(index)
 
 
-def cached_with(tensor: torch.Tensor, key: object, make: Callable[[], Result]) -> Result:
-    """Return ``make()``, cached until the tensor changes."""
+def cached_with(tensor: torch.Tensor, key: object, make: Callable[..., Result], *args: Any) -> Result:
+    """Return ``make(*args)``, cached until the tensor changes."""
     if tensor.is_inference():
-        return make()
+        return make(*args)
     version, entry = tensor._version, _cached_by_tensor.get(tensor)
     if entry is None or entry[0] != version:
         entry = _cached_by_tensor[tensor] = (version, {})
     if key not in entry[1]:
-        entry[1][key] = make()
+        entry[1][key] = make(*args)
     result: Result = entry[1][key]
     return result

@@ -20,6 +20,7 @@ from scorch._src.backends.routines import Scores, sum_rows
 from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.graph import Graph, graph_of
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, UnsupportedError, warn_deprecated
 
 Tensor = torch.Tensor
@@ -58,7 +59,7 @@ def as_operator(run: Run) -> Run:
 
     @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if isinstance(args[0], ShardedGraph):
+        if type(args[0]) is not SparseTensor and isinstance(args[0], ShardedGraph):
             return args[0].over_neighbors(call, args, kwargs)
         if is_compiling():
             others = [kwargs.get(option, default) for option, default in defaults[len(args) :]]
@@ -90,11 +91,14 @@ def sum_neighbours(
 def weighted_graph_of(
     adj: Tensor, x: Tensor, targets: int, how: str, loop: float | None, edge_weight: Tensor | None
 ) -> WeightedGraph:
-    """Return the matrix w that ``sum_neighbours`` multiplies by ``x``."""
+    """Return the matrix w that ``sum_neighbours`` multiplies by ``x``; cached unless w has gradients."""
     graph, values = graph_of(adj, (targets, x.shape[0]))
     if how == "sum" or how == "mean":  # of edges, whatever their weights are
         values = edge_weight = loop = None
-    return _weighted_graph(graph, values, edge_weight, how, loop, x.dtype)
+    source, dtype = values if edge_weight is None else edge_weight, x.dtype
+    owner = graph.crd if source is None else source
+    args = graph, values, edge_weight, how, loop, dtype
+    return graph.cached(owner, (how, loop, dtype), _weighted_graph, *args)
 
 
 def _weighted_graph(
@@ -105,19 +109,14 @@ def _weighted_graph(
     loop: float | None,
     dtype: torch.dtype,
 ) -> WeightedGraph:
-    """Return the graph with its weights, perhaps with loops; cached unless the weights require gradients."""
-    source = edge_weight if edge_weight is not None else values
-
-    def make() -> WeightedGraph:
-        weights = values if edge_weight is None else sum_edge_weights(graph, edge_weight)
-        if how == "normalised":
-            normalised = normalise_weights(graph, weights, dtype, loop)
-            return WeightedGraph(graph if loop is None else graph.with_loops[0], normalised)
-        weights = edge_weights(graph, weights, dtype)
-        is_mean = how == "mean"
-        return WeightedGraph(graph, weights / graph.degrees.to(dtype)[graph.targets] if is_mean else weights)
-
-    return graph.cached(graph.crd if source is None else source, (how, loop, dtype), make)
+    """Compute the weights of a graph, perhaps with loops."""
+    weights = values if edge_weight is None else sum_edge_weights(graph, edge_weight)
+    if how == "normalised":
+        normalised = normalise_weights(graph, weights, dtype, loop)
+        return WeightedGraph(graph if loop is None else graph.with_loops[0], normalised)
+    weights = edge_weights(graph, weights, dtype)
+    is_mean = how == "mean"
+    return WeightedGraph(graph, weights / graph.degrees.to(dtype)[graph.targets] if is_mean else weights)
 
 
 def edge_weights(graph: Graph, values: Tensor | None, dtype: torch.dtype) -> Tensor:

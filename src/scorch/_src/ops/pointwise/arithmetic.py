@@ -93,6 +93,8 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
             pattern = input.storage.pattern
             if pattern is other.storage.pattern and pattern.size >= MIN_VALUES:
                 return None
+        if sign == "*":
+            return _repeat_product(key, input, other)
         known = repeat_pair(key, input, other)
         if known is None or (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
             return known
@@ -100,6 +102,14 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     entry(getattr(torch.Tensor, f"__{METHODS[sign]}__")).repeat = repeat
     return run
+
+
+def _repeat_product(key: tuple[Any, ...], input: SparseTensor, other: torch.Tensor) -> Any:
+    """Repeat a product; what its format depends on is asked for first, and waited for last."""
+    asked: list[Callable[[], bool]] = []
+    known = repeat_pair(key, input, other, lambda: asked.append(_ask_finite(input, other)))
+    is_right = all([is_finite() for is_finite in asked])
+    return known if is_right else None
 
 
 def _values_on_one_pattern(a: Any, b: Any) -> torch.Tensor | None:
@@ -208,15 +218,25 @@ def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
         return is_usual and bool(other.count_nonzero())
     if sign == "/" and not bool(other.all()):
         return False
+    return _ask_finite(a, b)()
+
+
+def _ask_finite(a: torch.Tensor, b: torch.Tensor) -> Callable[[], bool]:
+    """Return what answers whether no zero of a product meets infinity or NaN."""
+    sparse, other = (a, b) if isinstance(a, SparseTensor) else (b, a)
     if not isinstance(other, SparseTensor):
         if is_functorch_wrapped_tensor(other):
-            return True
-        return routines_for(other).are_finite((other.detach() if other.requires_grad else other,))
+            return _yes
+        return routines_for(other).ask_finite((other.detach() if other.requires_grad else other,))
     if sparse.storage.pattern is other.storage.pattern:  # type: ignore[attr-defined]
-        return True  # implicit zeros meet each other only
+        return _yes  # implicit zeros meet each other only
     arrays = [array.detach() for array in (sparse.storage.values, other.storage.values)]  # type: ignore[attr-defined]
     known = [array for array in arrays if not is_functorch_wrapped_tensor(array)]
-    return not known or routines_for(known[0]).are_finite(known)
+    return routines_for(known[0]).ask_finite(known) if known else _yes
+
+
+def _yes() -> bool:
+    return True
 
 
 # moving entries --------------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
 entry(torch.Tensor.__matmul__).repeat = functools.partial(repeat_pair, (("matmul",), None))
 
 
+MM = (("mm",), None)  # by which calls of ``mm`` are remembered
+
+
 @implements(torch.mm, torch.Tensor.mm, differentiable=True)
 @implements(torch.ops.aten.mm.default)
 def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:

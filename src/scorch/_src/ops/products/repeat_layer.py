@@ -60,11 +60,11 @@ class LayerCall:
         """Return the output for a plain tensor; None where something tracks the call, or it differs."""
         if self._is_bound and self._product is None:
             return None
+        if is_grad_enabled() and any_requires_grad(input, values, bias, residual):
+            return None
         if not self._is_like(pattern, bias, activation, residual):
             return None
         if is_any_autocast_enabled() or not may_repeat():
-            return None
-        if is_grad_enabled() and any_requires_grad(input, values, bias, residual):
             return None
         if input.is_neg() or not _is_plain(bias) or not _is_plain(residual):
             return None

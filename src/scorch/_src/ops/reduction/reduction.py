@@ -13,11 +13,11 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely

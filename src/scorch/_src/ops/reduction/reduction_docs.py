@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from scorch._src.dataclass import dataclass
 
 REQUIRED = inspect.Parameter.empty
 ARGUMENTS = {

@@ -38,7 +38,7 @@ from scorch._src.tensor.create.check import (
 )
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
-from scorch.errors import ShapeError
+from scorch.errors import IndexRangeError, ShapeError
 
 _ARRAYS = {"r": ("crow_indices", "col_indices", "rows"), "c": ("ccol_indices", "row_indices", "columns")}
 
@@ -116,7 +116,7 @@ def _from_rows(
     dense = sizes[len(crd) :]
     form = as_format("o" * len(crd) + "d" * len(dense), len(sizes))
     target_format = form if format is None else as_format(format, len(sizes))
-    dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)))
+    dtype = index_dtype(sizes, level_counts(form, sizes, [count] * len(crd)) if dense else (count,))
     routines = routines_for(crd[0])
     early: list[SparseTensor] = []  # torch's part of the result, made while the device works
 
@@ -216,6 +216,14 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
     return list(indices.unbind()), indices.shape[1]
 
 
+def check_edge_index(edges: torch.Tensor) -> None:
+    """Check that the edges of a graph have one row for sources and one for targets."""
+    if edges.dim() != 2 or edges.shape[0] != 2:
+        is_transposed = edges.dim() == 2 and edges.shape[1] == 2
+        cure = ": pass edge_index.t()" if is_transposed else ""
+        raise ShapeError(f"edge_index must have shape (2, edges), but got {tuple(edges.shape)}{cure}")
+
+
 def transposed_error(name: str, shape: tuple[int, int]) -> ShapeError:
     """Return the error for indices with one row for each entry."""
     return ShapeError(
@@ -296,7 +304,10 @@ def _compressed_pattern(
     block = form.block(across)
     in_order = has_sorted_rows(pos, crd, lines, -(-sizes[across] // (block or 1)))
     if not in_order:
-        check_pointers(pointer_name, pos, lines, entries, unit)
+        try:
+            check_pointers(pointer_name, pos, lines, entries, unit)
+        except (ShapeError, IndexRangeError) as error:
+            raise type(error)(f"{error}{_hint_if_swapped(kind, pos, crd, values)}") from None
         check_coordinates(plain_name, crd, across, sizes[across], block)
     counts = level_counts(form, sizes, [crd.numel()])
     dtype = index_dtype(sizes, counts)
@@ -323,7 +334,7 @@ def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, va
     if values.shape[: batch + 1] != crd.shape:
         raise ShapeError(
             f"values has shape {tuple(values.shape)}, but {plain_name} has shape {tuple(crd.shape)}: pass "
-            "one value for each entry"
+            f"one value for each entry{_hint_if_swapped(kind, pos, crd, values)}"
         )
     if kind[0] == "b" and values.dim() < batch + 3:
         raise ShapeError(
@@ -336,6 +347,17 @@ def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, va
             f"{tuple(values.shape[batch + 1 : batch + 3])}"
         )
     return batch
+
+
+def _hint_if_swapped(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> str:
+    """Return the hint that the two arrays of indices are swapped, or nothing if that would not fit."""
+    entries = pos.shape[-1]
+    if crd.dim() != 1 or crd.numel() == 0 or values.shape[:1] != (entries,):
+        return ""
+    if int(crd[0]) != 0 or int(crd[-1]) != entries or bool((crd.diff() < 0).any()):
+        return ""
+    pointer_name, plain_name, _ = _ARRAYS[kind[-1]]
+    return f"; {pointer_name} and {plain_name} seem to be swapped: {pointer_name} comes first"
 
 
 @functools.lru_cache(maxsize=256)

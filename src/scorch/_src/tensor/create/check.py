@@ -43,7 +43,7 @@ def check_device(name: str, device: Any) -> None:
     if device is None or is_served(device if isinstance(device, torch.device) else torch.device(device)):
         return
     needs = needs_of(torch.device(device).type)
-    text = f"{name} is on device {device}, but Scorch supports only the {served_in_words()}"
+    text = f"{name} is on device {device}, but Scorch supports only the devices {served_in_words()}"
     if needs:
         raise MissingDeviceError(f"{text}. {needs}")
     raise OperandError(f"{text}; use .{served_devices()[0]}()")
@@ -157,7 +157,8 @@ def as_values(
 ) -> torch.Tensor:
     """Convert values to a tensor of a dtype that kernels support."""
     values = as_tensor(name, data, device)
-    return values.to(checked_dtype(name, dtype or values.dtype))
+    wanted = checked_dtype(name, dtype or values.dtype)
+    return values if values.dtype is wanted else values.to(wanted)
 
 
 def as_differentiable_values(

@@ -22,10 +22,10 @@ from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse ten
 )
 from scorch._src.tensor.autograd import stored
 from scorch._src.tensor.create.build import (
+    check_edge_index,
     from_checked_values,
     from_compressed,
     from_coordinates,
-    transposed_error,
 )
 from scorch._src.tensor.create.check import (
     as_differentiable_values,
@@ -185,10 +185,7 @@ def from_edge_index(
                 [0., 0., 0.]])
     """
     edges = as_indices("edge_index", edge_index)
-    if edges.dim() == 2 and edges.shape[1] == 2 != edges.shape[0]:
-        raise transposed_error("edge_index", (edges.shape[0], 2))
-    if edges.dim() != 2 or edges.shape[0] != 2:
-        raise ShapeError(f"edge_index must have shape (2, number of edges), but got {tuple(edges.shape)}")
+    check_edge_index(edges)
     weights = (
         torch.ones(edges.shape[1], device=edges.device)
         if edge_weight is None

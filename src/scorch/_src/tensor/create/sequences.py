@@ -245,6 +245,7 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
     return diag_embed(input, diagonal, format=format)
 
 
+@suggests_keywords
 def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) -> AnyTensor:
     """Create a diagonal matrix, like ``torch.diagflat``; a sparse one stores only the diagonal.
 
@@ -272,6 +273,7 @@ def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) 
     return diag_embed(input.reshape(-1), offset, format=format)
 
 
+@suggests_keywords
 def diag_embed(
     input: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1, *, format: AnyFormat = None
 ) -> AnyTensor:

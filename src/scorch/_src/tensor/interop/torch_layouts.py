@@ -36,7 +36,7 @@ LAYOUTS = {kind: getattr(torch, f"sparse_{kind}") for kind in ("csr", "csc", "bs
 
 def to_torch(S: SparseTensor) -> torch.Tensor:
     """Convert ``S`` to the layout of torch for its format; ``coo`` for formats that torch does not have."""
-    _silence_beta_warning()
+    silence_beta_warning()
     storage = S.storage
     compressed = _as_compressed(storage)
     if compressed is not None:
@@ -102,7 +102,7 @@ def _split_pointers(pos: torch.Tensor, batches: int, entries: int) -> torch.Tens
 
 
 @functools.cache
-def _silence_beta_warning() -> None:
+def silence_beta_warning() -> None:
     """Trigger and hide torch's warning, once a process, that its compressed layouts are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

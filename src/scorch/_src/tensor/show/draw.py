@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.show.text import describe
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -25,6 +26,7 @@ class Drawing(str):
         return str(self)
 
 
+@suggests_keywords
 def draw(S: SparseTensor, most: int = 40) -> Drawing:
     """Draw a tensor as a tree of its levels, in text.
 

@@ -20,6 +20,7 @@ from scorch._src.torch_internals import (
     get_printoptions,
     len_torch_dispatch_stack,
 )
+from scorch._src.units import format_density
 
 _INDENT = len("SparseTensor(")
 _WRAPPER = "_WrapBackward"  # of tensor.autograd
@@ -55,7 +56,7 @@ def _facts(tensor: SparseTensor) -> str:
         "nnz": pattern.size,
     }
     if places:
-        facts["density"] = f"{pattern.size / places:.2%}"
+        facts["density"] = format_density(pattern.size / places)
     if values.device != HOST:
         facts["device"] = values.device
     return ", ".join(f"{name}={fact}" for name, fact in (facts | autograd_facts(tensor)).items())

@@ -10,7 +10,6 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +18,7 @@ from scorch._src.backends.cpu.routines.attention_blocks import Blocks
 from scorch._src.backends.cpu.routines.attention_source import CHUNK, ROWS, source
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.routines import Heads
+from scorch._src.dataclass import dataclass
 from scorch._src.events import emits
 
 MIN_PAIRS_PER_THREAD = 1 << 12

@@ -9,12 +9,11 @@ that would spend more on pairs that do not attend than it saves has no keys here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.routines.attention_source import ROWS
+from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import LAST_INT32
 
 SINGLE_PAIR_COST = 3  # times the cost of a pair of a block, for one that a query computes by itself

@@ -11,7 +11,6 @@ the output are neighbors again.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +18,7 @@ from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import empty
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.routines import Matrix, Tensor, Windows, rows_of
+from scorch._src.dataclass import dataclass
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 

@@ -5,7 +5,7 @@
 // McKellar, 1970): a sample, sorted, gives splitters; each number goes to the bucket between two of them, and a
 // block sorts each bucket. A splitter is the least number of its bucket.
 
-enum { REFUSED, UNSORTED, LONG, SPREAD_DONE, SORT_DONE, STATES = 8 };  // behind them come the counts of buckets
+enum { REFUSED, UNSORTED, SPREAD_DONE, SORT_DONE, STATES = 8 };  // behind them come the counts of buckets
 
 struct slots {
   const COLUMN *columns[DIMS];
@@ -13,18 +13,18 @@ struct slots {
   i64 entries;                    // numbers that are sorted
   i64 bits;                       // those of an entry's position
   const u64 *source;              // the numbers; 0 where they are made of coordinates
-  u64 *sample;                    // some of them
+  u64 *sample;                    // some of them, where blocks do not draw it themselves
   i64 samples, buckets, capacity;
   u64 *splitters;                 // of each bucket, those between left out
   i64 stride;                     // from one splitter to the next
   i64 half, shift;                // half of a power of two from the buckets on; a block keeps a splitter in 2^shift
   u32 *state;
   const u32 *before;              // the state of the sort of the sample, which may be refused; 0 where there is none
-  u32 *begins;                    // of each bucket in the order, and the end; unless blocks find them themselves
+  u32 *begins;                    // of each bucket in the order
   u32 *places;                    // the number of the place of each bucket's first entry
   u64 *spread;                    // the numbers in buckets, each with room for capacity
   u64 *sorted;
-  i64 *told;                      // for the host: refused, unsorted, long, and the number of places; 0 for a sample
+  i64 *told;                      // for the host: the number of places, 0 if sorted, or IS_REFUSED; 0 for a sample
   INDEX *crd[DIMS];               // of each place
   INDEX *pos;                     // where the list of places begins and ends
   i64 *first, *order;             // where each place begins in the order, and the order; 0 where nobody asks
@@ -70,13 +70,12 @@ static inline u32 count_of(const struct slots a, i64 bucket) {
   return a.state[STATES + bucket * APART];
 }
 
-// Where the numbers of a bucket begin in the order.
-static inline u32 begin_of(const struct slots a, i64 bucket) {
-  if (a.buckets > MAX_COUNTED) return a.begins[bucket];
-  u32 before = 0, all;
+// Of the numbers in buckets before this one, those that a thread counts.
+static inline u32 count_before(const struct slots a, i64 bucket) {
+  if (a.buckets > MAX_COUNTED) return threadIdx.x ? 0 : a.begins[bucket];
+  u32 before = 0;
   for (u32 at = threadIdx.x; at < bucket; at += blockDim.x) before += count_of(a, at);
-  sum_below(before, &all);
-  return all;
+  return before;
 }
 
 // splitters ---------------------------------------------------------------------------------------------------
@@ -85,19 +84,23 @@ static inline void clear(const struct slots a) {
   for (i64 at = FIRST_UNIT(1); at < STATES + a.buckets * APART; at += UNITS(1)) a.state[at] = 0;
 }
 
-// Draw a sample that is sorted itself, or none.
+// Draw a sample that is sorted itself, or too large for each block to draw it.
 KERNEL void scorch_sample(const struct slots a) {
   clear(a);
   for (i64 at = FIRST_UNIT(1); at < a.samples; at += UNITS(1)) a.sample[at] = draw(a, at);
 }
 
-// Each block draws the sample; each warp counts how many of it are below some of it.
+// Each block has the sample; each warp counts how many of it are below some of it.
 KERNEL void scorch_rank(const struct slots a) {
   SHARED(memory);
   u64 *sample = (u64 *)memory;
   const u32 samples = (u32)a.samples, lane = threadIdx.x % 32, each = blockDim.x / 32 * RANKED;
   clear(a);
-  for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = draw(a, at);
+  if (samples > MAX_DRAWN) {
+#pragma unroll 4
+    for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = a.sample[at];
+  } else
+    for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = draw(a, at);
   __syncthreads();
   for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
     const u32 first = start + threadIdx.x / 32 * RANKED;
@@ -105,6 +108,7 @@ KERNEL void scorch_rank(const struct slots a) {
     u32 ranks[RANKED];
 #pragma unroll
     for (int r = 0; r < RANKED; r++) own[r] = first + r < samples ? sample[first + r] : 0, ranks[r] = 0;
+#pragma unroll 4
     for (u32 at = lane; at < samples; at += 32) {
       const u64 other = sample[at];
 #pragma unroll
@@ -267,21 +271,19 @@ static inline void sort(u64 *own, u64 *shared, u32 number) {
   }
 }
 
-static inline void tell(const struct slots a, i64 places) {
-  for (int at = 0; at < 3; at++) a.told[at] = a.state[at];
-  __threadfence_system();
-  a.told[3] = places;  // which the host waits for
+static inline void tell(const struct slots a, u32 is_refused, u32 is_unsorted, u32 places) {
+  if (a.told) *a.told = is_refused ? IS_REFUSED : is_unsorted ? (i64)places : 0;
 }
 
 KERNEL void scorch_sort(const struct slots a) {
   SHARED(memory);
   u64 *shared = (u64 *)memory;
   if (a.state[REFUSED] || !a.state[UNSORTED]) {
-    if (FIRST_UNIT(1) == 0 && a.told) tell(a, 0);
+    if (FIRST_UNIT(1) == 0) tell(a, a.state[REFUSED], 0, 0);
     return;
   }
   for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
-    const u32 count = count_of(a, bucket);
+    const u32 count = count_of(a, bucket), before = count_before(a, bucket);
     const u64 *spread = a.spread + bucket * a.capacity;
     for (u32 at = threadIdx.x; at < count; at += blockDim.x) SHARED_AT(at) = spread[at];
     __syncthreads();
@@ -292,22 +294,22 @@ KERNEL void scorch_sort(const struct slots a) {
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < EACH; r++) SHARED_AT(threadIdx.x * EACH + r) = own[r];
-    u32 starts = 0, all;
-    const u32 begin = begin_of(a, bucket);
-    __syncthreads();
+    u32 starts = 0, all, begin;
+    sum_below(before, &begin);
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
       const u64 here = SHARED_AT(i);
       a.sorted[begin + i] = here;
-      if (begin + i + 1 < a.entries) {
-        const u64 next = i + 1 < count ? SHARED_AT(i + 1) : splitter(a, bucket + 1);
-        starts += next >> a.bits != here >> a.bits;
-      }
-      if (i >= FEW && SHARED_AT(i - FEW) >> a.bits == here >> a.bits) note(a.state + LONG);
+      if (begin + i + 1 == a.entries) continue;
+      const u64 next = i + 1 < count ? SHARED_AT(i + 1) : splitter(a, bucket + 1);
+      starts += next >> a.bits != here >> a.bits;
     }
     sum_below(starts, &all);
-    if (threadIdx.x == 0) a.places[bucket] = all;  // those that begin behind its first entry, the next bucket's too
+    if (threadIdx.x == 0) {
+      a.begins[bucket] = begin;
+      a.places[bucket] = all;  // those that begin behind its first entry, the next bucket's too
+    }
   }
   if (!is_last(a.state + SORT_DONE)) return;
   add_up(a.places, 1, a.places, a.buckets);
-  if (threadIdx.x == 0 && a.told) tell(a, (i64)a.places[a.buckets] + 1);
+  if (threadIdx.x == 0) tell(a, 0, 1, a.places[a.buckets] + 1);
 }

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
 from typing import Any
 
+from scorch._src.dataclass import dataclass
+from scorch._src.explain.render import to_plain
+from scorch._src.explain.statement_page import draw_loops, draw_orders, draw_tensors, draw_times
+from scorch._src.explain.step import StepExplanation, TensorFacts, add_costs, format_cost
 from scorch._src.html import page
+from scorch._src.units import format_bytes, format_seconds
 from scorch.errors import counted
 
 NAMES = ("others", "dense", "failed", "unfused", "dense_calls")  # fields that are lists of names
@@ -14,19 +19,47 @@ NAMES = ("others", "dense", "failed", "unfused", "dense_calls")  # fields that a
 
 @dataclass(frozen=True)
 class GroupExplanation:
-    """Calls that became one kernel, or that were not fused, for ``reason``."""
+    """Calls that became one kernel, or that were not fused, for ``reason``.
+
+    ``statements``
+        what the kernel computes, in index notation, and how it loops
+    ``gradients``
+        how they are computed; empty if none are needed
+    ``names``
+        the names that statements show, by those in the source
+    ``operands``, ``results``
+        what the calls read and returned, and how many ``bytes`` that is
+    ``steps``
+        the statements of a generated kernel with their loops, as ``explain`` of each would show them; the
+        first ``phase`` of them run for all rows before the others
+    ``threads``
+        how threads share the rows
+    ``predicted``, ``measured``
+        seconds, with ``measure=True``
+    """
 
     calls: tuple[str, ...]
     statements: str
     source: str
     reason: str
-    gradients: str = ""  # how they are computed; "" if none are needed
-    names: dict[str, str] = field(default_factory=dict)  # of the source, and those in statements
+    gradients: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+    operands: tuple[TensorFacts, ...] = ()
+    results: tuple[TensorFacts, ...] = ()
+    bytes: int = 0
+    steps: tuple[StepExplanation, ...] = ()
+    phase: int = 0
+    threads: str = ""
+    predicted: float | None = None
+    measured: float | None = None
 
     def __str__(self) -> str:
         if self.reason:
             return f"not fused: {', '.join(self.calls)}\n  {self.reason}"
         text = f"one kernel: {', '.join(self.calls)}\n" + textwrap.indent(self.statements, "  ")
+        if self.measured is not None:
+            predicted = "" if self.predicted is None else f"predicted {format_seconds(self.predicted)}, "
+            text += f"\n  time: {predicted}measured {format_seconds(self.measured)}"
         if self.gradients:
             text += "\n  gradients:\n" + textwrap.indent(self.gradients, "    ")
         return text
@@ -36,10 +69,41 @@ class GroupExplanation:
         calls = page.code(", ".join(self.calls))
         if self.reason:
             return f'<div class="step"><h3>Not fused: {calls}</h3><p>{page.text(self.reason)}</p></div>'
-        parts = [f"<h3>One kernel: {calls}</h3>", f"<pre>{page.text(self.statements)}</pre>"]
-        if self.gradients:
-            parts.append(f"<h3>Gradients</h3><pre>{page.text(self.gradients)}</pre>")
-        return f'<div class="step">{"".join(parts)}{page.source(self._source_title(), self.source)}</div>'
+        return f'<div class="step"><h3>One kernel: {calls}</h3>{self.draw()}</div>'
+
+    def draw(self) -> str:
+        """Draw the kernel: tensors, loops, times, rejected loop orders, details, gradients, source."""
+        loops = f"<pre>{page.text(self.statements)}</pre>"
+        if self.steps:
+            phases = [part for part in (self.steps[: self.phase], self.steps[self.phase :]) if part]
+            loops = draw_loops(phases, self.threads)
+        orders = [draw_orders(step, f"Loop orders of {step.statement}") for step in self.steps]
+        if len(self.steps) == 1:
+            orders = [draw_orders(self.steps[0])]
+        facts = [(label, page.text(text)) for label, text in self._facts()]
+        return "".join(
+            [
+                draw_tensors(self.operands, self.results),
+                loops,
+                draw_times(self.predicted, self.measured),
+                *orders,
+                f"<h3>Details</h3>{page.definitions(facts)}",
+                f"<h3>Gradients</h3><pre>{page.text(self.gradients)}</pre>" if self.gradients else "",
+                page.source(self._source_title(), self.source),
+            ]
+        )
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Return what the drawings do not show, with labels."""
+        if self.steps:
+            facts = [("kernel", "; ".join(self.statements.splitlines()[len(self.steps) :]))]
+            facts += [("converts", text) for step in self.steps for text in step.conversions]
+            facts += [("threads", self.threads), ("cost", format_cost(add_costs(self.steps)))]
+        else:
+            facts = [("kernel", "a handwritten routine")]
+        if self.bytes:
+            facts.append(("memory", f"operands and results {format_bytes(self.bytes)}"))
+        return facts
 
     def _source_title(self) -> str:
         names = ", ".join(f"{shown} is {own}" for own, shown in self.names.items())
@@ -94,13 +158,10 @@ class FusionExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything to dictionaries, lists and strings, for JSON."""
-        plain = asdict(self)
-        groups = [{**group, "calls": list(group["calls"])} for group in plain["groups"]]
-        names = {name: list(getattr(self, name)) for name in NAMES}
-        return {"groups": groups, **names}
+        return {name: to_plain(getattr(self, name)) for name in ("groups", *NAMES)}
 
     def to_html(self) -> str:
-        """Return an HTML page: the fused calls, their statements, gradients and sources."""
+        """Return an HTML page: the fused calls, their tensors, loops, times, gradients and sources."""
         return page.document("scorch.explain: fused calls", self._repr_html_())
 
     def _repr_html_(self) -> str:
@@ -108,13 +169,15 @@ class FusionExplanation:
         body = [*(group.to_html() for group in self.groups), *others]
         if not body:
             return page.page(page.heading("No calls on sparse tensors"))
-        hint = "For the time of each kernel, call scorch.explain(compiled)(*args)."
-        return page.page(page.heading(self._summary()), *body, f"<p>{page.faint(hint)}</p>")
+        hint = "For the time of each kernel, pass measure=True, or call scorch.explain(compiled)(*args)."
+        is_measured = any(group.measured is not None for group in self.groups)
+        hints = [] if is_measured else [f"<p>{page.faint(hint)}</p>"]
+        return page.page(page.heading(self._summary()), *body, *hints)
 
     def _other_calls(self) -> list[tuple[str, tuple[str, ...]]]:
         labels = {
             "not fused": self.unfused,
-            "not fusible, run as they are": self.others,
+            "not fused, because no rule fuses them": self.others,
             "not fused, because they read dense tensors only": self.dense_calls,
             "compiled by torch.compile": self.dense,
             "run uncompiled, because torch.compile failed": self.failed,
