@@ -34,6 +34,15 @@ _library.define(
 )
 
 
+def _is_watched() -> bool:
+    """Check for a transform of ``torch.func``, forward-mode derivatives and autocast."""
+    return interpreter_stack_depth() > 0 or is_any_autocast_enabled() or forward_ad._current_level >= 0
+
+
+# It is called while a graph is traced, not traced itself: not all versions of torch know what it calls.
+_is_watched._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def trace_layer(
     input: torch.Tensor,
     pattern: Pattern,
@@ -47,7 +56,7 @@ def trace_layer(
 
     ``torch.compile`` traces these lines.
     """
-    if interpreter_stack_depth() or is_any_autocast_enabled() or forward_ad._current_level >= 0:
+    if _is_watched():
         return None
     if isinstance(input, SparseTensor) or not input.dim() or not input.dtype.is_floating_point:
         return None
