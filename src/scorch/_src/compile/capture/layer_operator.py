@@ -32,7 +32,7 @@ _library.define(
 )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_tracked_or_cast() -> bool:
     """Whether a transform, forward mode or autocast is on.
 
@@ -42,7 +42,7 @@ def _is_tracked_or_cast() -> bool:
     return is_transformed() or forward_ad._current_level >= 0 or is_any_autocast_enabled()
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _may_need_gradients() -> bool:
     """Whether gradients are on, or may be when an exported program is called; see above."""
     return torch.is_grad_enabled() or torch.compiler.is_exporting()
