@@ -738,6 +738,7 @@ def test_page_of_fused_values_in_any_format_draws_their_pattern() -> None:
     assert group.to_html().count("<svg") == 2
 
 
+@pytest.mark.cpu("layers are fused there")
 def test_page_of_a_fused_layer_draws_its_weight() -> None:
     layer = scorch.nn.SparseLinear(16, 8, sparsity=0.5)
     with torch.no_grad():

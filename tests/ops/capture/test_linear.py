@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import scorch
 from scorch._src.nn.stored_values import store_values
 from scorch._src.tensor.flatten import pattern_of
-from scorch.errors import ShapeError
+from scorch.errors import ShapeError, UnsupportedError
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,7 @@ def test_gradients_are_those_without_a_graph() -> None:
     torch.testing.assert_close(found, wanted)
     assert not backend.count("scorch.linear")
     layer.requires_grad_(False)
+    torch.compiler.reset()  # older versions of torch do not capture parameters again that were frozen
     torch.testing.assert_close(compiled(x), layer(x))
     assert backend.count("scorch.linear") == 1
     gradient = torch.autograd.grad(compiled(x.requires_grad_()).sum(), x)
@@ -94,6 +95,16 @@ def test_gradients_are_those_without_a_graph() -> None:
     fused = torch.compile(lambda r: layer.fused(x.detach(), "relu", r), fullgraph=True, backend=backend)
     (of_residual,) = torch.autograd.grad(fused(residual).sum(), residual)
     torch.testing.assert_close(of_residual, torch.ones(3, 16))
+
+
+def test_a_gradient_that_a_graph_does_not_have_is_refused() -> None:
+    layer, x = layer_of().requires_grad_(False), torch.randn(3, 16)
+    program = torch.export.export(layer, (x,)).module()
+    torch.testing.assert_close(program(x), layer(x))
+    with pytest.raises(UnsupportedError, match="export the model again"):
+        program(x.requires_grad_())
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), layer(x))
 
 
 def test_autocast_is_as_without_a_graph() -> None:
@@ -184,6 +195,14 @@ def test_fused_modules_stay_fused_in_a_graph() -> None:
 def test_layers_are_exported_and_saved() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 4))
     model, x = scorch.sparsify(model, 0.7, prefer="size").eval(), torch.randn(3, 16)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,))  # its parameters require gradients: it may be trained
+    gradient = torch.autograd.grad(program.module()(x).sum(), list(program.parameters()))
+    wanted = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    assert len(gradient) == len(wanted)
+    for found, expected in zip(gradient, wanted, strict=True):
+        torch.testing.assert_close(found, expected)
+    model.requires_grad_(False)
     with torch.no_grad():
         rows = torch.export.Dim("rows", min=2)
         program = torch.export.export(model, (x,), dynamic_shapes=({0: rows},))

@@ -15,16 +15,14 @@ import torch
 from torch.autograd import forward_ad
 
 from scorch._src.backends.base import served_devices
+from scorch._src.grad_state import is_transformed
 from scorch._src.ops.products.layer import apply_layer
 from scorch._src.ops.products.repeat_layer import LayerCall
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import pattern_of, read_spelled, spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import (
-    EnableTorchFunction,
-    interpreter_stack_depth,
-    is_any_autocast_enabled,
-)
+from scorch._src.torch_internals import EnableTorchFunction, any_requires_grad, is_any_autocast_enabled
+from scorch.errors import UnsupportedError
 
 _STORED = (torch.bfloat16, torch.int8)  # dtypes of values that a layer with float32 inputs may have
 _library = torch.library.Library("scorch", "FRAGMENT")
@@ -34,13 +32,23 @@ _library.define(
 )
 
 
-def _is_watched() -> bool:
-    """Check for a transform of ``torch.func``, forward-mode derivatives and autocast."""
-    return interpreter_stack_depth() > 0 or is_any_autocast_enabled() or forward_ad._current_level >= 0
+def _is_tracked_or_cast() -> bool:
+    """Whether a transform, forward mode or autocast is on.
+
+    ``torch.compile`` has entered those of the traced program and guards on those around it; older versions
+    cannot trace the questions.
+    """
+    return is_transformed() or forward_ad._current_level >= 0 or is_any_autocast_enabled()
 
 
-# It is called while a graph is traced, not traced itself: not all versions of torch know what it calls.
-_is_watched._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def _may_need_gradients() -> bool:
+    """Whether gradients are on, or may be when an exported program is called; see above."""
+    return torch.is_grad_enabled() or torch.compiler.is_exporting()
+
+
+for _question in (_is_tracked_or_cast, _may_need_gradients):
+    # what torch.compiler.assume_constant_result sets, whose import takes long
+    _question._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def trace_layer(
@@ -56,7 +64,7 @@ def trace_layer(
 
     ``torch.compile`` traces these lines.
     """
-    if _is_watched():
+    if _is_tracked_or_cast():
         return None
     if isinstance(input, SparseTensor) or not input.dim() or not input.dtype.is_floating_point:
         return None
@@ -67,7 +75,7 @@ def trace_layer(
     for other in (bias, scales, residual):
         if other is not None and other.dtype != input.dtype:
             return None
-    if torch.is_grad_enabled():
+    if _may_need_gradients():
         for tensor in (input, values, bias, residual):
             if tensor is not None and tensor.requires_grad:
                 return None
@@ -95,6 +103,11 @@ def _linear(
     output = None if last is None else last.repeat(input, pattern, values, *follows)
     if output is not None:
         return output
+    if torch.is_grad_enabled() and any_requires_grad(input, values, bias, residual):
+        raise UnsupportedError(
+            "this graph was captured while no gradient of a sparse layer was needed; after "
+            "requires_grad_(True), call torch.compiler.reset(), or export the model again"
+        )
     call = (input, pattern, bias, activation, residual)
     if last is None or not last.covers(*call):
         pattern.structures[key] = LayerCall(*call)
