@@ -143,6 +143,20 @@ def test_einsum_of_elementwise_products_with_gradients(count):
         assert torch.allclose(plain(leaf.grad), double.grad * (double != 0))
 
 
+@pytest.mark.parametrize("format", ["s", None])
+def test_sums_of_many_numbers(format):
+    """Parts without an index cannot be cut off."""
+    dense = torch.tensor([0.0, 2.0, 0.0, -3.0, 1.0], dtype=torch.float64)
+    x = (dense if format is None else scorch.from_torch(dense, format=format)).requires_grad_()
+    terms = [f"sum(i, A[i] * A[i] * {n}) + max(i, A[i])" for n in range(1, 10)]
+    y = scorch.evaluate(f"y = {' + '.join(terms)}", A=x)
+    torch.testing.assert_close(y, 45 * dense.square().sum() + 9 * dense.max())
+    y.backward()
+    wanted = 90 * dense
+    wanted[dense.argmax()] += 9
+    torch.testing.assert_close(x.grad.to_dense() if format else x.grad, wanted)
+
+
 def test_explain_of_what_is_cut():
     draw = random.Random(1)
     dense = matrices(40, draw)

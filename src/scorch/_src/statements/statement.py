@@ -44,8 +44,9 @@ def run_new(
     head: tuple[Any, ...], statement: Statement, tensors: Mapping[str, Any], format: Any
 ) -> Storage | torch.Tensor:
     """Plan and run a statement that is not cached, and cache it by ``head``."""
-    if len(accesses(statement.assign.value)) > MAX_ACCESSES:
-        return _run_parts(statement, tensors, format)
+    shorts = cut(statement) if len(accesses(statement.assign.value)) > MAX_ACCESSES else ()
+    if len(shorts) > 1:  # what has no part with an index of its own is run as it is
+        return _run_parts(shorts, tensors, format)
     statement, named, sizes = check_operands(statement, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
     requested = accumulation_format(statement, named, requested)
@@ -58,9 +59,9 @@ def run_new(
     return result
 
 
-def _run_parts(statement: Statement, tensors: Mapping[str, Any], format: Any) -> Storage | torch.Tensor:
+def _run_parts(parts: Sequence[Short], tensors: Mapping[str, Any], format: Any) -> Storage | torch.Tensor:
     """Run a long statement, one short one after the other."""
-    *shorts, last = cut(statement)
+    *shorts, last = parts
     tensors_by_name = dict(tensors)
     for short in shorts:
         tensors_by_name[short.target] = run_text(short.text, short.named(tensors_by_name), None)
