@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import scorch
 from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.routines import by_rows, linear
+from scorch._src.backends.routines import Layer
 from scorch._src.compiler.target import host_target, using_target
 
 SHAPES = ((33, 37), (48, 160))
@@ -42,7 +43,7 @@ def check_product(outputs: int, features: int, batch: int) -> None:
     matrix = (sparse.pattern.pos[1], columns.to(torch.int16), sparse.values)
     wanted = F.linear(x, weight, bias).relu()
     for added, want in ((None, wanted), (residual, wanted + residual)):
-        found = linear.multiply_batch(matrix, bias, x, None, "relu", added)  # type: ignore[arg-type]
+        found = linear.multiply_batch(Layer(matrix, bias, x, None, "relu", added))  # type: ignore[arg-type]
         assert found is not None
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-4)
 

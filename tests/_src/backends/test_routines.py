@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from scorch._src.backends import routines as sums
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.routines import Heads, Options, Routines, Rows, Scores, Windows
+from scorch._src.backends.routines import Heads, Layer, Options, Routines, Rows, Scores, Windows
 
 DRAWS = 5
 
@@ -93,7 +93,7 @@ def test_product_with_a_batch(lengths: Sequence[int], dtype: torch.dtype) -> Non
     for batch, places in itertools.product(batches, (crd, crd.to(torch.int16))):
         x = torch.randn(*batch, columns, dtype=dtype)
         for own in (None, bias):
-            found = routines.multiply_batch((pos, places, values), own, x)
+            found = routines.multiply_batch(Layer((pos, places, values), own, x))
             assert found is not None
             torch.testing.assert_close(found, torch.nn.functional.linear(x, dense, own), rtol=1e-4, atol=1e-4)
 
@@ -119,9 +119,9 @@ def test_an_activation_and_a_residual_follow_a_product(activation: str | None) -
         x = 3 * torch.randn(batch, 50)
         x[0, :40] *= 40  # where exponentials overflow
         plain, residual = ACTIVATIONS[activation](F.linear(x, dense, bias)), torch.randn(batch, 37)
-        found = routines.multiply_batch(weight, bias, x, activation=activation)
+        found = routines.multiply_batch(Layer(weight, bias, x, activation=activation))
         torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-4)
-        found = routines.multiply_batch(weight, bias, x, activation=activation, residual=residual)
+        found = routines.multiply_batch(Layer(weight, bias, x, activation=activation, residual=residual))
         torch.testing.assert_close(found, plain + residual, rtol=1e-5, atol=1e-4)
 
 
@@ -131,7 +131,7 @@ def test_activations_of_what_is_large_or_no_number(activation: str) -> None:
     routines = backend_for(torch.device("cpu")).routines
     x = torch.tensor([[float("inf")], [float("nan")], [0.0], [-90.0], [90.0]])
     weight = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0], dtype=torch.int16), torch.ones(1)
-    found = routines.multiply_batch(weight, None, x, activation=activation)
+    found = routines.multiply_batch(Layer(weight, None, x, activation=activation))
     torch.testing.assert_close(found, x.clamp(min=0), equal_nan=True)
 
 
@@ -148,7 +148,7 @@ def test_values_of_a_product_may_be_stored_in_fewer_bits(stored: torch.dtype, co
     routines = backend_for(torch.device("cpu")).routines
     for batch in (1, 3, 70):
         x = torch.randn(batch, 300)
-        found = routines.multiply_batch(weight, bias, x, scales if stored == torch.int8 else None)
+        found = routines.multiply_batch(Layer(weight, bias, x, scales if stored == torch.int8 else None))
         torch.testing.assert_close(found, F.linear(x, dense, bias), rtol=1e-4, atol=2e-3)
 
 
@@ -167,7 +167,7 @@ def test_product_with_a_weight_of_blocks(block: tuple[int, int], stored: torch.d
     dense = whole * scales[:, None] if own is not None else whole.float()
     for batch in (1, 3, 70):
         x, residual = torch.randn(batch, 64), torch.randn(batch, 48)
-        found = routines.multiply_batch(weight, bias, x, own, "relu", residual, block)
+        found = routines.multiply_batch(Layer(weight, bias, x, own, "relu", residual, block))
         wanted = F.relu(F.linear(x, dense, bias)) + residual
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-3)
 

@@ -121,6 +121,24 @@ class Heads:
         return len(self.masks)
 
 
+class Layer(NamedTuple):
+    """The product ``x @ weight.T + bias``, of arrays without gaps or gradients, and what follows it.
+
+    Columns may be 16-bit integers without a sign, whose dtype is int16 all the same. Values may be those of
+    ``Routines.stored_batch_dtypes``, int8 with ``scales`` of the rows. ``activation``, one of relu, gelu,
+    gelu_tanh and silu, is applied to the result, and ``residual`` added to that. The weight may have blocks
+    of a size in ``Routines.batch_blocks``, whose sizes divide its own.
+    """
+
+    weight: Matrix
+    bias: Tensor | None
+    x: Tensor
+    scales: Tensor | None = None
+    activation: str | None = None
+    residual: Tensor | None = None
+    block: tuple[int, int] = (1, 1)
+
+
 class Routines:
     """The routines, in torch's own operations."""
 
@@ -403,41 +421,17 @@ class Routines:
 
     # layers ------------------------------------------------------------------------------------------
 
-    def multiply_batch(
-        self,
-        weight: Matrix,
-        bias: Tensor | None,
-        x: Tensor,
-        scales: Tensor | None = None,
-        activation: str | None = None,
-        residual: Tensor | None = None,
-        block: tuple[int, int] = (1, 1),
-    ) -> Tensor | None:
-        """Compute ``x @ weight.T + bias``, of arrays without gaps or gradients; None: a kernel must.
-
-        Columns may be 16-bit integers without a sign, whose dtype is int16 all the same. Values may be
-        those of ``stored_batch_dtypes``, int8 with ``scales`` of the rows. ``activation``, one of relu, gelu,
-        gelu_tanh and silu, is applied to the result, and ``residual`` added to that. The weight may have
-        blocks of a size in ``batch_blocks``, whose sizes divide its own.
-        """
-        del weight, bias, x, scales, activation, residual, block
+    def multiply_batch(self, layer: Layer) -> Tensor | None:
+        """Compute what a layer does to a batch; None: a kernel must."""
+        del layer
         return None
 
-    def bind_batch(
-        self,
-        weight: Matrix,
-        bias: Tensor | None,
-        x: Tensor,
-        scales: Tensor | None = None,
-        activation: str | None = None,
-        residual: Tensor | None = None,
-        block: tuple[int, int] = (1, 1),
-    ) -> BatchProduct | None:
+    def bind_batch(self, layer: Layer) -> BatchProduct | None:
         """Return ``multiply_batch`` for tensors of the same dtypes and shapes; None: it cannot be.
 
         The function reads the memory that its arguments have when it is called.
         """
-        del weight, bias, x, scales, activation, residual, block
+        del layer
         return None
 
     def multiply_groups(

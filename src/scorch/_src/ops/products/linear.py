@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import BatchProduct
+from scorch._src.backends.routines import BatchProduct, Layer
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference
 from scorch._src.ops.fallback import (
@@ -138,7 +138,7 @@ def multiply_batch(
         if found is not None:
             return found
     matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
-    return routines.multiply_batch(matrix, own, read, scales, activation, rest, block)
+    return routines.multiply_batch(Layer(matrix, own, read, scales, activation, rest, block))
 
 
 def bind_batch(
@@ -155,7 +155,8 @@ def bind_batch(
     if block is None or _find_groups(input, pattern, block) is not None:
         return None
     matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
-    return routines_for(input).bind_batch(matrix, bias, input, scales, activation, residual, block)
+    layer = Layer(matrix, bias, input, scales, activation, residual, block)
+    return routines_for(input).bind_batch(layer)
 
 
 def _find_batch_block(

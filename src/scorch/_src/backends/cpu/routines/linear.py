@@ -22,7 +22,7 @@ from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import builtins, empty, pack, result_descriptor, tensor_descriptor
 from scorch._src.backends.cpu.routines import by_rows
-from scorch._src.backends.routines import BatchProduct, Matrix, Tensor
+from scorch._src.backends.routines import BatchProduct, Layer, Matrix, Tensor
 from scorch._src.compiler.target import LINE, target
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits
@@ -45,35 +45,19 @@ _WHAT = "the product with a sparse weight"
 
 
 @emits("product with a sparse weight")
-def multiply_batch(
-    weight: Matrix,
-    bias: Tensor | None,
-    x: Tensor,
-    scales: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    block: tuple[int, int] = (1, 1),
-) -> Tensor | None:
+def multiply_batch(layer: Layer) -> Tensor | None:
     """Multiply the rows of ``x`` by the weight; None where a kernel must."""
-    if activation == "gelu" and _has_faster_gelu(x, (weight[0].numel() - 1) * block[0]):
-        product = _multiply(weight, bias, x, scales, None, None, block)
-        return None if product is None else _apply_gelu(product, residual)
-    return _multiply(weight, bias, x, scales, activation, residual, block)
+    if _has_faster_gelu(layer):
+        product = _multiply(layer._replace(activation=None, residual=None))
+        return None if product is None else _apply_gelu(product, layer.residual)
+    return _multiply(layer)
 
 
-def bind_batch(
-    weight: Matrix,
-    bias: Tensor | None,
-    x: Tensor,
-    scales: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    block: tuple[int, int] = (1, 1),
-) -> BatchProduct | None:
+def bind_batch(layer: Layer) -> BatchProduct | None:
     """Return ``multiply_batch`` by this pattern as a function of all else; None where a kernel must."""
-    if activation != "gelu" or not _has_faster_gelu(x, (weight[0].numel() - 1) * block[0]):
-        return _bind(weight, bias, x, scales, activation, residual, block)
-    product = _bind(weight, bias, x, scales, None, None, block)
+    if not _has_faster_gelu(layer):
+        return _bind(layer)
+    product = _bind(layer._replace(activation=None, residual=None))
 
     def multiply(
         values: Tensor, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None, x: Tensor
@@ -84,8 +68,11 @@ def bind_batch(
     return multiply
 
 
-def _has_faster_gelu(x: Tensor, outputs: int) -> bool:
-    """Check whether PyTorch computes GELU of ``outputs`` for each row of ``x`` faster, in another pass."""
+def _has_faster_gelu(layer: Layer) -> bool:
+    """Check whether PyTorch computes the GELU of a layer faster, in another pass."""
+    if layer.activation != "gelu":
+        return False
+    x, outputs = layer.x, (layer.weight[0].numel() - 1) * layer.block[0]
     is_large = x.numel() * outputs > MAX_NARROW_GELU * x.shape[-1]
     return is_large and x.dtype == torch.float32 and target().vector_bytes <= NARROW_BYTES
 
@@ -95,15 +82,8 @@ def _apply_gelu(product: Tensor, residual: Tensor | None) -> Tensor:
     return result if residual is None else result.add_(residual)
 
 
-def _multiply(
-    weight: Matrix,
-    bias: Tensor | None,
-    x: Tensor,
-    scales: Tensor | None,
-    activation: str | None,
-    residual: Tensor | None,
-    block: tuple[int, int],
-) -> Tensor | None:
+def _multiply(layer: Layer) -> Tensor | None:
+    weight, bias, x, scales, activation, residual, block = layer
     pos, crd, values = weight
     functions, at = builtins(), _address(weight, x, block)
     if functions is None or not at:
@@ -118,16 +98,9 @@ def _multiply(
     return functions.fill(at, header, result, None, pos, crd, values, *others, x, space)
 
 
-def _bind(
-    weight: Matrix,
-    bias: Tensor | None,
-    x: Tensor,
-    scales: Tensor | None,
-    activation: str | None,
-    residual: Tensor | None,
-    block: tuple[int, int],
-) -> BatchProduct | None:
+def _bind(layer: Layer) -> BatchProduct | None:
     """Do as ``_multiply`` whenever the function is called; it checks the tensors it gets."""
+    weight, bias, x, scales, activation, residual, block = layer
     pos, crd, values = weight
     functions, at, dtype = builtins(), _address(weight, x, block), x.dtype
     if functions is None or not at:
