@@ -7,6 +7,7 @@ What constructors and conversions refuse is tested in ``tests/tensor``, the comp
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 
 import scorch
 from scorch import Format, SparseTensor
+from scorch._src.backends.routines import Routines
+from scorch._src.devices import META
 from scorch._src.engine.execute import from_dense
+from scorch._src.storage import budget
 from scorch._src.tensor.create.build import from_coordinates
 from scorch.errors import (
     DensityError,
@@ -365,6 +369,39 @@ def test_budget_can_be_set() -> None:
         refused(DensityError, "budget of 10,000,000", rows.to_dense)
         assert rows.to_format("coo").nnz == 5000
     assert rows.to_dense().shape == (5000, 5000)
+
+
+def test_budget_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def free_memory(device: torch.device) -> int:
+        asked.append(device)
+        return 396_000_000
+
+    rows = SparseTensor(from_dense(torch.eye(5000), Format("csr")))
+    device = rows.storage.device
+    monkeypatch.setattr(budget, "_free_memory", free_memory)
+    monkeypatch.setattr(budget, "_unused_memory", lambda: 0)
+    calls = (rows.to_dense, rows.exp, lambda: rows @ torch.ones(5000, 5000), lambda: rows + torch.ones(5000))
+    for call in calls:
+        asked.clear()
+        refused(DensityError, "100,000,000 bytes of dense memory, more than the budget of 99,000,000", call)
+        assert set(asked) == {device}
+
+
+class _Memory(Routines):
+    def free_memory(self, device: torch.device) -> int | None:
+        return 4 * 10**9 if device.type == "cuda" else None
+
+
+def test_free_memory_of_a_device_is_asked_of_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = types.SimpleNamespace(routines=_Memory())
+    monkeypatch.setattr(budget, "backend_for", lambda device: backend)
+    gpu = torch.device("cuda", 1)
+    assert budget.is_within_budget(10**9, gpu) and not budget.is_within_budget(10**9 + 1, gpu)
+    refused(DensityError, "the budget of 1,000,000,000;", budget.check_budget, 10**10, gpu, "x", "y")
+    host = budget._free_memory(torch.device("cpu"))
+    assert host > 10**8 and budget._free_memory(META) > 10**8  # without memory of its own: the host's
 
 
 # settings --------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Settings:
     - ``cache_directory``: the disk cache of kernels (None: ``SCORCH_CACHE_DIR`` or the user's cache folder).
     - ``cache_bytes``: the maximum size of the disk cache; the oldest kernels are removed.
     - ``compiler_seconds``: the time limit for compiling one kernel.
-    - ``dense_budget``: the maximum size of a new dense tensor in bytes (None: a quarter of free memory).
+    - ``dense_budget``: the maximum bytes of a new dense tensor (None: a quarter of its device's free memory).
     - ``debug``: whether to run every kernel in the bounds-checked interpreter, too, and compare the results.
     - ``backend``: what runs kernels, one of ``BACKENDS`` (None: that of the operands' device).
     - ``disable``: the names of ``OPTIMIZATIONS`` to disable (``"all"`` for naive loops).

@@ -149,6 +149,11 @@ class Routines:
     group_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_groups``
     stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
+    def free_memory(self, device: torch.device) -> int | None:
+        """Return the bytes that can still be allocated on a device; None if it shares the host's memory."""
+        del device
+        return None
+
     # order in time -----------------------------------------------------------------------------------
 
     def check_waiting(self, device: torch.device, what: str) -> None:

@@ -50,7 +50,8 @@ def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, in
     order = step.target.indices if is_product else step.indices
     size = math.prod(sizes[index] for index in order) * element.bytes
     what = f"{step.target.tensor}[{','.join(step.target.indices)}], over dense operands only,"
-    check_budget(size, what, "store an operand sparse")
+    device = next((tensor.device for tensor in tensors.values()), HOST)
+    check_budget(size, device, what, "store an operand sparse")
     if factors is not None and is_product:
         return _einsum(step, factors, tensors, dtype_of_type(element))
     value = Statement(step, tensors, sizes).value_at(slice(None), 1, dtype_of_type(element.computes_in))

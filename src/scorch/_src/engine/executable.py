@@ -263,7 +263,7 @@ class Prepared:
         """Raise if ``size`` bytes of dense levels are beyond the budget."""
         plan = self.planned.plan
         what = f"{plan.header.splitlines()[0]} in format {plan.result}"
-        check_budget(size, what, "use a sparser format such as 'coo' or 'dcsr'")
+        check_budget(size, self.backend.device, what, "use a sparser format such as 'coo' or 'dcsr'")
 
 
 def arrays_of(operands: Sequence[Tensor]) -> list[torch.Tensor]:

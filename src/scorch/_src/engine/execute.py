@@ -215,7 +215,7 @@ def densified_operand(task: Task) -> str | None:
         return None
     operand = operands[full]
     size = operand.element.bytes * math.prod(operand.shape)
-    return full if operand.is_full or is_within_budget(size) else None
+    return full if operand.is_full or is_within_budget(size, task.tensors[full].device) else None
 
 
 def prepared_step(task: Task) -> Prepared:
@@ -265,7 +265,7 @@ class DenseProduct:
 
     def __call__(self, sources: Sequence[Tensor], contiguous: bool = False) -> Tensor | None:
         """Multiply; None where the budget has no room for the dense tensor now."""
-        if not is_within_budget(self.bytes):
+        if not is_within_budget(self.bytes, sources[0].device):
             return None
         tensors = {}
         for (name, _), tensor in zip(self.sources, sources, strict=True):

@@ -128,6 +128,7 @@ class FusedKernel:
     def __init__(self, fused: Fused, backend: Backend) -> None:
         self.fused = fused
         self.kernel = backend.build_group(fused)
+        self.device = backend.device
         self.source = self.kernel.source
         self.header = "\n".join(filter(None, (fused.kernel.header, self.kernel.how)))
         group = fused.group
@@ -157,7 +158,7 @@ class FusedKernel:
         """
         start = time.perf_counter() if LISTENERS else 0.0
         if self.dense_bytes > UNCHECKED_BYTES or current().dense_budget is not None:
-            check_budget(self.dense_bytes, "a result of fused calls", "use fewer columns")
+            check_budget(self.dense_bytes, self.device, "a result of fused calls", "use fewer columns")
         shapes = [(count,) if shape is None else shape for shape in self.shapes.values()]
         reads = self._read(pattern, arrays), [count] if self.is_flat else self.sizes, shapes
         kernel = self.kernel if self.kernel.is_ready() else self.interpreted

@@ -243,7 +243,7 @@ def _times(module: torch.nn.Module, batch: int, dense_bytes: int) -> dict[str, f
     calls = {"own": example_call(module, batch)}
     with timing.evaluating(module):
         if is_sparse_layer(module):
-            if is_within_budget(dense_bytes):
+            if is_within_budget(dense_bytes, next(module.parameters()).device):
                 calls["dense"] = example_call(module.to_dense().eval(), batch)  # type: ignore[operator]
             return timing.measure_fastest(calls)
         seconds = timing.measure_fastest(calls)

@@ -169,7 +169,8 @@ def _dense_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
             "If the mask lists the pairs to compute, like those of scorch.nn.masks, pass pairs=mask; to "
             "silence this warning, pass attn_mask=mask.to_dense()"
         )
-    check_budget(mask.numel() * mask.element_size(), "a dense attn_mask", "list the pairs to compute: pairs=")
+    size = mask.numel() * mask.element_size()
+    check_budget(size, mask.device, "a dense attn_mask", "list the pairs to compute: pairs=")
     return mask.to_dense()
 
 

@@ -87,7 +87,8 @@ def _is_sparse_enough(input: Any, share: float) -> bool:
     """Whether to compute by entries: the density is up to ``share``, or no dense tensor fits."""
     if not isinstance(input, SparseTensor) or not input.is_floating_point() or input.requires_grad:
         return False
-    return input.density <= share or not is_within_budget(2 * input.numel() * input.element_size())
+    size = 2 * input.numel() * input.element_size()
+    return input.density <= share or not is_within_budget(size, input.storage.device)
 
 
 def _tuple(value: Any, dims: int) -> tuple[int, ...]:
@@ -185,7 +186,8 @@ def _convolve(
     bound = input.nnz * math.prod(kernel) * shape[-dims - 1]
     if bias is None and math.prod(shape) > 4 * bound:
         return from_entries(entries_out, format_for(input, shape), in_order=False)
-    check_budget(math.prod(shape) * weight.element_size(), f"a convolution to shape {shape}", _HINT)
+    size = math.prod(shape) * weight.element_size()
+    check_budget(size, entries_out.values.device, f"a convolution to shape {shape}", _HINT)
     dense = torch.zeros(shape, dtype=weight.dtype, device=entries_out.values.device)
     dense.view(-1)[entries_out.keys] = entries_out.values
     return dense if bias is None else dense + bias.reshape(-1, *(1,) * dims)

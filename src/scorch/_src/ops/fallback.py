@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.events import LISTENERS, emit
 from scorch._src.grad_state import are_patterns_fixed, is_called_from
@@ -243,7 +244,8 @@ def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     size = sum(tensor.numel() * tensor.storage.values.element_size() for tensor in sparse)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
     hint = "it has no sparse implementation and falls back to a dense computation"
-    check_budget(size, f"{name_of(func)} of {shapes}", hint)
+    device = sparse[0].storage.device if sparse else HOST
+    check_budget(size, device, f"{name_of(func)} of {shapes}", hint)
     start = time.perf_counter()
     result = func(*tree_map(as_dense, tuple(args)), **tree_map(as_dense, kwargs))
     if LISTENERS:

@@ -93,7 +93,8 @@ def _differentiable_extremes(matrix: SparseTensor, dense: torch.Tensor, how: str
     """Compute ``_extreme_products``, connected to both; every product is saved for the gradient."""
     rows, columns, values = matrix.coo()
     size = rows.numel() * dense.shape[1] * dense.element_size()
-    check_budget(size, f"the gradient of torch.sparse.mm with reduce={how!r}", "multiply by fewer columns")
+    what = f"the gradient of torch.sparse.mm with reduce={how!r}"
+    check_budget(size, values.device, what, "multiply by fewer columns")
     products = values.unsqueeze(1) * dense.index_select(0, columns)
     start = products.new_zeros(matrix.shape[0], dense.shape[1])
     positions = rows.unsqueeze(1).expand_as(products)

@@ -300,7 +300,8 @@ def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources:
     if not prepared.is_large:
         return run
     size = prepared.dense_bytes  # beyond the budget the long way raises the error
-    return lambda sources: run(sources) if is_within_budget(size) else None
+    device = prepared.backend.device
+    return lambda sources: run(sources) if is_within_budget(size, device) else None
 
 
 def _run_converted(

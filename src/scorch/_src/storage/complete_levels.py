@@ -30,7 +30,7 @@ def assembled(
     """Build the tensor with these entries and values, all levels finished."""
     if not form.is_finished:
         return Storage(Pattern(form, shape, tuple(pos), tuple(crd), tuple(counts)), values)
-    _check_memory(form, shape, counts)
+    _check_memory(form, shape, counts, values.device)
     entries = Pattern(form, shape, tuple(pos), tuple(crd), tuple(counts))
     pattern, places = completed(entries)
     pattern.forget_coordinates()
@@ -93,7 +93,7 @@ class _Completion:
             return
         if 8 * room > UNCHECKED_BYTES:
             what = f"a tensor of shape {self.entries.shape} in format {self.entries.format}"
-            check_budget(8 * room, what, "use a format without padding, such as 'csr'")
+            check_budget(8 * room, crd.device, what, "use a format without padding, such as 'csr'")
         whole, listed = kind.complete(pos, crd, size)
         self.places = _places(pos, crd, whole, listed, size)
         self.pos[level], self.crd[level], self.counts[level] = whole, listed, room
@@ -115,7 +115,7 @@ def _places(
     return torch.searchsorted(parents.repeat_interleave(whole.diff()) + listed, wanted)
 
 
-def _check_memory(form: Format, shape: tuple[int, ...], counts: Sequence[int]) -> None:
+def _check_memory(form: Format, shape: tuple[int, ...], counts: Sequence[int], device: torch.device) -> None:
     """Raise if the array of a level is beyond the budget."""
     parents = 1
     for level, kind in enumerate(form.levels):
@@ -123,5 +123,5 @@ def _check_memory(form: Format, shape: tuple[int, ...], counts: Sequence[int]) -
             length = kind.length(parents, form.level_size(level, shape), counts[level])
             if 8 * length > UNCHECKED_BYTES:
                 what = f"a tensor of shape {shape} in format {form}"
-                check_budget(8 * length, what, "use a sparser format such as 'coo' or 'dcsr'")
+                check_budget(8 * length, device, what, "use a sparser format such as 'coo' or 'dcsr'")
         parents = counts[level]

@@ -45,7 +45,7 @@ def releveled(storage: Storage, form: Format) -> Storage:
         assert rows is not None
         if 8 * outer > UNCHECKED_BYTES:
             what = f"a tensor of shape {pattern.shape} in format {form}"
-            check_budget(8 * outer, what, "use a sparser format such as 'coo' or 'dcsr'")
+            check_budget(8 * outer, rows.device, what, "use a sparser format such as 'coo' or 'dcsr'")
         pos = routines_for(rows).row_pointers(rows, outer)
         converted = Pattern(form, pattern.shape, (None, pos), (None, inner), (outer, count))
     else:

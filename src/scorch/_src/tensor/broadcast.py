@@ -40,7 +40,8 @@ def expanded(entries: Entries, shape: Shape) -> Entries:
     count = entries.values.numel() * repeats
     if BYTES_PER_ENTRY * count > UNCHECKED_BYTES:
         what = f"broadcasting a tensor of shape {entries.shape} to {shape}, each entry {repeats:,} times,"
-        check_budget(BYTES_PER_ENTRY * count, what, "use einsum or evaluate, which do not repeat them")
+        cure = "use einsum or evaluate, which do not repeat them"
+        check_budget(BYTES_PER_ENTRY * count, entries.keys.device, what, cure)
     crd = coordinates_of(entries.keys, own)
     numbers = torch.arange(repeats, device=entries.keys.device).repeat(entries.keys.numel())
     columns: list[torch.Tensor] = []
@@ -69,7 +70,8 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
     counts = ends - begins
     total = int(counts.sum())
     if BYTES_PER_ENTRY * total > UNCHECKED_BYTES:
-        check_budget(BYTES_PER_ENTRY * total, f"pairing {total:,} entries", "multiply parts of the tensors")
+        what = f"pairing {total:,} entries"
+        check_budget(BYTES_PER_ENTRY * total, a.keys.device, what, "multiply parts of the tensors")
     first, second = torch.repeat_interleave(counts, output_size=total), order[joined_ranges(begins, counts)]
     columns = [columns_of_a[dim][first] if dim in columns_of_a else columns_of_b[dim][second] for dim in dims]
     return torch.sort(keys_of(columns, shape, a.keys.device)).values

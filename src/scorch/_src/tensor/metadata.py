@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from scorch._src.backends.base import is_served, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_called_from
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.budget import check_budget
@@ -175,7 +176,7 @@ def tolist(self: SparseTensor) -> Any:
     """Return all elements as nested lists, zeros included."""
     bytes_of_number = self.storage.values.element_size() + 32  # one of Python and a reference to it
     size = self.numel() * bytes_of_number
-    check_budget(size, f"a list of all elements of {tuple(self.shape)}", "use .values().tolist()")
+    check_budget(size, HOST, f"a list of all elements of {tuple(self.shape)}", "use .values().tolist()")
     return self.to_dense().tolist()
 
 

@@ -86,6 +86,13 @@ class CudaRoutines(CudaAttention):
     # attention -----------------------------------------------------------------------------------------
 
     @tells("attention of neighbors")
+    def free_memory(self, device: torch.device) -> int | None:
+        """Return the bytes that nobody holds, and those that torch's allocator keeps for later."""
+        if device.type != "cuda":
+            return None
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
     ) -> tuple[Tensor, Tensor | None]:

@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
         key, value = _repeat_heads("key", key, query), _repeat_heads("value", value, query)
     batch = _batch(query, key, value, attn_mask)
     pairs = find_pairs(attn_mask, is_causal)
-    if pairs.density > MIN_DENSE_SHARE and is_within_budget(attn_mask.numel()):
+    if pairs.density > MIN_DENSE_SHARE and is_within_budget(attn_mask.numel(), query.device):
         mask = torch.tril(attn_mask) if is_causal else attn_mask
         args = (query, key, value, mask, dropout_p)
         return run_densely(F.scaled_dot_product_attention, args, {"scale": scale})

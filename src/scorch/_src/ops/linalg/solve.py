@@ -70,7 +70,8 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
         return solve(matrix.T, torch.transpose(B, 0, 1)).T
     if isinstance(B, SparseTensor):
         hint = "solve a few columns at a time"
-        check_budget(B.numel() * B.dtype.itemsize, f"the solution of shape {tuple(B.shape)}", hint)
+        size = B.numel() * B.dtype.itemsize
+        check_budget(size, B.storage.device, f"the solution of shape {tuple(B.shape)}", hint)
     columns = as_columns("solve", B, matrix.shape[0], matrix.dtype)
     if not columns.numel():
         return columns.clone()
@@ -212,7 +213,8 @@ def inv(A: Any, *, out: Any = None) -> Any:
     """Compute the inverse, which is dense whatever the pattern."""
     if isinstance(A, SparseTensor) and A.dim() == 2:
         size = A.numel() * A.dtype.itemsize
-        check_budget(2 * size, f"the inverse of a matrix of shape {tuple(A.shape)}", "use torch.linalg.solve")
+        what = f"the inverse of a matrix of shape {tuple(A.shape)}"
+        check_budget(2 * size, A.storage.device, what, "use torch.linalg.solve")
     return _run_densely(torch.linalg.inv, A, out=out)
 
 

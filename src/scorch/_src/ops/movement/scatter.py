@@ -306,7 +306,9 @@ def scatter_with(self: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str
         return run_densely(func, (self, dim, index, src), {"reduce": reduce})
     if is_number:
         size = self.storage.values.element_size() * index.numel()
-        check_budget(size, f"scatter of a number to {index.numel()} elements", "use fewer places")
+        check_budget(
+            size, index.device, f"scatter of a number to {index.numel()} elements", "use fewer indices"
+        )
         src = torch.full(tuple(index.shape), src, dtype=self.dtype, device=index.device)
     return scatter_reduce(self, dim, index, src, REDUCE[reduce])
 

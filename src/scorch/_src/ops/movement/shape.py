@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.devices import shares_memory
+from scorch._src.devices import HOST, shares_memory
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.formats.compressed import Compressed
@@ -226,7 +226,9 @@ def unbind(self: SparseTensor, dim: int = 0) -> list[Any]:
     shape = tuple(size for d, size in enumerate(self.shape) if d != dim)
     if not shape:
         entries = entries_of(self)
-        check_budget(64 * self.shape[0], f"a tensor for each of {self.shape[0]} elements", "use .values()")
+        check_budget(
+            64 * self.shape[0], HOST, f"a tensor for each of {self.shape[0]} elements", "use .values()"
+        )
         dense = torch.zeros(self.shape[0], dtype=entries.values.dtype, device=entries.values.device)
         return list(dense.index_put_((entries.keys,), entries.values).unbind())
     storage: Any = self.storage

@@ -245,7 +245,7 @@ def _fill_dense(name: str, entries: Entries, fill: torch.Tensor, held_bytes: int
     if size > held_bytes:
         hint = f"{name} is not zero-preserving, so its result is dense; apply it to .values() "
         hint += "(of S, S.numel() - S.count_nonzero() elements are zero)"
-        check_budget(size, f"{name} of a tensor of shape {entries.shape}", hint)
+        check_budget(size, fill.device, f"{name} of a tensor of shape {entries.shape}", hint)
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
     result = result.clone() if shares_memory(result, fill) else result
     result.view(-1)[entries.keys] = entries.values

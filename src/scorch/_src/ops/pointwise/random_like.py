@@ -141,8 +141,9 @@ for _dropout in (F.alpha_dropout, F.feature_alpha_dropout):
 def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype: Any = None) -> torch.Tensor:
     dtype = dtype or like.dtype
     hint = "its result is dense; scorch.zeros and similar functions accept format= for sparse results"
-    check_budget(math.prod(shape) * dtype.itemsize, f"{name} of shape {tuple(shape)}", hint)
-    return torch.full(tuple(shape), value, dtype=dtype, device=like.storage.device)
+    device = like.storage.device
+    check_budget(math.prod(shape) * dtype.itemsize, device, f"{name} of shape {tuple(shape)}", hint)
+    return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
 
 @implements(aten.full_like)
@@ -209,7 +210,7 @@ setattr(SparseTensor, "__iter__", iterate)  # noqa: B010 - torch types it as a p
 def apply_(self: SparseTensor, callable: Callable[[Any], Any]) -> torch.Tensor:
     """Apply a Python function to every element, zeros included."""
     size = self.numel() * self.element_size()
-    check_budget(size, f"apply_ of {tuple(self.shape)}", "apply it to .values()")
+    check_budget(size, self.storage.device, f"apply_ of {tuple(self.shape)}", "apply it to .values()")
     return replace_value(self, self.to_dense().apply_(callable), "apply_")
 
 

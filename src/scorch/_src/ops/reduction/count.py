@@ -38,7 +38,7 @@ def _sample(self: SparseTensor) -> tuple[torch.Tensor, int, torch.Tensor]:
 
 def _check_inverse_budget(self: SparseTensor, name: str) -> None:
     what = f"return_inverse in {name} of {tuple(self.shape)}"
-    check_budget(8 * self.numel(), what, "values and counts need none")
+    check_budget(8 * self.numel(), self.storage.device, what, "values and counts need none")
 
 
 @implements(aten._unique2.default)
@@ -135,7 +135,7 @@ def bincount(self: Any, weights: Any = None, minlength: int = 0) -> Any:
         )
     sample, zeros, keys = _sample(self)
     length = max(int(sample.max()) + 1 if sample.numel() else 0, minlength)
-    check_budget(8 * length, f"bincount with {length} bins", "use unique(return_counts=True)")
+    check_budget(8 * length, sample.device, f"bincount with {length} bins", "use unique(return_counts=True)")
     if weights is None:
         counts = aten.bincount.default(sample, None, minlength)
         if zeros:

@@ -109,7 +109,8 @@ class Groups:
         size, count = math.prod(shape), self.keys.numel()
         if not dense and fill == 0 and len(self.kept_shape) > 1 and size > 2 * self.group.numel():
             return from_differentiable_entries(Entries(self.keys, values, shape), format_for(tensor, shape))
-        check_budget(size * values.element_size(), f"a reduction to shape {shape}", "reduce more dimensions")
+        what = f"a reduction to shape {shape}"
+        check_budget(size * values.element_size(), values.device, what, "reduce more dimensions")
         if count == size:
             return values.reshape(shape)
         start = torch.full((size,), fill, dtype=values.dtype, device=values.device)

@@ -146,7 +146,7 @@ def _with_mean(spread: Function) -> Function:
 
     def run(input: SparseTensor, **bound: Any) -> Any:
         values = input.storage.values
-        is_within = is_within_budget(input.numel() * values.element_size())
+        is_within = is_within_budget(input.numel() * values.element_size(), values.device)
         if is_within and not bool(values.isfinite().all()):  # the mean of infinities
             return None
         result = spread(input, **bound)

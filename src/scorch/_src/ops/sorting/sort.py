@@ -93,7 +93,7 @@ def _select_first(self: SparseTensor, k: int, dim: int, descending: bool, what: 
     """Return the first ``k`` elements of each segment, and their indices, which need dense memory."""
     count = self.numel() // self.shape[dim] * k
     is_last = dim % self.dim() == self.dim() - 1
-    check_budget(8 * count * (1 if is_last else 2), what, hint)
+    check_budget(8 * count * (1 if is_last else 2), self.storage.device, what, hint)
     segments = SortedSegments(self, dim, descending)
     return segments.first_values(k), segments.first_positions(k)
 
@@ -144,7 +144,8 @@ def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     In a segment with a NaN, PyTorch's answer depends on the order of its elements, so it is computed densely.
     """
     values = self.storage.values
-    has_order = bool(values.isnan().any()) and is_within_budget(self.numel() * values.element_size())
+    size = self.numel() * values.element_size()
+    has_order = bool(values.isnan().any()) and is_within_budget(size, values.device)
     if has_order:
         return _run_densely(aten.mode.default, self, dim, keepdim)
     segments = SortedSegments(self, dim)
@@ -218,7 +219,7 @@ def _compute_quantiles(
     if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks():
         fractions = fractions.double()
     size = 8 * fractions.numel() * segments.keys.numel()
-    check_budget(size, f"{fractions.numel()} quantiles of each row", "ask for fewer")
+    check_budget(size, fractions.device, f"{fractions.numel()} quantiles of each row", "ask for fewer")
     nans = segments.count_in_segments(segments.values.isnan())
     if skips_nan:
         ranks = (fractions * (segments.size - nans - 1)).clamp(min=0)

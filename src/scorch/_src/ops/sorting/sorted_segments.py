@@ -106,7 +106,7 @@ class SortedSegments:
         if keepdim and self.dim is not None:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
         hint = "the values alone are torch.quantile(S, q, dim, interpolation='lower')"
-        check_budget(8 * self.count, f"indices of shape {shape}", hint)
+        check_budget(8 * self.count, self.keys.device, f"indices of shape {shape}", hint)
         numbers = torch.arange(self.keys.numel(), device=self.keys.device)
         positions = torch.full(shape, empty, dtype=torch.int64, device=self.keys.device)
         positions.view(-1)[self.keys] = self.positions_at(numbers, rank)

@@ -193,7 +193,7 @@ def filled(
     if value == 0 and not form.is_dense:
         return SparseTensor(_empty(name, form, shape, dtype, device))
     if value != 0:
-        check_all_stored(name, shape, dtype, form)
+        check_all_stored(name, shape, dtype, form, device)
     return from_torch(torch.full(shape, value, dtype=dtype, device=device), form)
 
 
@@ -208,6 +208,7 @@ def _empty(
     }
     check_budget(
         max(pointers.values(), default=0) * index.itemsize,
+        device,
         f"{name} in format {form}",
         "use format='coo', which has no pointers",
     )
@@ -220,12 +221,15 @@ def _empty(
     return assembled(form, shape, pos, crd, counts, torch.zeros(counts[-1], dtype=dtype, device=device))
 
 
-def check_all_stored(name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format) -> None:
+def check_all_stored(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, form: Format, device: torch.device
+) -> None:
     """Refuse to store every place where that takes more than the dense budget."""
     places = math.prod(shape)
     sparse = sum(not level.is_full for level in form.levels)
     size = places * (dtype.itemsize + sparse * index_dtype(shape, [places]).itemsize)
-    check_budget(size, f"{name} of shape {shape}, which stores every element,", "ask for fewer entries")
+    what = f"{name} of shape {shape}, which stores every element,"
+    check_budget(size, device, what, "ask for fewer entries")
 
 
 # some of the places ----------------------------------------------------------------------------------
@@ -288,8 +292,8 @@ def arange(*bounds: Any, format: Any = None, **options: Any) -> AnyTensor:
     planned = torch.arange(*bounds, **named, dtype=dtype, device="meta")  # torch computes length and dtype
     form = as_format(format, 1)
     type_of_dtype(planned.dtype)
-    check_all_stored("arange", tuple(planned.shape), planned.dtype, form)
     device = device_for("arange", options.get("device"))
+    check_all_stored("arange", tuple(planned.shape), planned.dtype, form, device)
     return from_torch(torch.arange(*bounds, **named, dtype=dtype, device=device), form)
 
 
@@ -462,7 +466,7 @@ def drawn(
         plain = str(dtype).removeprefix("torch.")
         raise DtypeError(f"{name} does not support {plain}; use scorch.randint")
     if density is None:
-        check_all_stored(name, shape, dtype, form)
+        check_all_stored(name, shape, dtype, form, device)
         return from_torch(draw(shape, dtype=dtype, generator=generator, device=device), form)
     places = math.prod(shape)
     if places > MAX_SIZE:

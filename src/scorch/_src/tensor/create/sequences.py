@@ -133,8 +133,8 @@ def _listed(
     shape = as_shape("size", (count,))
     dtype = options.get("dtype") or make(*bounds, 0, device=HOST).dtype
     type_of_dtype(dtype)
-    check_all_stored(name, shape, dtype, form)
     device = device_for(name, options.get("device"))
+    check_all_stored(name, shape, dtype, form, device)
     return from_torch(make(*bounds, shape[0], dtype=dtype, device=device), form)
 
 
