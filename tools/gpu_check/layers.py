@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 import scorch
+from scorch._src.storage.budget import UNCHECKED_BYTES
 
 Check = Callable[[str], None]
 CHECKS: dict[str, Check] = {}
@@ -297,6 +298,21 @@ def graphs_that_are_captured(device: str) -> None:
     torch.cuda.synchronize()
     agree(out, S @ x)
     agree(other, S.T @ x)
+
+
+@check
+def large_results_in_captured_graphs(device: str) -> None:
+    if device == "cpu":
+        return
+    S = matrix(device)
+    x = dense(device, N, UNCHECKED_BYTES // (4 * N) + 1)  # results are compared with the free memory
+    wanted = S @ x
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = S @ x
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, wanted)
 
 
 @check
