@@ -115,9 +115,10 @@ def test_a_backend_that_is_not_there_is_refused() -> None:
         scorch.settings(backend=3)
 
 
-def test_kernels_for_the_host_read_no_other_memory() -> None:
+@pytest.mark.parametrize("name", ["cpu", "interpreter"])
+def test_kernels_for_the_host_read_no_other_memory(name: str) -> None:
     elsewhere = torch.device("cuda", 0)
-    with scorch.settings(backend="cpu"):
-        assert base.backend_for(torch.device("cpu")).name == base.backend_for().name == "cpu"
-        with pytest.raises(DeviceError, match=r"backend='cpu'.* a tensor is on cuda:0; remove"):
+    with scorch.settings(backend=name):
+        assert base.backend_for(torch.device("cpu")).name == base.backend_for().name == name
+        with pytest.raises(DeviceError, match=rf"backend='{name}'.* a tensor is on cuda:0; remove"):
             base.backend_for(elsewhere)
