@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,11 +57,11 @@ class Toy(Backend):
 
 
 @pytest.fixture
-def toy() -> Iterator[Toy]:
+def toy(tmp_path: Path) -> Iterator[Toy]:
     backend = Toy()
     register_backend("toy", backend, "a toy")
     try:
-        with scorch.settings(backend="toy"):
+        with scorch.settings(backend="toy", cache_directory=str(tmp_path)):  # without plans of earlier runs
             yield backend
     finally:
         del base._BACKENDS["toy"], BACKENDS["toy"]
