@@ -188,6 +188,9 @@ class Executable(ABC):
 
     can_combine = False  # whether there may be a kernel for ``combine``
 
+    def begin(self) -> None:
+        """Have ``combine``, and ``collect``, compiled meanwhile: places of entries are about to be found."""
+
     def combine(
         self,
         places: Sequence[Places],

@@ -80,7 +80,6 @@ class CudaAttention(CudaLevels):
     """Attention by tiles, or pair by pair in a kernel. Without a kernel it runs in torch's operations."""
 
     attention_dtypes = tuple(KINDS)
-    make_kernel = CudaKernel
 
     def __init__(self) -> None:
         super().__init__()

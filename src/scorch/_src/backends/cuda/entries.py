@@ -9,7 +9,7 @@ import torch
 
 from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel, Launch, read_text
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch, kernel_of, read_text
 from scorch._src.backends.cuda.one_call import CUDA, Address, LaunchList, Slot, find_launches
 from scorch._src.backends.cuda.streams import FINITE, WaitingRoutines, check_waiting, told_on
 from scorch._src.backends.launcher import address_of
@@ -50,7 +50,7 @@ def print_finite(dtype: torch.dtype) -> str:
 class CudaEntries(WaitingRoutines):
     """The routines, those over all entries by kernels of their own."""
 
-    make_kernel: Callable[..., CudaKernel] = CudaKernel
+    make_kernel: Callable[..., CudaKernel] = staticmethod(kernel_of)
     find_builtin = staticmethod(find_launches)
     min_summed = 1 << 22
 

@@ -19,9 +19,11 @@ from scorch._src.backends.cuda.one_call import CUDA, find_builtin
 from scorch._src.backends.cuda.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
+from scorch._src.compiler import lattice
 from scorch._src.compiler.schedule.choose_drivers import drivers_of
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
+from scorch._src.loops.types import INT64
 from scorch.errors import KernelError
 
 HERE = nullcontext()
@@ -191,6 +193,17 @@ class CudaExecutable(base.Executable):
             if len(self._likes) < MAX_SHAPES:
                 self._likes[shape, device, dtype] = like
         return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+    def begin(self) -> None:
+        kinds = tuple([EVERYWHERE if is_full else SOMEWHERE for is_full in self._are_full])
+        self._pointwise_kernel(kinds, self.plan.index == INT64).begin()
+
+    @functools.cached_property
+    def _are_full(self) -> list[bool]:
+        """Which sparse operands have an entry wherever the result has one."""
+        sparse = [access for access in self.plan.step.accesses if self.plan.operand(access.tensor).is_sparse]
+        required = lattice.required(lattice.support_by(self.plan.step.body, sparse))
+        return [access in required for access in sparse]
 
     def combine(
         self,

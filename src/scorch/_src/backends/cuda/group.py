@@ -27,13 +27,16 @@ from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.schedule.grid_facts import facts_of, is_narrow
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
-from scorch._src.loops.grid import FUNCTIONS, Facts, Grid, as_grid, why_no_grid
+from scorch._src.loops.grid import FUNCTIONS, WARP, Facts, Grid, as_grid, why_no_grid
 from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.stages import as_units
 
 MAX_EVEN_ROW = 256  # entries: rows that are no longer than this are never too long for a unit
 MAX_EVENNESS = 4  # times the mean of all, too, if they are many
 MIN_ROWS = 4096  # fewer units leave a part of a device idle
+# Entries of a row that a thread takes at once where a row is for less than a warp, and a thread has two to four of
+# them: NVRTC's own choice, four, takes it up to twice as long, for code that few rows reach.
+AT_ONCE = 2
 
 
 class CudaGroup(base.GroupExecutable):
@@ -56,7 +59,9 @@ class CudaGroup(base.GroupExecutable):
         if self.is_one_step:
             self.source, self.kernel = self.steps[0].source, self.steps[0].kernel
         else:
-            self.source = print_cuda(spread, all(is_narrow(each.plan) for each in fused.planned))
+            at_once = AT_ONCE if self.grid.threads < WARP else None
+            is_all_narrow = all(is_narrow(each.plan) for each in fused.planned)
+            self.source = print_cuda(spread, is_all_narrow, at_once=at_once)
             self.kernel = self.make_kernel(self.source, self.label)
             self.how = f"{self.grid.threads} threads to a row" if self.grid.threads > 1 else ""
             if fused.group.pattern is not None:

@@ -48,7 +48,7 @@ _KERNELS = re.compile(
 )
 
 LAUNCHES: list[Launches] = []  # of those who record
-_kernels: BoundedCache[str, CudaKernel] = BoundedCache(MAX_KERNELS)
+_kernels: BoundedCache[tuple[str, tuple[str, ...]], CudaKernel] = BoundedCache(MAX_KERNELS)
 
 
 def read_text(*names: str) -> str:
@@ -66,9 +66,10 @@ def refuse(why: str) -> None:
 
 def kernel_of(source: str, label: str, first: Sequence[str] = ()) -> CudaKernel:
     """Return the kernel of a text, which all that have that text share, ``explain`` too."""
-    known = _kernels.get(source)
+    key = source, tuple(first)
+    known = _kernels.get(key)
     if known is None:
-        known = _kernels[source] = CudaKernel(source, label, first)
+        known = _kernels[key] = CudaKernel(source, label, first)
     return known
 
 

@@ -13,16 +13,13 @@ from scorch._src.backends.cuda import driver
 from scorch._src.backends.cuda.executable import CudaExecutable, in_context
 from scorch._src.backends.cuda.kernel import Launch
 from scorch._src.backends.cuda.levels import print_levels, shape_of
-from scorch._src.backends.cuda.pointwise import EVERYWHERE, SOMEWHERE
 from scorch._src.backends.cuda.streams import check_waiting
 from scorch._src.backends.print.cuda import print_cuda
-from scorch._src.compiler import lattice
 from scorch._src.compiler.lower.driven import COUNT, FILL, lower_driven
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import Drivers, drivers_of
 from scorch._src.compiler.schedule.grid_facts import is_narrow
 from scorch._src.compiler.typing import dtype_of_type
-from scorch._src.loops.types import INT64
 from scorch._src.notation.nodes import Access
 
 MAX_TURNS = 1 << 28  # without a nonzero to begin from
@@ -35,23 +32,28 @@ def print_new_pattern(plan: Plan) -> str:
     if isinstance(drivers, str):
         return ""
     kernel = lower_driven(plan, drivers)
-    return print_cuda(kernel, is_narrow(plan)) if len(kernel.slots) <= driver.MAX_SLOTS else ""
+    return print_cuda(kernel, is_narrow(plan), is_apart=True) if len(kernel.slots) <= driver.MAX_SLOTS else ""
+
+
+def functions_of(drivers: Drivers) -> list[str]:
+    """The functions that count the entries of each driver, and those that fill them in."""
+    return [f"{name}_{number}" for name in (COUNT, FILL) for number in range(drivers.count)]
 
 
 class NewPatternExecutable(CudaExecutable):
     """Kernels that collect the entries of a result. The engine puts them together as levels."""
 
     direct = None
-    _has_begun = False  # to compile what is needed next
+    _has_begun = False  # to have kernels compiled
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
-        super().__init__(schedule, sizes)
-        drivers = drivers_of(self.plan)
+        drivers = drivers_of(schedule.planned.plan)
         assert isinstance(drivers, Drivers)
-        self.drivers = drivers
+        self.drivers, self.first = drivers, functions_of(drivers)
+        super().__init__(schedule, sizes)
         self.extents = dict(sizes)
         self.crds = _places_of_coordinates(self.plan)
-        self.kernel.begin()  # while operands are converted
+        self.begin()  # while operands are converted
 
     def is_ready(self) -> bool:
         """Without levels there is no result yet: ``collect`` has the kernels."""
@@ -65,7 +67,6 @@ class NewPatternExecutable(CudaExecutable):
         turns = self._all_turns(arrays)
         if self._why_not(turns):
             return None
-        self._begin_others()
         if not self.kernel.is_ready():
             return None
         device = arrays[0].device
@@ -73,17 +74,18 @@ class NewPatternExecutable(CudaExecutable):
         with in_context(device):
             return self._collect(arrays, turns, device)
 
-    def _begin_others(self) -> None:
-        """Have kernels compiled that are needed next: for the levels of the result, and for its values."""
+    def begin(self) -> None:
+        """Have all kernels compiled: for the entries, the levels of the result, and its values."""
         if self._has_begun:
             return
-        self._has_begun, index = True, self.plan.index
+        self._has_begun = True
+        self.kernel.begin()
+        index = self.plan.index
         levels = shape_of(self.plan.result, index, index)
         if levels is not None:
             self.make_kernel(print_levels(levels), "levels of sorted entries").begin()
         if self.drivers.is_located:
-            kinds = tuple([EVERYWHERE if is_full else SOMEWHERE for is_full in self._are_full])
-            self._pointwise_kernel(kinds, index == INT64).begin()
+            super().begin()
 
     def _collect(
         self, arrays: Sequence[torch.Tensor], turns: Sequence[int], device: torch.device
@@ -125,13 +127,6 @@ class NewPatternExecutable(CudaExecutable):
             return [self.dtype]
         operands = [self.plan.operand(access.tensor) for access in self.plan.step.accesses]
         return [dtype_of_type(operand.index) for operand in operands if operand.is_sparse]
-
-    @functools.cached_property
-    def _are_full(self) -> list[bool]:
-        """Which sparse operands have an entry wherever the result has one."""
-        sparse = [access for access in self.plan.step.accesses if self.plan.operand(access.tensor).is_sparse]
-        required = lattice.required(lattice.support_by(self.plan.step.body, sparse))
-        return [access in required for access in sparse]
 
     def _turns(self, access: Access, arrays: Sequence[torch.Tensor]) -> int:
         """Return the number of entries of a driver."""

@@ -76,8 +76,6 @@ class _Units:
 class CudaRoutines(CudaAttention):
     """The routines, those over the neighbors in graphs by kernels of their own."""
 
-    make_kernel = CudaKernel
-
     def __init__(self) -> None:
         super().__init__()
         self._attention: BoundedCache[Key, CudaKernel] = BoundedCache(MAX_KERNELS)

@@ -82,12 +82,18 @@ def as_part(part: str, text: str) -> str:
     return f"#if !defined(PART) || defined(PART_{part})\n{text}\n#endif"
 
 
-def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
-    """The CUDA source of a kernel that is a grid (``loops.grid``); ``is_narrow``: sizes fit into 32 bits."""
-    printer = _CudaPrinter(kernel, is_narrow)
+def print_cuda(
+    kernel: ir.Kernel, is_narrow: bool = False, is_apart: bool = False, at_once: int | None = None
+) -> str:
+    """The CUDA source of a kernel that is a grid (``loops.grid``).
+
+    ``is_narrow``: sizes fit into 32 bits; ``is_apart``: every function is a part of its own, to be compiled
+    beside the others; ``at_once``: turns of a shared loop that a thread takes at once, if not NVRTC's choice.
+    """
+    printer = _CudaPrinter(kernel, is_narrow, at_once)
     bodies = [printer.function(function) for function in kernel.functions]
     if len(bodies) > 1:  # a call needs those of one part only
-        names = [part_of(function.name) for function in kernel.functions]
+        names = [function.name if is_apart else part_of(function.name) for function in kernel.functions]
         bodies = [as_part(name, body) for name, body in zip(names, bodies, strict=True)]
     _, named = printer.needed()
     parts = [print_header(kernel)] if kernel.header else []
@@ -99,10 +105,10 @@ def print_cuda(kernel: ir.Kernel, is_narrow: bool = False) -> str:
 
 
 class _CudaPrinter(Printer):
-    def __init__(self, kernel: ir.Kernel, is_narrow: bool) -> None:
+    def __init__(self, kernel: ir.Kernel, is_narrow: bool, at_once: int | None) -> None:
         super().__init__(kernel)
         self.scope = _CudaScope
-        self.is_narrow = is_narrow
+        self.is_narrow, self.at_once = is_narrow, at_once
         self.runs: dict[tuple[Type, int], None] = {}
 
     def signature(self, function: ir.Function) -> str:
@@ -244,7 +250,10 @@ class _CudaScope(Scope):
                 ]
         stop = self.fresh(f"{stmt.var.name}_stop")
         begin = f"i64 {name} = {self.expr(stmt.start, 12)} + {thread}, {stop} = {self.converted(stmt.stop)}"
-        return [f"for ({begin}; {name} < {stop}; {name} += {step}) {{"]
+        head = [f"for ({begin}; {name} < {stop}; {name} += {step}) {{"]
+        assert isinstance(self.printer, _CudaPrinter)
+        at_once = self.printer.at_once
+        return head if at_once is None else [f"#pragma unroll {at_once}", *head]
 
     def exchange(self, var: ir.Var, op: str, threads: int, lanes: int) -> list[str]:
         """Print how the threads of a unit put their values together: all have the result, bit for bit."""

@@ -109,6 +109,7 @@ def _as_read(tensor: torch.Tensor) -> torch.Tensor:
 def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[Pattern]) -> Structure:
     step, form, shape = prepared.planned.plan.step, prepared.format, prepared.shape
     if prepared.is_transposition:
+        prepared.kernel.begin()
         transposed, entries = transpose(patterns[0], form, shape, prepared.backend.routines)
         return Structure(
             transposed, {}, {step.accesses[0]: Places(entries.to(transposed.index_dtype))}, None, ()
@@ -122,6 +123,8 @@ def _make(prepared: Prepared, tensors: Mapping[str, Tensor], patterns: Sequence[
             stored = Statement(step, tensors, prepared.sizes).stored[sparse[0]]
             same = {index: column.long() for index, column in stored.columns.items()}
         return Structure(patterns[0], same, dict.fromkeys(sparse, Places()), None, others)
+    if not form.is_padded:
+        prepared.kernel.begin()
     found = _collected(prepared, tensors) or _joined(prepared, tensors, patterns)
     columns, places = found.columns, found.places
     numbers = columns[0]  # which are not read, unless some are padding
