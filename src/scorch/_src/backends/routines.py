@@ -186,6 +186,14 @@ class Routines:
         """Return what answers ``are_finite``; a device is asked at once, and works while the host goes on."""
         return functools.partial(self.are_finite, arrays)
 
+    def ask_divisor(self, array: Tensor) -> Callable[[], bool]:
+        """Return what answers whether all numbers are finite, and none is zero, as ``ask_finite`` does."""
+        return lambda: bool(array.all()) and self.are_finite((array,))
+
+    def ask_nonzero(self, array: Tensor) -> Callable[[], bool]:
+        """Return what answers whether any number is not zero, as ``ask_finite`` does."""
+        return lambda: bool(array.count_nonzero())
+
     min_summed: int | None = None  # numbers from which on ``sum_columns`` is worth a call from Python
 
     def sum_columns(self, matrix: Tensor) -> Tensor:
