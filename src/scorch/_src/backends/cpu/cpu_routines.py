@@ -18,7 +18,7 @@ from scorch._src.backends.cpu.routines.copy_indices import copied_indices
 from scorch._src.backends.cpu.routines.few_values import ABS, NEG, RELU, add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
-from scorch._src.backends.cpu.routines.groups import multiply_groups
+from scorch._src.backends.cpu.routines.groups import multiply_groups, pack_positions, reads_positions
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
 from scorch._src.backends.cpu.routines.linear import bind_batch, multiply_batch
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
@@ -77,6 +77,8 @@ class CpuRoutines(Routines):
     )
     multiply_batch = staticmethod(multiply_batch)
     bind_batch = staticmethod(bind_batch)
+    reads_positions = staticmethod(reads_positions)
+    pack_positions = staticmethod(pack_positions)
     multiply_groups = staticmethod(multiply_groups)
     plan_convolution = staticmethod(plan_convolution)
     convolve = _or_torch(convolve, Routines.convolve)
