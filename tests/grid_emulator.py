@@ -47,6 +47,7 @@ static void wait_for_all(void);
 static void meet(int threads);
 #define EACH_UNIT(turn, threads, count) \\
   for (i64 turn = FIRST_UNIT(threads); turn < (count); turn += UNITS(threads))
+#define EACH_BLOCK(turn, count) for (u32 turn = blockIdx.x; turn < (count); turn += gridDim.x)
 void abort(void);
 static unsigned shared_memory[1 << 16];
 #define SHARED(name) u32 *name = shared_memory

@@ -180,6 +180,7 @@ class _Numbers(NamedTuple):
     source: Slot = 0
     sample: Slot = 0
     samples: int = 0
+    spacing: int = 0
     buckets: int = 1
     capacity: int = 0
     splitters: Slot = 0
@@ -226,7 +227,8 @@ class _Plan:
             self._sort_few()
         else:
             threads = self._sort(0, count, 0, Address(TOLD))
-            self._launch(0, "scorch_place", self._sets[0].buckets, min(MAX_THREADS, 4 * threads))
+            buckets = self._sets[0].buckets
+            self._launch(0, _name("scorch_place", buckets), buckets, min(MAX_THREADS, 4 * threads))
         like = torch.empty((), dtype=torch.int64, device=device)
         self.like_memory = like.expand(self._words)
 
@@ -284,6 +286,7 @@ class _Plan:
             splitters=at[2],
             sample=at[3],
             samples=samples,
+            spacing=(count << 32) // samples,
             buckets=buckets,
             capacity=capacity,
             half=(1 << (buckets - 1).bit_length()) // 2,
@@ -306,9 +309,15 @@ class _Plan:
                 splitters=below.sorted, stride=OVERSAMPLING, before=below.state
             )
         blocks = min(MAX_BLOCKS, -(-count // (SPREAD * threads)))
-        self._launch(number, "scorch_spread", blocks, threads, 16 * (numbers.half >> numbers.shift))
-        self._launch(number, "scorch_sort", buckets, threads, 8 * (EACH + 1) * threads)
+        kept = 16 * (numbers.half >> numbers.shift)
+        self._launch(number, _name("scorch_spread", buckets), blocks, threads, kept)
+        self._launch(number, _name("scorch_sort", buckets), buckets, threads, 8 * (EACH + 1) * threads)
         return threads
+
+
+def _name(name: str, buckets: int) -> str:
+    """Return which of two functions is for as many buckets: the threads of a block add up few, if need be."""
+    return f"{name}_many" if buckets > MAX_COUNTED else name
 
 
 def _order_of(entries: int, device: torch.device) -> tuple[Tensor, Tensor]:

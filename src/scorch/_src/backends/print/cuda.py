@@ -52,6 +52,10 @@ _BUILTINS = """\
 #define EXCHANGE(value, step, threads) __shfl_xor_sync(UNIT_MASK(threads), value, step)
 #define MEET(threads) __syncwarp(UNIT_MASK(threads))
 #define EACH_UNIT(turn, threads, count) const i64 turn = FIRST_UNIT(threads); if (turn < (count))
+#define EACH_BLOCK(turn, count) const u32 turn = blockIdx.x; if (turn < (count))
+#endif
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 800
+#define ADD_IN_WARP(value) __reduce_add_sync(0xffffffffu, (u32)(value))
 #endif
 #if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 900
 #define ADD_4(place, a, b, c, d) asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" \\

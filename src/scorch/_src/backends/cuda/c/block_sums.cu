@@ -2,7 +2,22 @@
 
 // The sum over the lanes of a warp.
 static inline SUM sum_of_warp(SUM own) {
+#ifdef ADD_IN_WARP
+  if (sizeof(SUM) == 4) return ADD_IN_WARP(own);
+#endif
   for (int step = 16; step; step /= 2) own += EXCHANGE(own, step, 32);
+  return own;
+}
+
+// The sum over the threads of a block.
+static inline SUM sum_of_block(SUM own) {
+  STATIC_SHARED SUM sums[32];
+  const u32 lane = threadIdx.x % 32;
+  own = sum_of_warp(own);
+  if (lane == 0) sums[threadIdx.x / 32] = own;
+  __syncthreads();
+  own = sum_of_warp(lane < blockDim.x / 32 ? sums[lane] : 0);
+  __syncthreads();
   return own;
 }
 

@@ -60,12 +60,12 @@ static inline void add_places(
   }
 }
 
-KERNEL void scorch_place(const struct slots a) {
+static inline void place_buckets(const struct slots a, int are_many) {
   if (FIRST_UNIT(1) == 0) a.pos[0] = 0, a.pos[1] = (INDEX)a.places[a.buckets] + 1;
   if (a.state[REFUSED] || !a.state[UNSORTED]) return;
-  for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
+  EACH_BLOCK(bucket, a.buckets) {
     const i64 begin = a.begins[bucket], end = begin + count_of(a, bucket);
-    i64 place = a.places[bucket];
+    i64 place = are_many ? a.places[bucket] : sum_of_block(part_before(a.places, 1, bucket));
     for (i64 start = begin; start < end; start += blockDim.x) {
       const i64 entry = start + threadIdx.x;
       int is_first = 0;
@@ -84,6 +84,14 @@ KERNEL void scorch_place(const struct slots a) {
   }
 }
 
+KERNEL void scorch_place(const struct slots a) {
+  place_buckets(a, 0);
+}
+
+KERNEL void scorch_place_many(const struct slots a) {
+  place_buckets(a, 1);
+}
+
 // All of it by one block, for as many entries as it sorts.
 KERNEL void scorch_few(const struct slots a) {
   SHARED(memory);
@@ -100,9 +108,9 @@ KERNEL void scorch_few(const struct slots a) {
     own[r] = at < count ? SHARED_AT(at) : ~0ull;
     if (at && at < count) unsorted |= SHARED_AT(at - 1) >> a.bits >= own[r] >> a.bits;
   }
-  sum_below((u32)is_outside << 16 | unsorted, &all);
-  if (all >> 16 || !all) {
-    if (threadIdx.x == 0) tell(a, all >> 16, 0, 0);
+  const u32 found = sum_of_block((u32)is_outside << 16 | unsorted);
+  if (found >> 16 || !found) {
+    if (threadIdx.x == 0) tell(a, found >> 16, 0, 0);
     return;
   }
   sort(own, shared, count);

@@ -14,7 +14,8 @@ struct slots {
   i64 bits;                       // those of an entry's position
   const u64 *source;              // the numbers; 0 where they are made of coordinates
   u64 *sample;                    // some of them, where blocks do not draw it themselves
-  i64 samples, buckets, capacity;
+  i64 samples, spacing;           // entries for each of them, in 2^-32
+  i64 buckets, capacity;
   u64 *splitters;                 // of each bucket, those between left out
   i64 stride;                     // from one splitter to the next
   i64 half, shift;                // half of a power of two from the buckets on; a block keeps a splitter in 2^shift
@@ -40,8 +41,8 @@ static inline u64 number_of(const struct slots a, i64 entry, int *is_outside) {
 #pragma unroll
   for (int dim = 0; dim < DIMS; dim++) {
     const i64 coordinate = a.columns[dim][entry];
-    if (coordinate < 0 || coordinate >= a.sizes[dim]) *is_outside = 1;
-    else number |= (u64)coordinate << a.shifts[dim];
+    *is_outside |= (u64)coordinate >= (u64)a.sizes[dim];
+    number |= (u64)coordinate << a.shifts[dim];
   }
   return number;
 }
@@ -56,8 +57,7 @@ static inline u64 splitter(const struct slots a, i64 bucket) {
 
 // A number of each part of the source, at a place that looks random: numbers may come in any order.
 static inline u64 draw(const struct slots a, u64 number) {
-  const double each = (double)a.entries / (double)a.samples;
-  const u64 begin = (u64)((double)number * each), width = (u64)each;
+  const u64 begin = number * (u64)a.spacing >> 32, width = (u64)a.spacing >> 32;
   u32 hash = (u32)number * 2654435761u;
   hash = (hash ^ hash >> 15) * 2246822519u;
   int is_outside = 0;
@@ -70,11 +70,10 @@ static inline u32 count_of(const struct slots a, i64 bucket) {
   return a.state[STATES + bucket * APART];
 }
 
-// Of the numbers in buckets before this one, those that a thread counts.
-static inline u32 count_before(const struct slots a, i64 bucket) {
-  if (a.buckets > MAX_COUNTED) return threadIdx.x ? 0 : a.begins[bucket];
+// Of a number for each bucket, ``stride`` apart, the sum over buckets before this one that are a thread's.
+static inline u32 part_before(const u32 *numbers, i64 stride, u32 bucket) {
   u32 before = 0;
-  for (u32 at = threadIdx.x; at < bucket; at += blockDim.x) before += count_of(a, at);
+  for (u32 at = threadIdx.x; at < bucket; at += blockDim.x) before += numbers[at * stride];
   return before;
 }
 
@@ -102,8 +101,8 @@ KERNEL void scorch_rank(const struct slots a) {
   } else
     for (u32 at = threadIdx.x; at < samples; at += blockDim.x) sample[at] = draw(a, at);
   __syncthreads();
-  for (u32 start = blockIdx.x * each; start < samples; start += gridDim.x * each) {
-    const u32 first = start + threadIdx.x / 32 * RANKED;
+  EACH_BLOCK(turn, (samples + each - 1) / each) {
+    const u32 first = turn * each + threadIdx.x / 32 * RANKED;
     u64 own[RANKED];
     u32 ranks[RANKED];
 #pragma unroll
@@ -147,10 +146,12 @@ static inline void find_buckets(const struct slots a, const u64 *kept, const u64
   }
 }
 
-// Reserve places in buckets for the numbers of a block: threads count together before they add to what all share.
-static inline void reserve(const struct slots a, u32 *counted, const u32 *buckets, u32 *places, u32 number) {
+// Reserve places in buckets for the numbers of a block: threads count together before they add to what all share,
+// unless buckets are too many.
+static inline void reserve(
+    const struct slots a, int are_many, u32 *counted, const u32 *buckets, u32 *places, u32 number) {
   u32 *counts = a.state + STATES;
-  if (a.buckets > MAX_COUNTED) {
+  if (are_many) {
 #pragma unroll
     for (int r = 0; r < SPREAD; r++)
       if (r < number) places[r] = atomicAdd(counts + buckets[r] * APART, 1u);
@@ -171,7 +172,7 @@ static inline void reserve(const struct slots a, u32 *counted, const u32 *bucket
   __syncthreads();
 }
 
-KERNEL void scorch_spread(const struct slots a) {
+static inline void spread(const struct slots a, int are_many) {
   STATIC_SHARED u32 counted[MAX_COUNTED];
   SHARED(memory);
   u64 *kept = (u64 *)memory;
@@ -192,7 +193,7 @@ KERNEL void scorch_spread(const struct slots a) {
       if (entry && before >> a.bits >= numbers[r] >> a.bits) is_unsorted = 1;
     }
     find_buckets(a, kept, numbers, buckets);
-    reserve(a, counted, buckets, places, number);
+    reserve(a, are_many, counted, buckets, places, number);
 #pragma unroll
     for (int r = 0; r < SPREAD; r++) {
       if (r >= number) continue;
@@ -202,8 +203,15 @@ KERNEL void scorch_spread(const struct slots a) {
   }
   if (is_outside) note(a.state + REFUSED);
   if (is_unsorted) note(a.state + UNSORTED);
-  if (a.buckets > MAX_COUNTED && is_last(a.state + SPREAD_DONE))
-    add_up(a.state + STATES, APART, a.begins, a.buckets);
+  if (are_many && is_last(a.state + SPREAD_DONE)) add_up(a.state + STATES, APART, a.begins, a.buckets);
+}
+
+KERNEL void scorch_spread(const struct slots a) {
+  spread(a, 0);
+}
+
+KERNEL void scorch_spread_many(const struct slots a) {
+  spread(a, 1);
 }
 
 #define SHARED_AT(i) shared[(i) + (i) / EACH]  // so that threads of a warp need few numbers of one bank
@@ -275,17 +283,25 @@ static inline void tell(const struct slots a, u32 is_refused, u32 is_unsorted, u
   if (a.told) *a.told = is_refused ? IS_REFUSED : is_unsorted ? (i64)places : 0;
 }
 
-KERNEL void scorch_sort(const struct slots a) {
+// So many blocks with so many threads run on a multiprocessor at once; from sm_100 on registers would spill.
+#if defined(__CUDACC_RTC__) && __CUDA_ARCH__ < 1000
+#define LIMITS(threads, blocks) __launch_bounds__(threads, blocks)
+#else
+#define LIMITS(threads, blocks)
+#endif
+
+static inline void sort_buckets(const struct slots a, int are_many) {
   SHARED(memory);
   u64 *shared = (u64 *)memory;
   if (a.state[REFUSED] || !a.state[UNSORTED]) {
     if (FIRST_UNIT(1) == 0) tell(a, a.state[REFUSED], 0, 0);
     return;
   }
-  for (i64 bucket = blockIdx.x; bucket < a.buckets; bucket += gridDim.x) {
-    const u32 count = count_of(a, bucket), before = count_before(a, bucket);
-    const u64 *spread = a.spread + bucket * a.capacity;
-    for (u32 at = threadIdx.x; at < count; at += blockDim.x) SHARED_AT(at) = spread[at];
+  EACH_BLOCK(bucket, a.buckets) {
+    const u32 count = count_of(a, bucket);
+    const u32 before = are_many ? a.begins[bucket] : part_before(a.state + STATES, APART, bucket);
+    const u64 *given = a.spread + bucket * a.capacity;
+    for (u32 at = threadIdx.x; at < count; at += blockDim.x) SHARED_AT(at) = given[at];
     __syncthreads();
     u64 own[EACH];
 #pragma unroll
@@ -294,22 +310,38 @@ KERNEL void scorch_sort(const struct slots a) {
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < EACH; r++) SHARED_AT(threadIdx.x * EACH + r) = own[r];
-    u32 starts = 0, all, begin;
-    sum_below(before, &begin);
+    u32 begin = before;
+    if (are_many) __syncthreads();
+    else begin = sum_of_block(before);
+    const int has_next = bucket + 1 < a.buckets;
+    const u64 next_bucket = has_next ? splitter(a, bucket + 1) : 0;
+    u32 starts = 0;
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
       const u64 here = SHARED_AT(i);
       a.sorted[begin + i] = here;
-      if (begin + i + 1 == a.entries) continue;
-      const u64 next = i + 1 < count ? SHARED_AT(i + 1) : splitter(a, bucket + 1);
+      const u64 next = i + 1 < count ? SHARED_AT(i + 1) : has_next ? next_bucket : here;
       starts += next >> a.bits != here >> a.bits;
     }
-    sum_below(starts, &all);
+    starts = sum_of_block(starts);
     if (threadIdx.x == 0) {
       a.begins[bucket] = begin;
-      a.places[bucket] = all;  // those that begin behind its first entry, the next bucket's too
+      a.places[bucket] = starts;  // those that begin behind its first entry, the next bucket's too
     }
   }
   if (!is_last(a.state + SORT_DONE)) return;
-  add_up(a.places, 1, a.places, a.buckets);
-  if (threadIdx.x == 0) tell(a, 0, 1, a.places[a.buckets] + 1);
+  if (are_many) add_up(a.places, 1, a.places, a.buckets);
+  const u32 all = are_many ? a.places[a.buckets] : sum_of_block(part_before(a.places, 1, (u32)a.buckets));
+  if (threadIdx.x == 0) {
+    a.places[a.buckets] = all;
+    tell(a, 0, 1, all + 1);
+  }
+}
+
+KERNEL void LIMITS(512, 4) scorch_sort(const struct slots a) {
+  sort_buckets(a, 0);
+}
+
+KERNEL void LIMITS(512, 4) scorch_sort_many(const struct slots a) {
+  sort_buckets(a, 1);
 }
