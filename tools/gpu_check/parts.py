@@ -25,24 +25,22 @@ from tools.gpu_check.processes import ROOT, Counts, count, environment, python
 DRAWN = {"einsum": 3_000, "evaluate": 2_000, "gradients": 1_000, "einsum gradients": 500}
 TEST_FOLDERS = ("tests/ops", "tests/tensor", "tests/learning")
 MOST_TESTS = 1_000  # that are named where they do not pass
+MOST_JOBS_OF_LAYERS = 4
 
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """What a tool of compute-sanitizer looks at: drawn cases, sections of the benchmarks."""
+    """How many drawn cases a tool of compute-sanitizer looks at, and what it is told; kernels it sees all."""
 
     cases: int
-    sections: str
     words: tuple[str, ...] = ()
 
 
 SANITIZERS = {
-    "memcheck": Sanitizer(20, "spmv,spmm32,spmm128,sddmm64,softmax,add,mul,spgemm,transpose,coalesce"),
+    "memcheck": Sanitizer(20),
     # Tens of times slower, and about shared memory alone: of our own kernels, those that have some.
-    "racecheck": Sanitizer(4, "spgemm,attention,gat", ("--kernel-name", "kns=scorch")),
+    "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch")),
 }
-
-
 SANITIZER_WORDS = ("--target-processes", "all", "--error-exitcode", "9")
 OUT_OF_TIME = "out of time\n"
 
@@ -239,7 +237,15 @@ def run(command: Sequence[str], limit: float, **env: str) -> str:
 
 def layers(options: Options) -> dict[str, Any]:
     """Try what stands above single operations: training, graphs, copies, compilers."""
-    said = run(python("-m", "tools.gpu_check.layers", options.device), options.limit)
+    names, jobs = list(CHECKS), max(1, min(options.jobs, MOST_JOBS_OF_LAYERS))
+
+    def share(number: int) -> str:
+        return run(
+            python("-m", "tools.gpu_check.layers", options.device, *names[number::jobs]), options.limit
+        )
+
+    with ThreadPoolExecutor(jobs) as pool:
+        said = "\n".join(pool.map(share, range(jobs)))
     lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
     found = {name: lines.get(name, "did not end") for name in CHECKS}
     return {**found, "problems": sum(outcome != "ok" for outcome in found.values())}
@@ -255,7 +261,7 @@ def sanitizer_program() -> str | None:
 
 
 def sanitize(options: Options) -> dict[str, Any]:
-    """Run drawn cases and the benchmarks' tiny matrices under memcheck and racecheck."""
+    """Run every kernel, and drawn cases, under memcheck and racecheck."""
     program = sanitizer_program()
     if program is None or not options.device.startswith("cuda"):
         print("sanitize: there is no compute-sanitizer, or no GPU", flush=True)
@@ -287,10 +293,10 @@ def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:
     """The commands that a tool watches, by their names."""
     cases = sanitizer.cases if options.cases is None else min(sanitizer.cases, options.cases)
     words = [options.device, str(options.seed), str(cases)]
-    commands = {kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")}
-    words = ["--tiny", "--device", options.device, "--seconds", "1", "--only", sanitizer.sections]
-    commands["kernels"] = python("-m", "benchmarks.gpu", *words)
-    return commands
+    kernels = {"kernels": python("-m", "tools.gpu_check.kernels", options.device)}
+    return kernels | {
+        kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")
+    }
 
 
 def sanitizer_errors(text: str) -> int | None:

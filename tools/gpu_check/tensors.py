@@ -110,12 +110,16 @@ class _StaysThere(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_copy = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
-        given = [value for value in args if isinstance(value, torch.Tensor)]
-        if is_copy and result.device.type == "cpu" and max(value.numel() for value in given) > FEW:
-            assert given[-1].device.type == "cpu", f"{given[-1].numel()} numbers were copied to the host"
-        return result
+        named = kwargs or {}
+        if func.overloadpacket is torch.ops.aten.copy_:
+            self._check(args[1], args[0].device)
+        elif func.overloadpacket is torch.ops.aten._to_copy:
+            self._check(args[0], named.get("device") or args[0].device)
+        return func(*args, **named)
+
+    def _check(self, given: torch.Tensor, target: torch.device) -> None:
+        is_read = target.type == "cpu" != given.device.type
+        assert not is_read or given.numel() <= FEW, f"{given.numel()} numbers were copied to the host"
 
 
 @check
