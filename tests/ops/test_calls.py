@@ -234,7 +234,7 @@ def test_large_results_take_the_short_way_while_memory_is_free(
         assert torch.equal(S @ X, X)
     monkeypatch.setattr("scorch._src.storage.budget._unused_memory", lambda: 0)
     assert torch.equal(S @ X, X)
-    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda: 4000)
+    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda device: 4000)
     for _ in range(2):
         with pytest.raises(DensityError, match="budget of 1,000"):
             S @ X
