@@ -166,16 +166,29 @@ def test_a_broken_device_is_left_to_another_process(
 
 def test_first_results_are_measured_in_two_processes(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[str] = []
+    chosen: list[list[str]] = []
 
-    def found(device: str, cache: str) -> dict[str, Any]:
+    def found(device: str, cache: str, names: list[str]) -> tuple[dict[str, Any], dict[str, list[float]]]:
         caches.append(cache)
-        return {"S @ x": float(len(caches)), "S + S": "UnsupportedError: not there"}
+        chosen.append(names)
+        spent = {"S @ x": float(len(caches)), "S + S": "UnsupportedError: not there"}
+        return {**spent, host.COALESCING: 10.0 * len(caches)}, {host.COALESCING: [3.5, 0.5]}
 
     monkeypatch.setattr(host, "first_results", found)
-    row, failed = host.compile_times(Device("cpu"), 0.0, tiny=True)
-    assert {name: time.median for name, time in row.times.items()} == {"empty cache": 1.0, "full cache": 2.0}
+    product, behind, first, failed = host.compile_times(Device("cpu"), 0.0, tiny=True)
+    assert [row.label for row in (product, behind, first)] == ["S @ x", "coalescing", "first: coalescing"]
+    medians = [{name: time.median for name, time in row.times.items()} for row in (product, behind, first)]
+    busy = {"processors": 3.5, "of these the system": 0.5}
+    assert medians[0] == {"empty cache": 1.0, "full cache": 2.0}
+    assert medians[1] == {"empty cache": 10.0, "full cache": 20.0, **busy}
+    assert medians[2] == {"empty cache": 30.0, "full cache": 40.0, **busy}
     assert failed.failed["S + S, full cache"] == "UnsupportedError: not there"
-    assert len(set(caches)) == 1
+    assert chosen == [[], [], ["coalescing"], ["coalescing"]] and len({*caches}) == 2
+
+
+def test_first_results_are_those_of_a_process(tmp_path: Path) -> None:
+    spent, busy = host.first_results("cpu", str(tmp_path), [host.COALESCING])
+    assert isinstance(spent[host.COALESCING], float) and {*busy} == {host.COALESCING}
 
 
 def test_patterns_of_conversions_are_new_each_time() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,15 +84,17 @@ def _loop(call: Callable[[], Any], device: Device) -> float:
 
 # first results ---------------------------------------------------------------------------------------
 
+COALESCING = "coalescing"
+EMPTY = "empty cache"
 FIRST = """
-import json, sys, time
+import json, os, sys, time
 begin = time.perf_counter()
 import torch
 torch_s = time.perf_counter() - begin
 begin = time.perf_counter()
 import scorch
 scorch_s = time.perf_counter() - begin
-device = sys.argv[1]
+device, chosen = sys.argv[1], sys.argv[2:]
 def wait():
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -102,7 +104,9 @@ dense = torch.rand(200, 200, device=device) * (torch.rand(200, 200, device=devic
 given = dense.to_sparse_csr()
 S = scorch.sparse_csr_tensor(given.crow_indices(), given.col_indices(), given.values(), (200, 200))
 X, x = torch.rand(200, 32, device=device), torch.rand(200, device=device)
+places, values = torch.randint(200, (2, 20_000), device=device), torch.rand(20_000, device=device)
 wait()
+busy = {}  # seconds of processors, of all threads, and how many of them the system took
 found = {"import torch": torch_s, "import scorch": scorch_s, "tensors": time.perf_counter() - begin}
 cases = {
     "first: S @ x": lambda: S @ x,
@@ -112,23 +116,31 @@ cases = {
     "new expression": lambda: scorch.evaluate("y[i] = sum(j, exp(S[i,j]) * x[j]) / (1 + x[i])", S=S, x=x),
     "S + S.T": lambda: S + S.T,
     "S @ S": lambda: scorch.einsum("ij,jk->ik", S, S, format="csr"),
+    "coalescing": lambda: scorch.sparse_coo_tensor(places, values, (200, 200)),
 }
-for name, call in cases.items():
-    begin = time.perf_counter()
+for name in chosen or cases:
+    call, system, both, begin = cases[name], os.times().system, time.process_time(), time.perf_counter()
     try:
         call()
         wait()
         found[name] = time.perf_counter() - begin
+        busy[name] = time.process_time() - both, os.times().system - system
     except Exception as problem:
         found[name] = f"{type(problem).__name__}: {str(problem)[:150]}"
-print(json.dumps(found))
+print(json.dumps([found, busy]))
 """
 
 
-def first_results(device: str, cache: str) -> dict[str, Any]:
-    """Seconds until each expression's first result, in a process of its own."""
+def first_results(
+    device: str, cache: str, names: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Seconds until each expression's first result, in a process of its own; and those of processors.
+
+    ``names``: which expressions, if not all. Seconds of processors are those of all threads, and how many of
+    them the system took.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", FIRST, device],
+        [sys.executable, "-c", FIRST, device, *names],
         env={**os.environ, "SCORCH_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
@@ -136,28 +148,29 @@ def first_results(device: str, cache: str) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    found, busy = json.loads(done.stdout.splitlines()[-1])
+    return found, busy
 
 
 def compile_times(device: Device, seconds: float, tiny: bool) -> Iterator[Measured]:
-    """Measure first results with an empty cache of kernels, and in a second process with a full one."""
+    """Measure first results with an empty cache of kernels, and in a second process with a full one.
+
+    With an empty cache, the seconds of processors are shown too, most of them NVRTC's. Coalescing is measured
+    twice: behind other calls, and as the first call of a process.
+    """
     rounds: dict[str, dict[str, list[float]]] = {}
     failed: dict[str, str] = {}
     end = time.perf_counter() + seconds
     for number in range(1 if tiny else 3):
-        with tempfile.TemporaryDirectory() as cache:
-            for way in ("empty cache", "full cache"):
-                try:
-                    found = first_results(device.name, cache)
-                except Exception as problem:
-                    failed[way] = first_line(problem)
-                    continue
-                for name, spent in found.items():
-                    if isinstance(spent, str):
-                        failed[f"{name}, {way}"] = spent
-                    else:
-                        rounds.setdefault(name, {}).setdefault(way, []).append(spent)
+        for names in ([], [COALESCING]):
+            with tempfile.TemporaryDirectory() as cache:
+                for way in (EMPTY, "full cache"):
+                    try:
+                        found, busy = first_results(device.name, cache, names)
+                    except Exception as problem:
+                        failed[way] = first_line(problem)
+                        continue
+                    _take(rounds, failed, way, names, found, busy)
         if number and time.perf_counter() > end:
             break
     for name, ways in rounds.items():
@@ -165,3 +178,27 @@ def compile_times(device: Device, seconds: float, tiny: bool) -> Iterator[Measur
         yield Measured("compile", name, "200 x 200", medians)
     if failed:
         yield Measured("compile", "what failed", "200 x 200", failed=failed)
+
+
+def _take(
+    rounds: dict[str, dict[str, list[float]]],
+    failed: dict[str, str],
+    way: str,
+    names: Sequence[str],
+    found: dict[str, Any],
+    busy: dict[str, list[float]],
+) -> None:
+    """Add what was found in a process to that of earlier rounds; of ``names`` only, if there are some."""
+    for name, spent in found.items():
+        if names and name not in names:
+            continue
+        label = f"first: {name}" if names else name
+        if isinstance(spent, str):
+            failed[f"{label}, {way}"] = spent
+            continue
+        ways = rounds.setdefault(label, {})
+        ways.setdefault(way, []).append(spent)
+        if name in busy and way == EMPTY:
+            both, system = busy[name]
+            ways.setdefault("processors", []).append(both)
+            ways.setdefault("of these the system", []).append(system)

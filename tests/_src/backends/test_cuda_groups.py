@@ -200,3 +200,19 @@ def test_what_has_no_kernel_runs_one_by_one_and_says_why(monkeypatch: pytest.Mon
         text = str(scorch.explain(scorch.compile(row_sums), A, a, b, X))
     assert "NVRTC could not compile the fused kernel" in text
     scorch.clear_plans()
+
+
+def test_a_thread_takes_two_entries_at_once_where_rows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    run = grid_emulator.run_grid
+
+    def recorded(source: str, *arguments: Any) -> None:
+        texts.append(source)
+        run(source, *arguments)
+
+    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
+    for columns, are_short in ((20, True), (300, False)):
+        values = torch.rand(12, columns)
+        found = torch.sparse.softmax(scorch.from_torch(values.to_sparse_csr()), 1)
+        assert ("#pragma unroll 2" in texts[-1]) == are_short
+        torch.testing.assert_close(found.to_dense(), values.softmax(1))

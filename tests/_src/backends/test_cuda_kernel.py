@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import scorch
 from scorch._src.backends import cache
 from scorch._src.backends.cuda import driver, nvrtc
-from scorch._src.backends.cuda.kernel import LAUNCHES, CudaKernel, Launches, read_text
+from scorch._src.backends.cuda.kernel import (
+    LAUNCHES,
+    CudaKernel,
+    Launches,
+    compile_ahead,
+    kernel_of,
+    read_text,
+)
 from scorch.errors import CompilationError, CompilerNotFoundError
 
 
@@ -51,6 +59,81 @@ def test_who_need_not_wait_does_so_for_a_while(monkeypatch: pytest.MonkeyPatch) 
     assert kernel.is_ready(may_wait=False) and kernel._compiling is not None
 
 
+def test_who_asks_first_waits_for_what_was_begun_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scorch._src.backends.cuda.kernel.PATIENCE", 60.0)
+    has_begun = threading.Event()
+
+    def compile_cuda(*_: str) -> bytes:
+        assert has_begun.wait(60)
+        return b"code"
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    kernel = CudaKernel("a text", "a label")
+    kernel.begin()
+    join, joined = threading.Thread.join, []
+
+    def recorded(thread: threading.Thread, timeout: float | None = None) -> None:
+        joined.append(timeout)
+        has_begun.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", recorded)
+    assert kernel.is_ready(may_wait=False) and joined[0] == 60
+
+
+def test_nobody_waits_for_the_rest_of_what_is_half_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, has_one = threading.Event(), threading.Event()
+
+    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+        if part == "one":
+            return b"code"
+        has_one.set()
+        assert may_end.wait(60)
+        return b"other code"
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr("scorch._src.backends.cuda.kernel.MAX_COMPILERS", 1)  # "one", then "two"
+    kernel = CudaKernel("a text", "a label", ["one", "two"])
+    assert not kernel.is_ready(may_wait=False) and has_one.wait(60)
+    threading.Timer(5, may_end.set).start()  # for a call that does wait, which would be wrong
+    assert kernel._codes and not kernel.is_ready(may_wait=False) and not may_end.is_set()
+    may_end.set()
+    assert kernel._compiling is not None
+    kernel._compiling.join()
+    assert kernel.is_ready(may_wait=False)
+
+
+def test_kernels_are_compiled_ahead_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    looks = iter([True, True, False, False])
+
+    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+        compiled.append(part)
+        if part == "one":
+            raise CompilationError("NVRTC could not compile a kernel")
+        return b"code"
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(nvrtc, "is_busy", lambda: next(looks))
+    compile_ahead("a text", "a label", ["one", "two"]).join()
+    assert compiled == ["one", "two"] and next(looks, None) is None
+
+
+def test_what_nvrtc_is_at_work_on_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    were_busy: list[bool] = []
+
+    def compile_text(*_: str) -> tuple[bytes, str]:
+        were_busy.append(nvrtc.is_busy())
+        return b"code", ""
+
+    monkeypatch.setattr(nvrtc, "compile_text", compile_text)
+    monkeypatch.setattr(nvrtc, "_key", lambda *_: "0" * 64)
+    with scorch.settings(cache_directory=tmp_path):
+        assert nvrtc.compile_cuda("a text", "sm_90") == b"code" == nvrtc.compile_cuda("a text", "sm_90")
+    assert were_busy == [True] and not nvrtc.is_busy()
+
+
 def test_what_is_needed_next_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
@@ -86,6 +169,12 @@ def test_functions_that_a_call_needs_are_compiled_side_by_side(monkeypatch: pyte
     compiled.clear()
     kernel.prepare(["one", "three", "four"], 0)
     assert kernel.function("four", 0) == (b"four", "four") and {*compiled} == {"three", "four"}
+
+
+def test_a_text_has_one_kernel_for_the_same_functions() -> None:
+    one = kernel_of("a text that is shared", "a label", ["one"])
+    assert one is kernel_of("a text that is shared", "another label", ("one",))
+    assert one is not kernel_of("a text that is shared", "a label", ["one", "two"])
 
 
 @pytest.mark.parametrize(

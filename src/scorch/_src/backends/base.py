@@ -194,6 +194,7 @@ class Executable(ABC):
 
     def begin(self) -> None:
         """Have ``combine``, and ``collect``, compiled meanwhile: places of entries are about to be found."""
+        return None
 
     def combine(
         self,

@@ -50,6 +50,7 @@ class CudaBackend(base.Backend):
         return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow(plan)), grid)
 
     def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
+        self.routines.compile_ahead()
         return self.kind_of(schedule)(schedule, sizes)
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scorch._src.backends.cuda import nvrtc
 from scorch._src.backends.cuda.entries import FEW, CudaEntries
 from scorch._src.backends.cuda.executable import in_context
-from scorch._src.backends.cuda.kernel import CudaKernel, Launch, read_text
+from scorch._src.backends.cuda.kernel import CudaKernel, Launch, compile_ahead, read_text
 from scorch._src.backends.cuda.one_call import Address, LaunchList, Slot
 from scorch._src.backends.cuda.streams import check_waiting, told_on
 from scorch._src.backends.print.cuda import print_prelude
@@ -53,6 +54,10 @@ IS_REFUSED = 1 << 62  # what the host is told instead of a number of places
 MAX_PLANS = 256  # of launches, by dtypes, sizes and numbers of entries
 
 FEW_ENTRIES = "scorch_few"  # the function that does all of it
+LABEL = "entries that repeat"
+# What is compiled ahead: matrices of up to a million entries, those that take longest first.
+USUAL = torch.int64, torch.int32, torch.float32, 2
+USUAL_FUNCTIONS = "scorch_sort", "scorch_spread", "scorch_place", "scorch_rank", FEW_ENTRIES, "scorch_sample"
 
 _NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
 _INDICES = (torch.int32, torch.int64)
@@ -79,6 +84,7 @@ class CudaCoalescing(CudaEntries):
 
     def __init__(self) -> None:
         super().__init__()
+        self._is_ahead = False
         self._coalesces: dict[tuple[Dtypes, int, tuple[str, ...]], CudaKernel] = {}
         self._plans: BoundedCache[tuple[Any, ...], _Plan] = BoundedCache(MAX_PLANS)
 
@@ -98,6 +104,13 @@ class CudaCoalescing(CudaEntries):
                 return None
             plain = [column.contiguous() for column in columns]
             return self._coalesce(plan, plain, values, index, meanwhile)
+
+    def compile_ahead(self) -> None:
+        """Have the kernels of the usual entries compiled meanwhile: the first call would wait for them."""
+        if self._is_ahead or not torch.cuda.is_initialized() or not nvrtc.is_there():
+            return
+        self._is_ahead = True
+        compile_ahead(print_coalesce(*USUAL), LABEL, USUAL_FUNCTIONS)
 
     def _plan_entries(
         self,
@@ -133,7 +146,7 @@ class CudaCoalescing(CudaEntries):
     def _kernel_of_entries(self, dtypes: Dtypes, dims: int, functions: tuple[str, ...]) -> CudaKernel:
         kernel = self._coalesces.get((dtypes, dims, functions))
         if kernel is None:
-            kernel = self.make_kernel(print_coalesce(*dtypes, dims), "entries that repeat", functions)
+            kernel = self.make_kernel(print_coalesce(*dtypes, dims), LABEL, functions)
             self._coalesces[dtypes, dims, functions] = kernel
         return kernel
 

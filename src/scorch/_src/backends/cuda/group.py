@@ -34,8 +34,8 @@ from scorch._src.loops.stages import as_units
 MAX_EVEN_ROW = 256  # entries: rows that are no longer than this are never too long for a unit
 MAX_EVENNESS = 4  # times the mean of all, too, if they are many
 MIN_ROWS = 4096  # fewer units leave a part of a device idle
-# Entries of a row that a thread takes at once where a row is for less than a warp, and a thread has two to four of
-# them: NVRTC's own choice, four, takes it up to twice as long, for code that few rows reach.
+# Entries that a thread takes at once where a row is for less than a warp, and a thread has two to four.
+# NVRTC's own choice, four, makes code that few rows reach, and takes it longer.
 AT_ONCE = 2
 
 

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import re
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
 MAX_COMPILERS = 8  # at once: each needs memory
+DELAY, PAUSE = (
+    0.05,
+    0.01,
+)  # seconds before kernels are compiled ahead, and between looks at who compiles others
 PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
 
@@ -84,7 +89,7 @@ class CudaKernel:
         self.source, self.label, self.first = source, label, first
         self._codes: dict[tuple[tuple[int, int], str], bytes] = {}  # by architecture and part
         self._functions: dict[tuple[str, int], Any] = {}  # by name and device
-        self._is_refused = False
+        self._is_refused = self._was_waited_for = False
         self._compiling: threading.Thread | None = None
 
     def is_ready(self, may_wait: bool = True) -> bool:
@@ -96,7 +101,7 @@ class CudaKernel:
         if not self.source or self._is_refused or not nvrtc.is_there():
             refuse("NVRTC has no code for it")
             return False
-        if not may_wait and not self._codes and not self._is_compiled():
+        if not may_wait and (self._compiling is not None or not self._codes) and not self._is_compiled():
             refuse("NVRTC compiles it meanwhile")
             return False
         if self._compiling is not None:
@@ -117,18 +122,20 @@ class CudaKernel:
             self._find_or_compile()
 
     def _is_compiled(self) -> bool:
-        """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise."""
-        if self._compiling is None:
-            compiling = self._find_or_compile()
-            if compiling is None:
-                return True
+        """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise.
+
+        Who asks first waits a while.
+        """
+        compiling = self._compiling or self._find_or_compile()
+        if compiling is not None and not self._was_waited_for:
+            self._was_waited_for = True
             compiling.join(PATIENCE)
-        return self._compiling is None or not self._compiling.is_alive()
+        return compiling is None or not compiling.is_alive()
 
     def _find_or_compile(self) -> threading.Thread | None:
         """Have a thread compile code for the current device, unless it is on disk."""
         device = torch.cuda.current_device()
-        if all(nvrtc.is_on_disk(self.source, _architecture(device), part) for part in self._first_parts):
+        if all(nvrtc.is_on_disk(self.source, architecture_of(device), part) for part in self._first_parts):
             return None
         # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
         work = functools.partial(contextvars.copy_context().run, self._compile, device)
@@ -198,9 +205,35 @@ class CudaKernel:
         key = torch.cuda.get_device_capability(device), part
         code = self._codes.get(key)
         if code is None:
-            code = self._codes[key] = nvrtc.compile_cuda(self.source, _architecture(device), self.label, part)
+            architecture = architecture_of(device)
+            code = self._codes[key] = nvrtc.compile_cuda(self.source, architecture, self.label, part)
         return code
 
 
-def _architecture(device: int) -> str:
+def architecture_of(device: int) -> str:
+    """Return what NVRTC calls the kind of a device."""
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def compile_ahead(source: str, label: str, parts: Sequence[str]) -> threading.Thread:
+    """Have a thread compile parts of a text before anybody asks for them; they stay on disk.
+
+    It compiles one after another, while nobody waits for NVRTC.
+    """
+    architecture = architecture_of(torch.cuda.current_device())
+
+    def work() -> None:
+        time.sleep(DELAY)
+        for part in parts:
+            while nvrtc.is_busy():
+                time.sleep(PAUSE)
+            if not threading.main_thread().is_alive():
+                return
+            with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the first call raises
+                nvrtc.compile_cuda(source, architecture, label, part)
+
+    # Not a daemon: the interpreter waits at its end for the part that is being compiled.
+    run = functools.partial(contextvars.copy_context().run, work)
+    thread = threading.Thread(target=run, name=f"compile {label} ahead", daemon=False)
+    thread.start()
+    return thread

@@ -20,6 +20,8 @@ OPTIONS = ("-default-device", "--std=c++17")
 MINIMAL = "--minimal"  # without textures and functions of the host's libraries, which takes less time
 MINIMAL_SINCE = (12, 4)
 
+_at_work: list[str] = []  # keys of what is being compiled
+
 
 def compile_cuda(source: str, architecture: str, label: str = "", part: str = "") -> bytes:
     """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk.
@@ -48,8 +50,17 @@ def _read_from_disk(key: str) -> bytes | None:
     return None if path is None else path.read_bytes()
 
 
+def is_busy() -> bool:
+    """Check whether a kernel is being compiled."""
+    return bool(_at_work)
+
+
 def _compile_and_store(source: str, architecture: str, key: str, label: str, part: str) -> bytes:
-    code, said = compile_text(source, architecture, *options_of(part))
+    _at_work.append(key)
+    try:
+        code, said = compile_text(source, architecture, *options_of(part))
+    finally:
+        _at_work.remove(key)
     if not code:
         path = cache.store_text(key, ".c", source)
         raise CompilationError(
