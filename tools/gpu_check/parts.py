@@ -41,6 +41,7 @@ SANITIZERS = {
     # Tens of times slower, and about shared memory alone: of our own kernels, those that have some.
     "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch")),
 }
+KERNELS, SHARE_OF_KERNELS = "kernels", 4  # times the time of drawn cases
 SANITIZER_WORDS = ("--target-processes", "all", "--error-exitcode", "9")
 OUT_OF_TIME = "out of time\n"
 
@@ -273,9 +274,10 @@ def sanitize(options: Options) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     end = options.end
+    shares = [SHARE_OF_KERNELS if name == KERNELS else 1 for _, name in commands]
     for number, ((tool, name), command) in enumerate(commands.items()):
         # What one command leaves of its share the others have.
-        limit = (end - time.monotonic()) / (len(commands) - number)
+        limit = (end - time.monotonic()) * shares[number] / sum(shares[number:])
         # Without torch's pool every array is an allocation of its own, whose bounds are known.
         text = run(command, limit, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         if "Device not supported" in text:
@@ -293,7 +295,7 @@ def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:
     """The commands that a tool watches, by their names."""
     cases = sanitizer.cases if options.cases is None else min(sanitizer.cases, options.cases)
     words = [options.device, str(options.seed), str(cases)]
-    kernels = {"kernels": python("-m", "tools.gpu_check.kernels", options.device)}
+    kernels = {KERNELS: python("-m", "tools.gpu_check.kernels", options.device)}
     return kernels | {
         kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")
     }

@@ -32,15 +32,17 @@ assert not status, "the process that was forked after the import failed"
 """
 
 KERNELS = """
-import sys, torch, scorch
+import sys, time, torch, scorch
 from scorch._src.backends.cuda import kernel, nvrtc
 made, launched = [], kernel.Launches()
 compile_text = nvrtc.compile_text
 nvrtc.compile_text = lambda *words: (made.append(1), compile_text(*words))[1]
 kernel.LAUNCHES.append(launched)
 S = scorch.from_torch(2 * torch.eye(50), format="csr").cuda()
-(S @ torch.ones(50, 2, device="cuda"), S + S.T, S @ S, torch.softmax(S, 1))
-torch.cuda.synchronize()
+for _ in range(3):
+    (S @ torch.ones(50, 2, device="cuda"), S + S.T, S @ S, torch.softmax(S, 1))
+    torch.cuda.synchronize()
+    time.sleep(1)  # some are compiled by a thread
 print(len(made), len(launched.launched))
 """
 
@@ -73,7 +75,7 @@ def kernels_of_other_processes(device: str) -> None:
         first, second = (_said(KERNELS, SCORCH_CACHE_DIR=folder).split() for _ in range(2))
     assert int(first[0]) > 0, "the first process compiled nothing"
     assert int(second[0]) == 0, f"the second process compiled {second[0]} texts"
-    assert second[1] == first[1] != "0", f"{first[1]} launches, then {second[1]}"
+    assert int(second[1]) >= int(first[1]) > 0, f"{first[1]} launches, then {second[1]}"
 
 
 # training by several ---------------------------------------------------------------------------------
@@ -142,6 +144,7 @@ def _free_port() -> int:
 @contextlib.contextmanager
 def _group(backend: str, rank: int, size: int, port: int) -> Iterator[None]:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine may have no other
     dist.init_process_group(backend, rank=rank, world_size=size)
     try:
         yield

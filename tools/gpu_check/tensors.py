@@ -72,10 +72,12 @@ def pinned_memory(device: str) -> None:
         return
     S = matrix("cpu").pin_memory()
     assert S.is_pinned() and not matrix("cpu").is_pinned()
-    with torch.cuda.stream(torch.cuda.Stream()) as side:
+    with torch.cuda.stream(torch.cuda.Stream()):
+        S.to(device, non_blocking=True)  # after which the stream has memory
+        torch.cuda.current_stream().synchronize()
         torch.cuda._sleep(50_000_000)
         moved = S.to(device, non_blocking=True)
-        assert not torch.cuda.current_stream().query(), f"{side}: the host waited for the copy"
+        assert not torch.cuda.current_stream().query(), "the host waited for a copy"
     torch.cuda.synchronize()
     agree(moved, S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -220,9 +221,10 @@ def solvers(device: str) -> None:
     agree(scorch.linalg.cg(A, b), wanted)
     agree(scorch.linalg.gmres(A, b), wanted)
     agree(torch.linalg.solve(A, b), wanted)
-    largest = torch.linalg.eigvalsh(plain(A))[-4:]
-    agree(scorch.linalg.eigsh(A, 4)[0].sort().values, largest)
-    found = [scorch.linalg.cg(A, b), torch.linalg.solve(A, b), scorch.linalg.eigsh(A, 4)[0]]
+    found = [scorch.linalg.cg(A, b), scorch.linalg.gmres(A, b), torch.linalg.solve(A, b)]
+    if importlib.util.find_spec("scipy"):
+        found.append(scorch.linalg.eigsh(A, 4)[0])
+        agree(found[-1].sort().values, torch.linalg.eigvalsh(plain(A))[-4:])
     assert {each.device.type for each in found} == {torch.device(device).type}
 
     def gradients(place: str) -> list[torch.Tensor]:

@@ -129,9 +129,18 @@ def test_questions_about_numbers_are_answered_as_by_torch(dtype):
                 assert ROUTINES.ask_nonzero(array)() == bool(array.any())
 
 
-def test_numbers_without_memory_are_not_searched() -> None:
-    zeros = torch._efficientzerotensor((3,))
-    assert ROUTINES.ask_finite([zeros])() and not ROUTINES.ask_nonzero(zeros)()
+class Wrapped(torch.Tensor):
+    """A subclass, whose numbers may be elsewhere."""
+
+
+def test_numbers_without_memory_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Launches()
+    monkeypatch.setattr(kernel, "LAUNCHES", [record])
+    for zeros in (torch._efficientzerotensor((3,)), torch.zeros(3).as_subclass(Wrapped)):
+        assert ROUTINES.ask_finite([zeros])() and not ROUTINES.ask_nonzero(zeros)()
+        assert not ROUTINES.ask_divisor(zeros)()
+    assert not record.launched
+    assert not ROUTINES.ask_nonzero(torch.zeros(3))() and len(record.launched) == 1
 
 
 # What each function asks of a dense operand, and a number for which the format is another one.

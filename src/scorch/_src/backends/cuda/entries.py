@@ -42,6 +42,7 @@ CALLS = 8  # that are made before one builtin launches all
 MAX_SEARCHES = 256  # that are planned, by dtype, sizes, kinds and stream
 
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def print_sum_runs(dtype: torch.dtype) -> str:
@@ -118,7 +119,7 @@ class CudaEntries(WaitingRoutines):
             return None
         if other.dtype is not dtype or not (one.is_contiguous() and other.is_contiguous()):
             return None
-        if one._is_zerotensor() or other._is_zerotensor():  # without memory
+        if not (_has_memory(one) and _has_memory(other)):
             return None
         check_waiting(device, what)
         with in_context(device):
@@ -199,6 +200,11 @@ class CudaEntries(WaitingRoutines):
             if not kernel.is_ready():
                 return super().sum_entries(found, values)
             return _sum(kernel, values.contiguous(), order, first)
+
+
+def _has_memory(array: Tensor) -> bool:
+    """Check whether the numbers of an array are at its address, which those of a subclass may not be."""
+    return type(array) in _PLAIN and not array._is_zerotensor()
 
 
 def _sum(kernel: CudaKernel, values: Tensor, order: Tensor, first: Tensor) -> Tensor:

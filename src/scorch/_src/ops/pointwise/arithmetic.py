@@ -180,7 +180,7 @@ def _statement(
         return None
     elif sign in "+-":
         result_form = "dense"
-        if form.is_blocked or not is_within_budget(math.prod(shape) * dtype.itemsize, other.device):
+        if form.is_blocked or not is_within_budget(math.prod(shape) * dtype.itemsize, sparse.storage.device):
             return None
         if not other.is_contiguous():
             return None  # a result lies in memory as the dense operand does
