@@ -20,6 +20,7 @@ from scorch._src.compiler.target import host_target, using_target
 from scorch._src.nn import prune
 from scorch._src.nn.stored_values import store_values
 from scorch._src.ops.products.groups import find_positions
+from scorch._src.ops.products.linear import bind_batch
 
 pytestmark = pytest.mark.cpu("routines of the CPU")
 STORED = (torch.float32, torch.bfloat16, torch.int8)
@@ -113,6 +114,20 @@ def test_layers_multiply_batches_of_all_sizes() -> None:
                 torch.testing.assert_close(layer(x).double(), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.whole
+@torch.no_grad()
+def test_one_row_is_prepared_unless_codes_are_faster() -> None:
+    for nm in ((2, 4), (1, 4)):
+        layer, x = layer_of(nm, 16, 32), torch.randn(1, 32)
+        product = bind_batch(x, layer.weight.detach(), None)
+        if nm == (2, 4) and groups.has_fast_codes():
+            assert product is None
+            continue
+        assert product is not None
+        found = product(layer.values, None, None, None, x)
+        torch.testing.assert_close(found, x @ layer.weight.to_dense().T, rtol=1e-4, atol=1e-4)
+
+
 def test_calls_see_values_that_change() -> None:
     torch.manual_seed(0)
     layer, x = layer_of((1, 4), 32, 32), torch.randn(4, 32)
@@ -159,7 +174,7 @@ def test_other_dtypes_and_large_batches_read_columns() -> None:
     assert find_positions(torch.randn(1, 32, dtype=torch.float64), layer.pattern) is None
     assert find_positions(torch.randn(17, 32), layer.pattern) is None
     few = find_positions(torch.randn(2, 32), layer.pattern)
-    assert (few is not None) == routines_for(torch.ones(1)).reads_positions(2, 0.25)
+    assert (few is not None) == routines_for(torch.ones(1)).reads_positions(torch.float32, 2, 0.25)
 
 
 @torch.no_grad()

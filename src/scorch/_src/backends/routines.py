@@ -448,9 +448,9 @@ class Routines:
         del layer
         return None
 
-    def reads_positions(self, batch: int, density: float) -> bool:
+    def reads_positions(self, dtype: torch.dtype, batch: int, density: float) -> bool:
         """Whether ``multiply_batch`` reads what ``pack_positions`` returns faster than columns."""
-        del batch, density
+        del dtype, batch, density
         return False
 
     def pack_positions(self, pos: Tensor, crd: Tensor, columns: int) -> Tensor | None:

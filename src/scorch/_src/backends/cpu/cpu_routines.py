@@ -19,7 +19,12 @@ from scorch._src.backends.cpu.routines.copy_indices import copied_indices
 from scorch._src.backends.cpu.routines.few_values import add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
-from scorch._src.backends.cpu.routines.groups import multiply_groups, pack_positions, reads_positions
+from scorch._src.backends.cpu.routines.groups import (
+    has_fast_codes,
+    multiply_groups,
+    pack_positions,
+    reads_positions,
+)
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
 from scorch._src.backends.cpu.routines.linear import bind_batch, multiply_batch
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
@@ -51,7 +56,6 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 class CpuRoutines(Routines):
     batch_dtypes = (torch.float32, torch.float64)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
-    group_dtypes = (torch.float32,)
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
@@ -78,6 +82,11 @@ class CpuRoutines(Routines):
     )
     multiply_batch = staticmethod(multiply_batch)
     bind_batch = staticmethod(bind_batch)
+
+    @property
+    def group_dtypes(self) -> tuple[torch.dtype, ...]:  # type: ignore[override]
+        return (torch.float32,) if has_fast_codes() else ()
+
     reads_positions = staticmethod(reads_positions)
     pack_positions = staticmethod(pack_positions)
     multiply_groups = staticmethod(multiply_groups)

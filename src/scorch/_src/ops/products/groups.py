@@ -29,9 +29,9 @@ class Groups(NamedTuple):
 def find_positions(input: torch.Tensor, pattern: Pattern) -> torch.Tensor | None:
     """Return the positions in windows of a csr pattern, if routines read them for such an input."""
     (rows, columns), routines = pattern.shape, routines_for(input)
-    if input.dtype not in routines.group_dtypes or not pattern.size:
+    if not pattern.size:
         return None
-    if not routines.reads_positions(input.numel() // columns, pattern.size / (rows * columns)):
+    if not routines.reads_positions(input.dtype, input.numel() // columns, pattern.size / (rows * columns)):
         return None
     known = pattern.structures.get("positions", False)
     if known is False:

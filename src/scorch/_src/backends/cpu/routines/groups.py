@@ -41,7 +41,7 @@ def multiply_groups(
     """Multiply one row by a weight with codes in place of columns; None where another routine must."""
     pos, codes, values = weight
     functions = builtins()
-    if functions is None or not is_able():
+    if functions is None or not has_fast_codes():
         return None
     stored = STORED.get(values.dtype)
     at = by_rows.address(_source(stored), _WHAT, "groups", x.dtype, pos.dtype)
@@ -65,21 +65,22 @@ def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     return result_descriptor(type_of_dtype(dtype), shape, zero=False)
 
 
-def is_able() -> bool:
+def has_fast_codes() -> bool:
     """Whether vectors hold four floats and are shuffled faster than elements are gathered."""
     return platform.machine() in ("aarch64", "arm64") and target().vector_bytes == 16
 
 
-def reads_positions(batch: int, density: float) -> bool:
-    """Whether shuffled windows are faster than columns, for so many rows of a batch.
+def reads_positions(dtype: torch.dtype, batch: int, density: float) -> bool:
+    """Whether shuffled windows are faster than columns, for so many rows of a batch of ``dtype``.
 
     As measured, vectors of 16 floats gain with up to 16 rows; those of 8 with up to 8, but with one row only
     where windows have one value.
     """
     lanes = window()
-    if lanes not in PACKED_LANES or platform.machine().lower() not in ("x86_64", "amd64"):
+    if dtype != torch.float32 or lanes not in PACKED_LANES:
         return False
-    return batch <= lanes and (lanes == 16 or batch > 1 or density * lanes <= 1)
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return is_x86 and batch <= lanes and (lanes == 16 or batch > 1 or density * lanes <= 1)
 
 
 def pack_positions(pos: Tensor, crd: Tensor, columns: int) -> Tensor | None:
