@@ -39,6 +39,8 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
     inside = plan.order[vectors.depth : -1]
     loops = f"the loop{'s' if len(inside) > 1 else ''} over {', '.join(inside)}"
     words = f"{x} in {lanes}, {size}; the results stay in registers during {loops}{jam}"
+    if vectors.apart > 1:
+        words += f", in {vectors.apart} partial sums"
     if vectors.opens < vectors.depth:
         words += f"; {x} is tiled outermost, so that a tile of the dense operand stays in the cache"
     return words
