@@ -49,7 +49,9 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
 def _scalar_in_words(plan: Plan) -> str:
     x = plan.order[-1]
     if plan.gathered:
-        return f"{x} in vectors of {plan.gathered}, gathered"
+        dense = (a for a in plan.step.accesses if not plan.operand(a.tensor).is_sparse)
+        how = "gathered" if any(x in access.indices for access in dense) else "with a mask for the remainder"
+        return f"{x} in vectors of {plan.gathered}, {how}"
     if 1 < plan.sums <= MAX_SUM_TURNS:
         return f"scalar {x}, in {plan.sums} partial sums"
     return f"scalar {x}, vectorization left to the C compiler"

@@ -69,13 +69,16 @@ def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
 
 
 def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> int:
-    """In how many lanes an innermost sum over stored entries gathers what dense operands have there."""
+    """In how many lanes an innermost sum over stored entries gathers what dense operands have there.
+
+    Without any, compilers do as well in long rows; in short ones, masks for what is left over pay, too.
+    """
     x, widest = plan.order[-1], target().gather_bytes
     if not widest or not enabled("sums") or plan.element not in (FLOAT32, FLOAT64):
         return 0
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
-    if len(walked) != 1 or not gathers:
+    if len(walked) != 1 or not (gathers or walked[0].row_length < LONG_ROW):
         return 0
     return min(GATHERED, widest // max(plan.element.bytes, walked[0].index.bytes))
 
