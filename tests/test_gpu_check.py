@@ -265,6 +265,7 @@ def test_all_kernels_are_sanitized(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the emulator of grids, where sizes are smaller and so are some limits."""
     monkeypatch.setattr(coalescing, "MAX_RANKED", 100)
     monkeypatch.setattr(coalescing, "MAX_DRAWN", 100)
+    monkeypatch.setattr(coalescing, "MAX_COUNTED", 22)  # buckets, of which 6,000 entries have 19
     monkeypatch.setattr(attention_blocks, "MIN_CUT", 2)
     monkeypatch.setattr(attention_blocks, "FEW_CUT", 1)
     assert len(kernels.names_of_kernels()) > 30

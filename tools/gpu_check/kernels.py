@@ -162,7 +162,7 @@ def rows_and_sums(device: str) -> None:
 @group
 def coalescing(device: str) -> None:
     """By one kernel, by several, and with a sample that is sorted itself; one place has many entries."""
-    for count in (300, 6_000, 800_000 if device != "cpu" else 8_000):
+    for count in (300, 6_000, 1_600_000 if device != "cpu" else 8_000):
         generator = torch.Generator("cpu").manual_seed(count)
         size = int(count**0.5) + 2
         places = torch.randint(size, (2, count), generator=generator, device="cpu")
