@@ -283,12 +283,17 @@ def sanitize(options: Options) -> dict[str, Any]:
         if "Device not supported" in text:
             return {"skipped": "compute-sanitizer does not support this device", "problems": 0}
         errors, is_cut = sanitizer_errors(text), OUT_OF_TIME in text
+        has_failed = not is_cut and re.search(r"exit code -?[1-9]", text) is not None
         said = "out of time" if is_cut else "no summary" if errors is None else f"{errors} errors"
-        tail = text[-1500:] if errors != 0 else ""
-        found[f"{tool} {name}"] = {"errors": errors, "cut_short": is_cut, "tail": tail}
-        print(f"sanitize, {tool} {name}: {said}", flush=True)
-    bad = [row for row in found.values() if row["errors"] or (row["errors"] is None and not row["cut_short"])]
-    return {**found, "problems": len(bad)}
+        tail = text[-1500:] if errors != 0 or has_failed else ""
+        found[f"{tool} {name}"] = {"errors": errors, "cut_short": is_cut, "failed": has_failed, "tail": tail}
+        print(f"sanitize, {tool} {name}: {said}{', and it failed' if has_failed else ''}", flush=True)
+    return {**found, "problems": sum(_is_bad(row) for row in found.values())}
+
+
+def _is_bad(row: dict[str, Any]) -> bool:
+    is_silent = row["errors"] is None and not row["cut_short"]
+    return bool(row["errors"]) or row["failed"] or is_silent
 
 
 def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:

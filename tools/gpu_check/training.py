@@ -197,7 +197,12 @@ def torch_compile(device: str) -> None:
     def function(A: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(A @ x) * 2 + 1
 
-    agree(torch.compile(function, fullgraph=True)(S, x), function(S, x))
+    compiled_function = torch.compile(function, fullgraph=True)
+    agree(compiled_function(S, x), function(S, x))
+    A, X = S.detach().requires_grad_(), x.detach().requires_grad_()
+    grads = [torch.autograd.grad(f(A, X).square().sum(), [A, X]) for f in (compiled_function, function)]
+    for found, wanted in zip(*grads, strict=True):
+        agree(found, wanted, 1e-2)
     model = Network().to(device)
     compiled = torch.compile(model, fullgraph=True)
     y = dense(device, 8, N)
