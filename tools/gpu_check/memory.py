@@ -335,7 +335,7 @@ def _large(device: str) -> dict[str, Callable[[], Case]]:
 
     def softmax() -> Case:
         S = sparse()
-        return [S], lambda: torch.softmax(S, 1)
+        return [S], lambda: torch.sparse.softmax(S, 1)
 
     def layer_of(kind: Callable[..., torch.nn.Module]) -> Callable[[], Case]:
         def make() -> Case:

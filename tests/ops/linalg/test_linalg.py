@@ -17,6 +17,7 @@ from scorch.errors import (
     CallError,
     ConvergenceError,
     DensityError,
+    DeviceError,
     DtypeError,
     LinAlgError,
     OperandError,
@@ -143,6 +144,10 @@ def test_what_cannot_be_solved():
         torch.linalg.solve(S, b, left=False)
     with pytest.raises(CallError, match=r"same dtype.*float32"):
         torch.linalg.solve(S, b.float())
+    elsewhere = torch.empty(4, dtype=torch.float64, device="meta")
+    for call in (torch.linalg.solve, scorch.linalg.cg, scorch.linalg.gmres):
+        with pytest.raises(DeviceError, match=r"same device, but got \w+(:0)? and meta; move"):
+            call(S, elsewhere)
     with pytest.raises((CallError, UnsupportedError), match="floating point or complex"):
         torch.linalg.solve(S.long(), b.long())
     with pytest.raises(LinAlgError, match="zero on its diagonal"):

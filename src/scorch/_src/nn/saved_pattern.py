@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 
 
 def pattern_to_words(pattern: Pattern) -> torch.Tensor:
-    """Convert a pattern to a tensor of 32-bit integers."""
+    """Convert a pattern to a tensor of 32-bit integers on its device."""
     form = pattern.format
     numbers = [len(form), *map(ord, form.spelling), *form.order, *(n for pair in form.blocks for n in pair)]
     parts = [torch.tensor([len(numbers), *numbers], dtype=torch.int32, device=HOST)]
@@ -37,7 +37,7 @@ def pattern_to_words(pattern: Pattern) -> torch.Tensor:
         is_narrow = form.level_size(level, pattern.shape) <= MAX_NARROW
         parts += [] if pos is None else _array_to_words(pos)
         parts += [] if crd is None else _array_to_words(crd.to(torch.int16) if is_narrow else crd)
-    return torch.cat(parts)
+    return torch.cat(parts).to(pattern.device)
 
 
 def _array_to_words(array: torch.Tensor) -> list[torch.Tensor]:

@@ -87,7 +87,7 @@ def eigsh(
         raise ArgumentError(f"k must be between 1 and {rows}, the number of rows, but got {k!r}")
     if not is_hermitian(matrix):
         raise LinAlgError("eigsh: the matrix is not symmetric; use torch.linalg.eig on A.to_dense()")
-    start = None if v0 is None else as_columns("eigsh", v0, rows, matrix.dtype, "v0")
+    start = None if v0 is None else as_columns("eigsh", v0, rows, matrix, "v0")
     if rows <= MAX_DENSE_EIGEN_ROWS or 2 * k >= rows:
         dense = torch.linalg.eigh(matrix)  # within the dense budget
         ordered = dense.eigenvalues if sigma is None else 1 / (dense.eigenvalues - sigma)

@@ -316,12 +316,12 @@ def _check(
 ) -> Checked:
     """Return the columns, a copy of ``x0`` or zeros, both products, and the limits of residual and steps."""
     columns = as_columns(name, b)
-    rows, dtype = columns.shape[0], columns.dtype
-    times = as_product(name, A, rows, dtype)
-    precondition = torch.clone if M is None else as_product(f"M of {name}", M, rows, dtype)
+    rows = columns.shape[0]
+    times = as_product(name, A, columns)
+    precondition = torch.clone if M is None else as_product(f"M of {name}", M, columns)
     start = torch.zeros_like(columns)
     if x0 is not None:
-        start = as_columns(name, x0, rows, dtype, "x0").clone()
+        start = as_columns(name, x0, rows, columns, "x0").clone()
     if start.shape != columns.shape:
         raise ShapeError(
             f"{name}: x0 must have the shape of the right-hand side, {tuple(columns.shape)}, but got "
@@ -330,7 +330,7 @@ def _check(
     if callback is not None and not callable(callback):
         raise ArgumentError(f"{name}: callback must be a function, but got a {type(callback).__name__}")
     max_steps = 10 * max(rows, 10) if maxiter is None else maxiter
-    return columns, start, times, precondition, tolerance(tol, dtype), max_steps
+    return columns, start, times, precondition, tolerance(tol, columns.dtype), max_steps
 
 
 def _not_converged(

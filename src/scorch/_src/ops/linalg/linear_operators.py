@@ -14,7 +14,7 @@ from scorch._src.devices import HOST
 from scorch._src.ops.products import matmul
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import DtypeError, OperandError, ShapeError
+from scorch.errors import DeviceError, DtypeError, OperandError, ShapeError
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -62,10 +62,13 @@ def as_columns(
     name: str,
     b: Any,
     rows: int | None = None,
-    dtype: torch.dtype | None = None,
+    matrix: torch.Tensor | None = None,
     role: str = "the right-hand side",
 ) -> torch.Tensor:
-    """Return one column or several as a dense tensor; messages call it by its ``role``."""
+    """Return one column or several as a dense tensor; messages call it by its ``role``.
+
+    It has the dtype and the device of ``matrix``, which may also be other columns.
+    """
     if not isinstance(b, torch.Tensor):
         is_array = type(b).__module__.partition(".")[0] == "numpy"
         hint = "; convert it with torch.from_numpy" if is_array else ""
@@ -79,29 +82,37 @@ def as_columns(
         )
     if not b.is_floating_point() and not b.is_complex():
         raise DtypeError(f"{name}: {role} is {b.dtype}; convert it with .double()")
-    if dtype is not None and b.dtype != dtype:
-        raise _different_dtypes(name, dtype, b.dtype, role)
+    if matrix is not None:
+        _check_alike(name, matrix, b, role)
     if b.layout is not torch.strided or isinstance(b, SparseTensor):
         return b.to_dense()
     return b.detach()
 
 
-def _different_dtypes(name: str, of_matrix: torch.dtype, other: torch.dtype, role: str) -> DtypeError:
-    return DtypeError(
-        f"{name}: expected the matrix and {role} to have the same dtype, but got {of_matrix} and {other}; "
-        "convert one of them"
-    )
+def _check_alike(name: str, matrix: torch.Tensor, b: torch.Tensor, role: str) -> None:
+    """Raise unless both have the same dtype and are on the same device."""
+    if matrix.dtype != b.dtype:
+        raise DtypeError(
+            f"{name}: expected the matrix and {role} to have the same dtype, but got {matrix.dtype} and "
+            f"{b.dtype}; convert one of them"
+        )
+    if matrix.device != b.device:
+        raise DeviceError(
+            f"{name}: expected the matrix and {role} to be on the same device, but got {matrix.device} and "
+            f"{b.device}; move one of them with .to('{matrix.device}') or .to('{b.device}')"
+        )
 
 
-def as_product(name: str, A: Any, rows: int, dtype: torch.dtype) -> Product:
-    """Return ``x -> A @ x`` for columns of ``dtype``; ``A`` may be such a function itself."""
+def as_product(name: str, A: Any, columns: torch.Tensor) -> Product:
+    """Return ``x -> A @ x`` for columns like ``columns``; ``A`` may be such a function itself."""
     if callable(A) and not isinstance(A, torch.Tensor):
         return _check_product(name, A)
     matrix = as_square(name, A)
-    if matrix.shape[0] != rows:
-        raise ShapeError(f"{name}: a matrix of shape {tuple(matrix.shape)} does not match {rows} rows")
-    if matrix.dtype != dtype:
-        raise _different_dtypes(name, matrix.dtype, dtype, "the right-hand side")
+    if matrix.shape[0] != columns.shape[0]:
+        raise ShapeError(
+            f"{name}: a matrix of shape {tuple(matrix.shape)} does not match {columns.shape[0]} rows"
+        )
+    _check_alike(name, matrix, columns, "the right-hand side")
     return multiply_by(matrix)
 
 

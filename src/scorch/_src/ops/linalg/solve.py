@@ -72,7 +72,7 @@ def solve(A: Any, B: Any, *, left: bool = True, out: Any = None) -> Any:
         hint = "solve a few columns at a time"
         size = B.numel() * B.dtype.itemsize
         check_budget(size, B.storage.device, f"the solution of shape {tuple(B.shape)}", hint)
-    columns = as_columns("solve", B, matrix.shape[0], matrix.dtype)
+    columns = as_columns("solve", B, matrix.shape[0], matrix)
     if not columns.numel():
         return columns.clone()
     factors = factorize(matrix)
@@ -145,7 +145,7 @@ def solve_triangular(
         return solve_triangular(matrix.T, transposed, upper=not upper, unitriangular=unitriangular).T
     if B.dim() != 2:
         raise ShapeError(f"solve_triangular expected B to be a matrix, but got shape {tuple(B.shape)}")
-    columns = as_columns("solve_triangular", B, matrix.shape[0], matrix.dtype)
+    columns = as_columns("solve_triangular", B, matrix.shape[0], matrix)
     triangle = torch.triu(matrix) if upper else torch.tril(matrix)
     assert isinstance(triangle, SparseTensor)
     if not unitriangular and not bool(as_dense(torch.diagonal(triangle)).all()):
@@ -284,7 +284,7 @@ def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = No
     if not is_large or driver is not None:
         return run_densely(torch.linalg.lstsq, (A, B), {"rcond": rcond, "driver": driver})
     matrix = as_matrix("lstsq", A)
-    columns = as_columns("lstsq", B, matrix.shape[0], matrix.dtype)
+    columns = as_columns("lstsq", B, matrix.shape[0], matrix)
     limit, max_steps = tolerance(None, matrix.dtype), 10 * max(100, min(matrix.shape))
     times, transposed = multiply_by(matrix), multiply_by(adjoint_of(matrix))
     solution = solve_by_column(

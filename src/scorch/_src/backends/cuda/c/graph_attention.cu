@@ -219,7 +219,7 @@ KERNEL void scorch_attend(const struct slots a) {
         if (first == 0 || u.size > CHUNK) EACH_BATCH(e, size) {
           T some[BATCH];
           if (is_known)
-            EACH(k) some[k] = weights[PAIR(e, k, size) * HEADS + LANE_HEAD];
+            EACH(k) some[k] = IS_PAIR(e, k, size) ? weights[(e + k * ENTRIES_AT_ONCE) * HEADS + LANE_HEAD] : 0;
           else
             exponents_of(a, begin, e, size, target, some);
           EACH(k) if (IS_PAIR(e, k, size)) {
