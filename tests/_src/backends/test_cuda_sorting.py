@@ -259,7 +259,7 @@ def test_what_is_compiled_ahead_is_what_the_first_call_needs(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(coalescing.nvrtc, "is_there", lambda: True)
     monkeypatch.setattr(
-        coalescing, "compile_ahead", lambda text, label, parts: ahead.extend((text, part) for part in parts)
+        coalescing, "compile_ahead", lambda text, label, parts: ahead.extend((text(), part) for part in parts)
     )
     routines = EmulatedRoutines()
     routines.most_threads = 512

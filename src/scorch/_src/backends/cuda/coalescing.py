@@ -6,6 +6,7 @@ arrays have room for as many positions as entries, and are copied to shorter one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -110,7 +111,7 @@ class CudaCoalescing(CudaEntries):
         if self._is_ahead or not torch.cuda.is_initialized() or not nvrtc.is_there():
             return
         self._is_ahead = True
-        compile_ahead(print_coalesce(*USUAL), LABEL, USUAL_FUNCTIONS)
+        compile_ahead(functools.partial(print_coalesce, *USUAL), LABEL, USUAL_FUNCTIONS)
 
     def _plan_entries(
         self,
