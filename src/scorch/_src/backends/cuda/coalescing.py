@@ -243,9 +243,9 @@ class _Plan:
         if count <= EACH * self.most_threads:
             self._sort_few()
         else:
-            threads = self._sort(0, count, 0, Address(TOLD))
+            sorting = self._sort(0, count, 0, Address(TOLD))
             buckets = self._sets[0].buckets
-            self._launch(0, _name("scorch_place", buckets), buckets, min(MAX_THREADS, 4 * threads))
+            self._launch(0, _name("scorch_place", buckets), buckets, min(MAX_THREADS, 4 * sorting))
         like = torch.empty((), dtype=torch.int64, device=device)
         self.like_memory = like.expand(self._words)
 
