@@ -56,6 +56,12 @@ EXTRAS = {
     "test": {"scipy", "test", "lint", "nvrtc"},
     "tests alone": {"scipy", "test"},
 }
+# What the processes of the command import of torch.
+FIRST_IMPORTS = {
+    "demo": "import torch",
+    "test": "import torch, torch._dynamo",
+    "tests alone": "import torch, torch._dynamo",
+}
 # What a machine can do without, and what it does not do then.
 SPARED = {"nvrtc": "tests that compile kernels for GPUs are skipped"}
 MODULES = {
@@ -241,13 +247,34 @@ def install(command: str) -> None:
     STAMP.write_text(json.dumps({"root": str(ROOT)}))
     with step(f"Installing {TORCH} (a large download the first time; this can take minutes)"):
         pip_install(TORCH, [TORCH])
-    with step("Installing Scorch and what it needs for this command"):
+    with step("Installing Scorch and what it needs for this command"), torch_imported_meanwhile(command):
         install_project(extras)
     if not compiler:
         with step("No C compiler found: installing ziglang, which contains one"):
             install_zig()
         extras = extras | {"zig"}
     STAMP.write_text(json.dumps({"root": str(ROOT), "made_of": made_of, "extras": sorted(extras)}))
+
+
+@contextlib.contextmanager
+def torch_imported_meanwhile(command: str):
+    """Import torch beside pip, which uses one core: Python compiles thousands of files at the first import.
+
+    Otherwise each of the processes that start together, with the tests, compiles them for itself.
+    """
+    environment = child_environment()
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    importing = subprocess.Popen(
+        [venv_python(), "-c", FIRST_IMPORTS[command]],
+        cwd=str(VENV),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        importing.wait()
 
 
 def install_project(extras: set) -> None:

@@ -4,13 +4,15 @@
 
 Every linear layer is stored sparse, also where dense is faster. The networks take turns, so that each finds
 the caches as the other left them; medians in milliseconds, the sum of all calls of a part. "else" is the time
-between the parts. ``--layers`` times single layers of BERT's widths instead, in microseconds.
+between the parts. ``--layers`` times single layers of BERT's widths instead, in microseconds, and with
+``--patterns 2:4,1:8`` those of N:M sparsity next to unstructured ones of the same density.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +28,12 @@ import scorch
 from benchmarks import model_shapes
 from benchmarks.overhead import machine
 from benchmarks.pruned import interleaved
+from scorch._src.nn import prune
 
 LAYERS = ((768, 768), (2304, 768), (3072, 768), (768, 3072))
 BATCHES = (1, 8, 128)
+WIDE = (4096, 4096)  # of a decoder, timed with patterns
+FEW_ROWS = (1, 2, 4, 8, 16, 32)
 Times = dict[str, float]
 
 
@@ -142,6 +147,36 @@ def _time_layer(dense: nn.Linear, sparsity: float, rows: int, seconds: float) ->
     return " / ".join(f"{1e3 * median:.0f}" for _, median in times.values())
 
 
+def print_patterns(options: argparse.Namespace) -> None:
+    shapes, batches = (LAYERS[:1], (1, 2)) if options.tiny else ((*LAYERS, WIDE), FEW_ROWS)
+    rows = ", ".join(map(str, batches))
+    print(f"dense / unstructured / N:M at {rows} rows, microseconds; times as fast as unstructured")
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for outputs, features in shapes:
+            dense = nn.Linear(features, outputs)
+            for n, m in options.patterns:
+                layers = {
+                    "dense": dense,
+                    "unstructured": scorch.nn.SparseLinear.from_dense(dense, density=n / m),
+                    "N:M": scorch.nn.SparseLinear.from_mask(dense, prune.nm_mask(dense.weight, n, m)),
+                }
+                cells = [_time_pattern(layers, count, options.seconds) for count in batches]
+                print(f"{outputs} x {features}, {n}:{m}, {threads} threads:", *cells, sep=" | ", flush=True)
+
+
+def _time_pattern(layers: dict[str, nn.Module], rows: int, seconds: float) -> str:
+    x = torch.randn(rows, layers["dense"].in_features)  # type: ignore[call-overload]
+    calls = {name: functools.partial(layer, x) for name, layer in layers.items()}
+    medians = {name: median for name, (_, median) in interleaved(calls, seconds).items()}
+    times = " / ".join(f"{1e3 * median:.0f}" for median in medians.values())
+    return f"{times} {medians['unstructured'] / medians['N:M']:.2f}"
+
+
+def _parse_patterns(text: str) -> list[tuple[int, int]]:
+    return [(int(n), int(m)) for n, m in (pattern.split(":") for pattern in text.split(","))]
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", type=lambda text: text.split(","), default=["BERT-base", "Llama-7B"])
@@ -150,12 +185,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, default=4, help="of the encoder of BERT-base's shape")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each row")
     parser.add_argument("--layers", action="store_true", help="time single layers")
+    parser.add_argument("--patterns", type=_parse_patterns, help="time layers of these patterns, such as 2:4")
     parser.add_argument("--tiny", action="store_true", help="small networks, to see that it runs")
     options = parser.parse_args(arguments)
     print(machine())
     before = torch.get_num_threads()
     with torch.no_grad():
-        (print_layers if options.layers else print_models)(options)
+        if options.patterns:
+            print_patterns(options)
+        else:
+            (print_layers if options.layers else print_models)(options)
     torch.set_num_threads(before)
 
 

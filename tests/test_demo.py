@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from scorch._src.cli import demo
+from scorch._src.cli import demo, warm
 
 
 def test_every_result_agrees(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,6 +29,16 @@ def test_table_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, table.splitlines())) <= 100
     assert table.count("yes") >= 17
     assert "kernels (" in rest and "rejected" in rest
+
+
+def test_nothing_is_compiled_after_the_last_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "LARGE_PROBLEM", demo.SMALL_LARGE_PROBLEM)
+    monkeypatch.setattr(demo, "MEDIUM_PROBLEM", demo.SMALL_PROBLEM)
+    monkeypatch.setattr(warm, "warm", pytest.fail)
+    assert demo.main() == 0
+    assert capsys.readouterr().out.endswith("ahead of time: python -m scorch cache --warm\n")
 
 
 def test_disagreement_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu.__main__ import SECTIONS
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import drawn, layers, parts
+from tools.gpu_check import checks, drawn, kernels, layers, memory, parts, tensors
 from tools.gpu_check.processes import Counts, count, environment
 from tools.what_works import workers
 
+import grid_emulator  # noqa: F401  (registers the backend that emulates grids)
 import scorch
 from fork_server import run_python
+from scorch._src.backends.cuda import attention_blocks, coalescing
+from scorch._src.backends.cuda.streams import Told
 from scorch.errors import UnsupportedError
 
 
@@ -237,10 +239,10 @@ def sanitize(monkeypatch: pytest.MonkeyPatch, run: Sanitized, **options: Any) ->
 def test_no_tool_of_the_sanitizer_takes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Sanitized({"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": f"begun\n{parts.OUT_OF_TIME}"})
     found = sanitize(monkeypatch, run)
-    assert run.limits == pytest.approx([600 / left for left in range(6, 0, -1)], rel=0.01)
-    assert found["memcheck einsum"] == {"errors": 0, "cut_short": False, "tail": ""}
+    assert run.limits == pytest.approx([200, 75, 600 / 7, 400, 300, 600], rel=0.01)  # 4, 1, 1, twice
+    assert found["memcheck einsum"] == {"errors": 0, "cut_short": False, "failed": False, "tail": ""}
     assert found["racecheck kernels"]["cut_short"] and found["problems"] == 0
-    cases = {command[command.index("--tool") + 1]: int(command[-1]) for command in run.commands[::3]}
+    cases = {command[command.index("--tool") + 1]: int(command[-1]) for command in run.commands[1::3]}
     assert cases["racecheck"] < cases["memcheck"]
     assert ["kns=scorch" in command for command in run.commands] == [False] * 3 + [True] * 3
 
@@ -251,9 +253,42 @@ def test_errors_and_missing_summaries_of_the_sanitizer_are_problems(monkeypatch:
     assert all(command[-1] == "2" for command in run.commands if "tools.gpu_check.drawn" in command)
 
 
-def test_sections_that_are_sanitized_are_there() -> None:
-    for sanitizer in parts.SANITIZERS.values():
-        assert set(sanitizer.sections.split(",")) <= set(SECTIONS)
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("name", kernels.GROUPS)
+def test_kernels_that_are_sanitized_are_right(name: str, capsys: Any) -> None:
+    assert kernels.main("cpu", [name]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{name}: ok"
+
+
+@pytest.mark.long
+def test_all_kernels_are_sanitized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the emulator of grids, where sizes are smaller and so are some limits."""
+    monkeypatch.setattr(coalescing, "MAX_RANKED", 100)
+    monkeypatch.setattr(coalescing, "MAX_DRAWN", 100)
+    monkeypatch.setattr(coalescing, "MAX_COUNTED", 22)  # buckets, of which 6,000 entries have 19
+    monkeypatch.setattr(attention_blocks, "MIN_CUT", 2)
+    monkeypatch.setattr(attention_blocks, "FEW_CUT", 1)
+    assert len(kernels.names_of_kernels()) > 30
+    with scorch.settings(backend="emulated"):
+        assert kernels.main("cpu") == 0
+
+
+def test_programs_that_fail_without_an_error_of_the_sanitizer_are_problems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Sanitized({"memcheck": "ERROR SUMMARY: 0 errors\nexit code 1", "racecheck": "exit code 0"})
+    found = sanitize(monkeypatch, run)
+    assert found["memcheck kernels"]["failed"] and "exit code 1" in found["memcheck kernels"]["tail"]
+    assert not found["racecheck kernels"]["failed"] and found["problems"] == 6
+
+
+def test_kernels_that_no_group_launches_are_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    group = {"rows": lambda device: scorch.from_torch(torch.eye(3), format="csr")[torch.tensor([1, 0])]}
+    monkeypatch.setattr(kernels, "GROUPS", group)
+    with scorch.settings(backend="emulated"):
+        assert kernels.main("cpu") == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("never launched: ") and "scorch_rank" in said and "scorch_copy_rows" not in said
 
 
 def test_as_many_are_drawn_as_is_asked_of_a_device() -> None:
@@ -282,12 +317,83 @@ def test_unknown_parts_and_missing_gpus_are_refused(capsys: Any, monkeypatch: py
     assert "torch finds no GPU here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["copies and files", "default device", "second gradients", "pruned models"])
+CHECKED = [
+    *("copies and files", "default device", "construction on the device", "explanations"),
+    *("warm calls wait for nothing", "results repeat", "memory of training", "hypersparse tensors"),
+    *("optimizers of sparse tensors", "second gradients", "pruned models", "imports and forks"),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", CHECKED)
 def test_layers_agree_with_themselves(name: str) -> None:
     layers.CHECKS[name]("cpu")
+
+
+EMULATED = [
+    *("warm calls wait for nothing", "training waits for nothing", "results repeat"),
+    *("deterministic algorithms", "sums in any order", "explanations", "hypersparse tensors"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", EMULATED)
+def test_layers_agree_in_the_emulator_of_grids(name: str) -> None:
+    with scorch.settings(backend="emulated"):
+        layers.CHECKS[name]("cpu")
 
 
 def test_a_layer_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "CHECKS", {"right": lambda device: None, "wrong": lambda device: wrong()})
     found = layers.main("cpu")
     assert found["right"] == "" and found["wrong"].startswith("AssertionError")
+    assert layers.main("cpu", ["right"]) == {"right": ""}
+
+
+def test_layers_are_shared_out_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has not told did not end, and is a problem as what failed is."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], limit: float) -> str:
+        names = command[command.index("cpu") + 1 :]
+        asked.append(names)
+        return "\n".join(f"{name}: {'ok' if name != 'b' else 'AssertionError'}" for name in names[:2])
+
+    monkeypatch.setattr(parts, "CHECKS", dict.fromkeys("abcde"))
+    monkeypatch.setattr(parts, "run", run)
+    found = parts.layers(parts.Options("cpu", jobs=2, limit=60, silence=10))
+    assert sorted(asked) == [["a", "c", "e"], ["b", "d"]]
+    assert found == {
+        "a": "ok",
+        "b": "AssertionError",
+        "c": "ok",
+        "d": "ok",
+        "e": "did not end",
+        "problems": 2,
+    }
+
+
+def test_a_warm_call_that_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {"waits": lambda: (Told(torch.device("cpu"), 1).wait(), torch.ones(1))[1]}
+    monkeypatch.setattr(memory, "known_calls", lambda device: calls)
+    monkeypatch.setattr(Told, "wait", lambda told: [0])
+    with pytest.raises(AssertionError, match="waits, after 3 calls: the host waits for a number"):
+        memory.warm_calls_wait_for_nothing("cpu")
+
+
+def test_results_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter(range(10))
+    monkeypatch.setattr(
+        memory, "_repeated", lambda device: {"a sum": lambda: [torch.ones(1) * next(numbers)]}
+    )
+    with pytest.raises(AssertionError, match="a sum has other bits"):
+        memory.results_repeat("cpu")
+
+
+def test_numbers_that_are_copied_to_the_host_are_found() -> None:
+    with pytest.raises(AssertionError, match="100 numbers were copied to the host"), tensors._StaysThere():
+        torch.empty(100).copy_(torch.empty(100, device="meta"))
+
+
+def test_matrices_of_checks_are_the_same_everywhere() -> None:
+    assert torch.equal(checks.matrix("cpu").to_dense(), checks.matrix("cpu", form="csc").to_dense())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
+import re
+import traceback
 from collections.abc import Callable
 
 import pytest
@@ -79,11 +81,32 @@ def test_a_tensor_says_what_to_use(name: str, words: str) -> None:
     assert not hasattr(S, name) and getattr(S, name, None) is None
 
 
-@pytest.mark.parametrize("name", ["to_desne", "vlaues"])
-def test_python_suggests_the_nearest_name(name: str) -> None:
-    with pytest.raises(AttributeError) as caught:
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("to_dens", "to_dense"), ("vlaues", "values"), ("shapes", "shape")]
+)
+def test_the_nearest_name_is_suggested_once(name: str, nearest: str) -> None:
+    with pytest.raises(
+        UnknownNameError, match=rf"no attribute '{name}'; did you mean '{nearest}'\?$"
+    ) as caught:
         getattr(S, name)
-    assert caught.value.name == name and caught.value.obj is S  # from which Python finds the suggestion
+    report = "".join(traceback.format_exception(caught.value))
+    assert (
+        len(re.findall("did you mean", report, re.IGNORECASE)) == 1
+    )  # Python 3.12 adds suggestions of its own
+    assert caught.value.name == name and not hasattr(S, name)
+
+
+def test_private_names_are_missing_without_a_suggestion() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute '_valuess'$") as caught:
+        _ = S._valuess
+    assert not isinstance(caught.value, UnknownNameError) and caught.value.obj is S
+
+
+def test_a_property_raises_its_own_attribute_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = property(lambda tensor: tensor.storage.no_such_array)
+    monkeypatch.setattr(scorch.SparseTensor, "fails", fails, raising=False)
+    with pytest.raises(AttributeError, match="no_such_array"):
+        _ = S.fails
 
 
 def test_names_of_others_are_not_listed() -> None:
@@ -95,7 +118,7 @@ def test_only_public_names_are_listed() -> None:
     assert {"format", "nnz", "levels", "to_scipy", "setdiag"} <= own
     assert not {"copied_by", "view_of", "viewed_by", "parameter", "source_values"} & own
     assert {name for name in own if name.startswith("_")} == {
-        "__array_ufunc__", "__tensor_flatten__", "__tensor_unflatten__", "_repr_html_",
+        "__array_ufunc__", "__getattr__", "__tensor_flatten__", "__tensor_unflatten__", "_repr_html_",
         "_stable_hash_for_caching",
     }  # fmt: skip
 
@@ -105,6 +128,15 @@ def test_attributes_are_read_in_graphs() -> None:
         lambda S: S * 2 if S.format.order[-1] == 1 else S, fullgraph=True, backend="eager"
     )
     assert torch.equal(compiled(S).to_dense(), 2 * S.to_dense())
+
+
+def test_missing_names_are_asked_for_in_graphs() -> None:
+    compiled = torch.compile(
+        lambda S: (S * 3 if hasattr(S, "to_dens") else S * 2) * getattr(S, "no_such_name", 5.0),
+        fullgraph=True,
+        backend="eager",
+    )
+    assert torch.equal(compiled(S).to_dense(), 10 * S.to_dense())
 
 
 @pytest.mark.parametrize(

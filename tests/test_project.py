@@ -36,10 +36,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def run(*arguments: Any, **options: Any) -> None:
         raise AssertionError(f"would run {arguments}")
 
-    fake = SimpleNamespace(
-        **{name: getattr(subprocess, name) for name in ("PIPE", "STDOUT", "TimeoutExpired")}
-    )
-    fake.run = fake.call = run
+    names = ("PIPE", "STDOUT", "DEVNULL", "TimeoutExpired")
+    fake = SimpleNamespace(**{name: getattr(subprocess, name) for name in names})
+    fake.run = fake.call = fake.Popen = run
     monkeypatch.setattr(module, "subprocess", fake)
     return module
 
@@ -47,7 +46,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def fail_with(
     start: ModuleType, monkeypatch: pytest.MonkeyPatch, output: str, when: str = ""
 ) -> list[list[str]]:
-    """Let every command succeed except those that mention ``when``; returns the list they are kept in."""
+    """Let every command succeed except those that mention ``when``; returns the list they are kept in.
+
+    What runs beside others is not in the list.
+    """
     commands: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> SimpleNamespace:
@@ -56,6 +58,7 @@ def fail_with(
         return SimpleNamespace(returncode=1 if failed else 0, stdout=output if failed else "[]")
 
     monkeypatch.setattr(start.subprocess, "run", run)
+    monkeypatch.setattr(start.subprocess, "Popen", lambda *_, **__: SimpleNamespace(wait=lambda: 0))
     return commands
 
 
@@ -197,6 +200,27 @@ def test_nothing_is_installed_twice(start: ModuleType, monkeypatch: pytest.Monke
     del commands[:]
     start.install("demo")
     assert [command for command in commands if "install" in command]
+
+
+def test_torch_is_imported_while_the_rest_is_installed(
+    start: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "find_compiler", lambda: "cc")
+    start.VENV.mkdir()
+    steps = fail_with(start, monkeypatch, "", when="never")
+
+    def open_process(command: list[str], **options: Any) -> SimpleNamespace:
+        steps.append(command)
+        return SimpleNamespace(wait=lambda: steps.append(["wait"]))
+
+    monkeypatch.setattr(start.subprocess, "Popen", open_process)
+    start.install("test")
+    assert [command[-1] for command in steps] == [
+        start.TORCH,
+        "import torch, torch._dynamo",
+        ".[lint,nvrtc,scipy,test]",
+        "wait",
+    ]
 
 
 def test_machine_without_a_compiler_for_gpus_skips_tests(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import scorch
 from scorch._src.cli.bench import SUITES
 
 ROOT = Path(__file__).resolve().parent.parent
+WHEEL_BYTES = 1_450_000  # of compressed files; raise it when what users run has grown
 
 
 def test_one_version() -> None:
@@ -148,3 +150,12 @@ def test_a_wheel_has_no_other_benchmarks() -> None:
         others = [text for other, text in texts.items() if other != path]
         others += [main.read_text(encoding="utf-8")] if main.exists() else []
         assert is_suite or any(re.search(called, text) for text in others), name
+
+
+def test_a_wheel_stays_small() -> None:
+    """Compressed, without the few kilobytes that its list of files and the names in the archive take."""
+    left_out = [ROOT / name for name in excluded_from_wheel()]
+    paths = [*(ROOT / "src" / "scorch").rglob("*"), *(ROOT / "benchmarks").rglob("*")]
+    paths = [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
+    kept = [path for path in paths if not any(path.is_relative_to(other) for other in left_out)]
+    assert sum(len(zlib.compress(path.read_bytes())) for path in kept) < WHEEL_BYTES

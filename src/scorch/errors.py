@@ -55,6 +55,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+def kind_of(value: object) -> str:
+    """Return what was passed instead of what was expected: ``None``, ``a list``, ``an int``."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the question whether the nearest of the ``known`` names is meant; empty if none is near."""
     public = [other for other in known if not other.startswith("_")]

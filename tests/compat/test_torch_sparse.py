@@ -308,6 +308,9 @@ def test_products_with_dense_tensors(dtype, data):
     assert torch.equal(A.matmul(batch), dense @ batch)
     assert torch.equal(A.set_value(None) @ x, (dense != 0).to(dtype) @ x)
     check(A.matmul(A.t()), dense @ dense.t())
+    assert torch.equal(x.T @ A.t(), (A @ x).T)
+    product = scorch.from_torch(dense, format="csr") @ A.t()
+    assert isinstance(product, scorch.SparseTensor) and torch.equal(product.to_dense(), dense @ dense.t())
 
 
 def test_tiny_products_round_like_message_passing(monkeypatch):

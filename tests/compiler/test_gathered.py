@@ -82,6 +82,22 @@ def test_entries_left_over_are_loaded_under_a_mask(machine: target.Target) -> No
     torch.testing.assert_close(S @ torch.ones(48, dtype=torch.float64), dense.sum(1))
 
 
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_sums_of_short_rows_are_loaded_under_a_mask(dtype: torch.dtype) -> None:
+    S, dense = matrix(dtype, torch.int32)
+    for text, expected in {
+        "R[i] = sum(j, A[i,j])": dense.sum(1),
+        "R[i] = 2 * A[i,j]": 2 * dense.sum(1),
+    }.items():
+        explanation = scorch.explain(text, A=S)
+        assert "load_f" in explanation.source and "gather" not in explanation.source
+        assert "with a mask for the remainder" in str(explanation)
+        torch.testing.assert_close(scorch.evaluate(text, A=S), expected)
+    long = scorch.explain("ij->i", scorch.from_torch(torch.ones(3, 100, dtype=dtype), format="csr"))
+    assert "load_f" not in long.source
+
+
 @pytest.mark.parametrize(
     ("name", "lanes"), [("x86-64-v2", 0), ("x86-64-v3", 8), ("x86-64-v4", 8), ("aarch64", 0)]
 )

@@ -215,3 +215,21 @@ def test_sums_of_several_entries_end_in_one_register(machine, columns, dtype):
         torch.testing.assert_close(scorch.einsum("ij,ik,jk->ij", A, X, Y).to_dense(), product.to(dtype))
     torch.testing.assert_close(scorch.einsum("ij,ik,jk->ij", A, X, Y).to_dense(), product.to(dtype))
     torch.testing.assert_close(scorch.einsum("ij,ik,jk->i", A, X, Y), product.sum(1).to(dtype))
+
+
+@pytest.mark.parametrize(("columns", "apart"), [(8, 2), (16, 2), (32, 1), (64, 1)])
+def test_entries_of_a_row_are_added_up_in_two_sums_if_these_have_few_registers(machine, columns, apart):
+    machine(AVX512)
+    A = sparse(40, 100)  # with 10 entries in a row
+    found = plan_of("ij,jk->ik", A, torch.rand(100, columns)).vectors
+    assert found is not None and (found.jam, found.apart) == (1, apart)
+    with scorch.settings(disable=["jam"]):
+        alone = plan_of("ij,jk->ik", A, torch.rand(100, columns)).vectors
+    assert alone is not None and alone.apart == 1
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8, 16, 32])
+def test_sums_of_an_even_and_an_odd_number_of_entries_are_whole(columns):
+    mask = torch.arange(40)[None, :] < torch.arange(41)[:, None]  # rows with 0 to 40 entries
+    dense, X = torch.where(mask, torch.rand(41, 40, dtype=torch.float64), 0), torch.rand(40, columns).double()
+    torch.testing.assert_close(scorch.from_torch(dense, format="csr") @ X, dense @ X)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.compile.recorder import Recorder
 from scorch._src.nn.stored_values import store_values
 from scorch.errors import ShapeError
 
@@ -55,7 +56,8 @@ def test_explain_shows_a_fused_layer() -> None:
     W, x = scorch.nn.SparseLinear(6, 6, bias=False).weight.detach(), torch.ones(2, 6)
     compiled = scorch.compile(lambda x: x + torch.relu(F.linear(x, W)))
     assert str(scorch.explain(compiled, x)) == (
-        "one kernel: linear, relu, add\n  y[...,i] = relu(sum(j, W[i,j] * x[...,j])) + residual[...,i]"
+        "one kernel: linear, relu, add\n  y[...,i] = relu(sum(j, W[i,j] * x[...,j])) + residual[...,i]\n\n"
+        "later calls with these shapes run as they are: tracing takes longer than fusion saves"
     )
     torch.testing.assert_close(compiled(x), x + torch.relu(x @ W.to_dense().T))
 
@@ -209,3 +211,55 @@ def test_other_layers_take_the_output_of_a_layer(layer: torch.nn.Module) -> None
         wanted = model(x)
         for _ in range(2):
             torch.testing.assert_close(compiled(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+def count_traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the calls of each recording from now on."""
+    traced: list[int] = []
+    leave = Recorder.__exit__
+
+    def count(self: Recorder, *args: Any) -> None:
+        traced.append(self.call_count)
+        leave(self, *args)
+
+    monkeypatch.setattr(Recorder, "__exit__", count)
+    return traced
+
+
+@torch.no_grad()
+def test_calls_are_traced_again_only_where_fusion_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = count_traced(monkeypatch)
+    layer = scorch.nn.SparseLinear(64, 64)
+    block = scorch.compile(lambda x: torch.relu(layer(x)) + x)
+    small, large = torch.randn(3, 64), torch.randn(4096, 64)
+    for x in (small, small, small):
+        torch.testing.assert_close(block(x), torch.relu(layer(x)) + x)
+    assert traced == [3]
+    for _ in range(3):
+        torch.testing.assert_close(block(large), torch.relu(layer(large)) + large)
+    assert traced == [3, 3, 3, 3]
+    block(torch.randn(2, 64))
+    assert len(traced) == 5  # other shapes
+    with torch.enable_grad():
+        block(small).sum().backward()
+    assert len(traced) == 6  # with gradients
+
+
+@torch.no_grad()
+def test_fused_patterns_are_always_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = count_traced(monkeypatch)
+    S, Q = scorch.rand(8, 8, density=0.3), torch.rand(8, 4)
+    scores = scorch.compile(lambda S, Q: torch.sparse.softmax(S * (Q @ Q.T), 1) @ Q)
+    for _ in range(3):
+        scores(S, Q)
+    assert len(traced) == 3
+
+
+@torch.no_grad()
+def test_untraced_calls_change_tensors_in_place_once() -> None:
+    layer, x = scorch.nn.SparseLinear(16, 16), torch.randn(2, 16)
+    total = torch.zeros(2, 16)
+    block = scorch.compile(lambda x: total.add_(torch.relu(layer(x))))
+    for _ in range(4):
+        block(x)
+    torch.testing.assert_close(total, 4 * torch.relu(layer(x)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -490,16 +491,38 @@ def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
         layer(x, scorch.eye(NODES, NODES + 1, format="csr"))
     with pytest.raises(scorch.errors.OperandError, match=r"got a csr_array; use scorch\.from_scipy"):
         layer(x, scipy.sparse.eye_array(NODES, format="csr"))
-    with pytest.raises(scorch.errors.OperandError, match=r"got a ndarray; use torch\.from_numpy"):
-        layer(x, SOME.numpy())
-    with pytest.raises(scorch.errors.DtypeError, match=r"a matrix must be sparse"):
+    for other, said in [
+        (SOME.numpy(), r"got a ndarray; use torch\.from_numpy"),
+        ([[0], [1]], r"got a list; use torch\.tensor"),
+        (types.SimpleNamespace(edge_index=SOME), r"got a SimpleNamespace; pass its edge_index"),
+        (None, r"got None"),
+    ]:
+        with pytest.raises(scorch.errors.OperandError, match=f"{said}$"):
+            layer(x, other)
+    with pytest.raises(scorch.errors.DtypeError, match=r"dense matrix .* use scorch\.from_torch\("):
         layer(x, torch.eye(NODES))
-    with pytest.raises(scorch.errors.OperandError, match=r"but got a list"):
-        layer(x, [[0], [1]])
+    with pytest.raises(scorch.errors.DtypeError, match=r"got torch\.float32; use edge_index\.long\(\)$"):
+        layer(x, SOME.float())
+    with pytest.raises(scorch.errors.IndexRangeError, match=r"one for each node, and .* numbered from 0$"):
+        layer(x, SOME - 1)
     with pytest.raises(
         scorch.errors.OperandError, match=r"x must be a tensor of node features, but got a float"
     ):
         layer(1.0, SOME)
+
+
+@pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "TransformerConv", "SGConv"])
+def test_features_have_the_dtype_of_the_weights(name: str) -> None:
+    layer, x = getattr(nn, name)(4, 3), torch.randn(NODES, 4)
+    with pytest.raises(scorch.errors.CallError, match=r"use x\.to\(torch\.float32\) or layer\.to\("):
+        layer(x.double(), SOME)
+    with pytest.raises(scorch.errors.CallError, match=r"use x\.to\(torch\.float32\)$"):
+        layer(x.long(), SOME)
+
+
+def test_size_is_a_pair() -> None:
+    with pytest.raises(scorch.errors.OperandError, match=r"must be a pair, .* but got a Tensor$"):
+        nn.SAGEConv(4, 3)(torch.randn(NODES, 4), SOME, torch.ones(SOME.shape[1]))
 
 
 @pytest.mark.parametrize("name", ["GCN", "SAGE max", "GAT"])

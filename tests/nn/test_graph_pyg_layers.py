@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import scorch
 from nn.test_graph_pyg import assert_same, both, pyg, random_graph
 from scorch import nn
-from scorch.errors import ArgumentError, ShapeError, UnsupportedError
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what PyG warns of
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -184,6 +185,29 @@ def test_types_of_nodes_give_pyg_s_numbers() -> None:
         nn.HeteroConv({kinds[0]: nn.GATConv((3, 5), 4)})
     with pytest.raises(ArgumentError, match="end in '_dict'"):
         ours(x, graphs, edge_weight=weight)
+
+
+def test_what_is_missing_for_a_type_is_said() -> None:
+    to, back = ("a", "to", "b"), ("b", "to", "a")
+    layer = nn.HeteroConv({kind: nn.SAGEConv((3, 3), 4) for kind in (to, back)})
+    x, edges = torch.rand(5, 3), random_graph(5)[:, :4] % 5
+    both, graphs = {"a": x, "b": x}, {to: edges, back: edges}
+    assert layer(both, {to: edges}).keys() == {"b"} and layer(both, {}) == {}
+    with pytest.raises(
+        ArgumentError, match=r"no features for 'b', the source of \('b', 'to', 'a'\), but for a"
+    ):
+        layer({"a": x}, graphs)
+    with pytest.raises(ArgumentError, match=r"no edge type of the layers, .*, but \('a', 'too', 'b'\)"):
+        layer(both, {("a", "too", "b"): edges})
+    with pytest.raises(
+        OperandError, match="x_dict must be a dictionary, the features by node type, but got a Te"
+    ):
+        layer(x, graphs)
+    with pytest.raises(OperandError, match=r"edge_index_dict must be a dictionary, .* but got None"):
+        layer(both, None)
+    with pytest.raises(DtypeError, match="edge_index must be int64") as caught:
+        layer(both, {to: edges, back: edges.float()})
+    assert "in the layer for ('b', 'to', 'a')" in "".join(traceback.format_exception(caught.value))
 
 
 def test_dropout_is_random_in_training_alone() -> None:

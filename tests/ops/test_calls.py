@@ -214,6 +214,7 @@ def test_calls_that_convert_an_operand_take_the_short_way(monkeypatch: pytest.Mo
         torch.testing.assert_close(product(1), dense[1] @ X.T)
 
 
+@pytest.mark.cpu("unused memory of the host")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_large_results_take_the_short_way_while_memory_is_free(
     monkeypatch: pytest.MonkeyPatch, requires_grad: bool
@@ -234,7 +235,7 @@ def test_large_results_take_the_short_way_while_memory_is_free(
         assert torch.equal(S @ X, X)
     monkeypatch.setattr("scorch._src.storage.budget._unused_memory", lambda: 0)
     assert torch.equal(S @ X, X)
-    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda: 4000)
+    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda device: 4000)
     for _ in range(2):
         with pytest.raises(DensityError, match="budget of 1,000"):
             S @ X

@@ -251,3 +251,17 @@ def test_entries_are_sorted_alike_on_any_number_of_threads(
 
     for alone, shared in zip(columns_and_values(1), columns_and_values(threads), strict=True):
         assert torch.equal(alone, shared)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("debug", [False, True])  # which fills new results with other numbers
+def test_sums_over_columns_begin_at_zero_whatever_was_in_their_memory(threads: int, debug: bool) -> None:
+    dense = torch.rand(300, 400, dtype=torch.float64) * (torch.rand(300, 400) < 0.5)
+    S = scorch.from_torch(dense, format="csr")
+    with scorch.settings(threads=threads, debug=debug):
+        for _ in range(3):
+            found = S.sum(0)
+            torch.testing.assert_close(found, dense.sum(0))
+            found.fill_(float("nan"))
+            del found

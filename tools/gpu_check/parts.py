@@ -25,24 +25,23 @@ from tools.gpu_check.processes import ROOT, Counts, count, environment, python
 DRAWN = {"einsum": 3_000, "evaluate": 2_000, "gradients": 1_000, "einsum gradients": 500}
 TEST_FOLDERS = ("tests/ops", "tests/tensor", "tests/learning")
 MOST_TESTS = 1_000  # that are named where they do not pass
+MOST_JOBS_OF_LAYERS = 4
 
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """What a tool of compute-sanitizer looks at: drawn cases, sections of the benchmarks."""
+    """How many drawn cases a tool of compute-sanitizer looks at, and what it is told; kernels it sees all."""
 
     cases: int
-    sections: str
     words: tuple[str, ...] = ()
 
 
 SANITIZERS = {
-    "memcheck": Sanitizer(20, "spmv,spmm32,spmm128,sddmm64,softmax,add,mul,spgemm,transpose,coalesce"),
+    "memcheck": Sanitizer(20),
     # Tens of times slower, and about shared memory alone: of our own kernels, those that have some.
-    "racecheck": Sanitizer(4, "spgemm,attention,gat", ("--kernel-name", "kns=scorch")),
+    "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch")),
 }
-
-
+KERNELS, SHARE_OF_KERNELS = "kernels", 4  # times the time of drawn cases
 SANITIZER_WORDS = ("--target-processes", "all", "--error-exitcode", "9")
 OUT_OF_TIME = "out of time\n"
 
@@ -239,7 +238,15 @@ def run(command: Sequence[str], limit: float, **env: str) -> str:
 
 def layers(options: Options) -> dict[str, Any]:
     """Try what stands above single operations: training, graphs, copies, compilers."""
-    said = run(python("-m", "tools.gpu_check.layers", options.device), options.limit)
+    names, jobs = list(CHECKS), max(1, min(options.jobs, MOST_JOBS_OF_LAYERS))
+
+    def share(number: int) -> str:
+        return run(
+            python("-m", "tools.gpu_check.layers", options.device, *names[number::jobs]), options.limit
+        )
+
+    with ThreadPoolExecutor(jobs) as pool:
+        said = "\n".join(pool.map(share, range(jobs)))
     lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
     found = {name: lines.get(name, "did not end") for name in CHECKS}
     return {**found, "problems": sum(outcome != "ok" for outcome in found.values())}
@@ -255,7 +262,7 @@ def sanitizer_program() -> str | None:
 
 
 def sanitize(options: Options) -> dict[str, Any]:
-    """Run drawn cases and the benchmarks' tiny matrices under memcheck and racecheck."""
+    """Run every kernel, and drawn cases, under memcheck and racecheck."""
     program = sanitizer_program()
     if program is None or not options.device.startswith("cuda"):
         print("sanitize: there is no compute-sanitizer, or no GPU", flush=True)
@@ -267,30 +274,36 @@ def sanitize(options: Options) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     end = options.end
+    shares = [SHARE_OF_KERNELS if name == KERNELS else 1 for _, name in commands]
     for number, ((tool, name), command) in enumerate(commands.items()):
         # What one command leaves of its share the others have.
-        limit = (end - time.monotonic()) / (len(commands) - number)
+        limit = (end - time.monotonic()) * shares[number] / sum(shares[number:])
         # Without torch's pool every array is an allocation of its own, whose bounds are known.
         text = run(command, limit, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         if "Device not supported" in text:
             return {"skipped": "compute-sanitizer does not support this device", "problems": 0}
         errors, is_cut = sanitizer_errors(text), OUT_OF_TIME in text
+        has_failed = not is_cut and re.search(r"exit code -?[1-9]", text) is not None
         said = "out of time" if is_cut else "no summary" if errors is None else f"{errors} errors"
-        tail = text[-1500:] if errors != 0 else ""
-        found[f"{tool} {name}"] = {"errors": errors, "cut_short": is_cut, "tail": tail}
-        print(f"sanitize, {tool} {name}: {said}", flush=True)
-    bad = [row for row in found.values() if row["errors"] or (row["errors"] is None and not row["cut_short"])]
-    return {**found, "problems": len(bad)}
+        tail = text[-1500:] if errors != 0 or has_failed else ""
+        found[f"{tool} {name}"] = {"errors": errors, "cut_short": is_cut, "failed": has_failed, "tail": tail}
+        print(f"sanitize, {tool} {name}: {said}{', and it failed' if has_failed else ''}", flush=True)
+    return {**found, "problems": sum(_is_bad(row) for row in found.values())}
+
+
+def _is_bad(row: dict[str, Any]) -> bool:
+    is_silent = row["errors"] is None and not row["cut_short"]
+    return bool(row["errors"]) or row["failed"] or is_silent
 
 
 def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:
     """The commands that a tool watches, by their names."""
     cases = sanitizer.cases if options.cases is None else min(sanitizer.cases, options.cases)
     words = [options.device, str(options.seed), str(cases)]
-    commands = {kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")}
-    words = ["--tiny", "--device", options.device, "--seconds", "1", "--only", sanitizer.sections]
-    commands["kernels"] = python("-m", "benchmarks.gpu", *words)
-    return commands
+    kernels = {KERNELS: python("-m", "tools.gpu_check.kernels", options.device)}
+    return kernels | {
+        kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")
+    }
 
 
 def sanitizer_errors(text: str) -> int | None:

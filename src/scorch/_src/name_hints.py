@@ -244,10 +244,10 @@ def unknown_name(
 ) -> UnknownNameError:
     """Return the error for a name that is not there: with its hint, or the nearest of the ``known`` names."""
     hint = hints.get(name)
-    if hint is not None:
-        return UnknownNameError(f"{message}; {hint}")
-    error = UnknownNameError(message)
-    error.suggest = lambda: nearest(name, known())
+    error = UnknownNameError(message if hint is None else f"{message}; {hint}")
+    error.name = name  # but not error.obj, in which Python 3.12 would look for a suggestion of its own
+    if hint is None:
+        error.suggest = lambda: nearest(name, known())
     return error
 
 

@@ -198,6 +198,8 @@ def test_streams_that_read_a_tensor_are_recorded_for_all_its_arrays(monkeypatch:
 
 CALLS = {
     "whether all values are finite": lambda on: streams.WaitingRoutines().are_finite([on]),
+    "whether all values are finite and none is zero": lambda on: streams.WaitingRoutines().ask_divisor(on),
+    "whether a value is not zero": lambda on: streams.WaitingRoutines().ask_nonzero(on),
     "whether coordinates are sorted": lambda on: streams.WaitingRoutines().has_sorted_rows(on, on, 3),
     "the order of coordinates": lambda on: streams.WaitingRoutines().sort_entries([on], (3,)),
     "the number of entries": lambda on: streams.WaitingRoutines().pick_rows(on, on, on, on),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -23,6 +24,12 @@ from scorch._src.ops.pointwise import arithmetic
 from scorch._src.statements import call_cache
 
 ROUTINES = EmulatedRoutines()
+METHODS: dict[str, Any] = {
+    "*": operator.mul,
+    "/": operator.truediv,
+    "+": operator.add,
+    "-": operator.sub,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -105,8 +112,51 @@ def test_what_is_not_finite_is_found(dtype):
             assert ROUTINES.are_finite([one, other])
 
 
-def test_a_product_asks_first_and_waits_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device answers whether a dense operand is finite while the host launches the product."""
+NUMBERS = [0.0, -0.0, 1.0, -2.0, torch.inf, -torch.inf, torch.nan]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_questions_about_numbers_are_answered_as_by_torch(dtype):
+    for size in (0, 1, 300):
+        for usual in (0.0, 3.0):
+            for odd in NUMBERS:
+                array = torch.full((size,), usual, dtype=dtype)
+                array[-1:] = odd
+                for name in ("ask_divisor", "ask_nonzero"):
+                    answers = {getattr(each, name)(array)() for each in (ROUTINES, Routines())}
+                    assert len(answers) == 1, (name, size, usual, odd)
+                assert ROUTINES.ask_divisor(array)() == bool(array.all() and array.isfinite().all())
+                assert ROUTINES.ask_nonzero(array)() == bool(array.any())
+
+
+class Wrapped(torch.Tensor):
+    """A subclass, whose numbers may be elsewhere."""
+
+
+def test_numbers_without_memory_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Launches()
+    monkeypatch.setattr(kernel, "LAUNCHES", [record])
+    for zeros in (torch._efficientzerotensor((3,)), torch.zeros(3).as_subclass(Wrapped)):
+        assert ROUTINES.ask_finite([zeros])() and not ROUTINES.ask_nonzero(zeros)()
+        assert not ROUTINES.ask_divisor(zeros)()
+    assert not record.launched
+    assert not ROUTINES.ask_nonzero(torch.zeros(3))() and len(record.launched) == 1
+
+
+# What each function asks of a dense operand, and a number for which the format is another one.
+ASKED = {
+    "*": (torch.mul, torch.inf),
+    "/": (torch.div, 0.0),
+    "+": (torch.add, None),
+    "-": (torch.sub, None),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("sign", ASKED)
+def test_a_call_asks_first_and_waits_last(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device answers what the format depends on while the host launches the kernel, and is asked once."""
+    function, odd = ASKED[sign]
     order: list[str] = []
     wait, run_grid = streams.Told.wait, grid_emulator.run_grid
 
@@ -118,25 +168,48 @@ def test_a_product_asks_first_and_waits_last(monkeypatch: pytest.MonkeyPatch) ->
         order.append("wait")
         return wait(told)
 
-    A, dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2), torch.rand(30, 40)
+    A, dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2), torch.rand(30, 40) + 0.5
     monkeypatch.setattr(call_cache, "_is_same_kernel", lambda in_force: True)  # as with the usual settings
     monkeypatch.setattr(arithmetic, "HOST", None)  # as if tensors were elsewhere
     clear_plans()
     with scorch.settings(backend="emulated"):
         S = scorch.from_torch(A, format="csr")
         for _ in range(2):
-            S * dense
+            METHODS[sign](S, dense)
         monkeypatch.setattr(streams.Told, "wait", waiting)
         monkeypatch.setattr(grid_emulator, "run_grid", noted)
-        product = S * dense
+        result = METHODS[sign](S, dense)
         assert order == ["scorch_find_infinite", "scorch_compute", "wait"]
-        torch.testing.assert_close(product.to_dense(), A * dense)
-        dense[3, 4] = torch.inf
+        assert isinstance(result, scorch.SparseTensor) == (sign in "*/")
+        torch.testing.assert_close(result.to_dense(), function(A, dense))
+        other = torch.zeros_like(dense) if odd is None else dense.clone()
+        if odd is not None:
+            other[3, 4] = odd
         for _ in range(2):
-            torch.testing.assert_close(S * dense, A * dense, equal_nan=True)  # which is dense
-        dense[3, 4] = 1.0
-        assert isinstance(S * dense, scorch.SparseTensor)
+            changed = METHODS[sign](S, other)
+            assert isinstance(changed, scorch.SparseTensor) != isinstance(result, scorch.SparseTensor)
+            torch.testing.assert_close(changed.to_dense(), function(A, other), equal_nan=True)
+        assert isinstance(METHODS[sign](S, dense), type(result))
     clear_plans()
+
+
+@pytest.mark.parametrize("sign", ASKED)
+def test_gradients_ask_once_and_wait_last(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    wait, ask = streams.Told.wait, EmulatedRoutines._find
+    monkeypatch.setattr(streams.Told, "wait", lambda told: [order.append("wait"), wait(told)][1])
+    monkeypatch.setattr(EmulatedRoutines, "_find", lambda *args: [order.append("ask"), ask(*args)][1])
+    monkeypatch.setattr(arithmetic, "HOST", None)
+    A, dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2), torch.rand(30, 40) + 0.5
+    with scorch.settings(backend="emulated"):
+        S, x = scorch.from_torch(A, format="csr").requires_grad_(), dense.clone().requires_grad_()
+        out = METHODS[sign](S, x)
+        assert order == ["ask", "wait"]
+        grads = torch.autograd.grad(out.to_dense().square().sum(), [S, x])
+    a, d = A.clone().requires_grad_(), dense.clone().requires_grad_()
+    wanted = torch.autograd.grad(ASKED[sign][0](a, d).square().sum(), [a, d])
+    torch.testing.assert_close(grads[0].to_dense(), wanted[0] * (A != 0))
+    torch.testing.assert_close(grads[1].to_dense(), wanted[1])
 
 
 def test_what_nobody_waits_for_is_written_to_memory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,25 @@ def test_a_matrix_is_transposed(
         torch.testing.assert_close(found[2], wanted.values().to(dtype))
 
 
+@pytest.mark.parametrize("columns_come_again", [True, False])
+def test_a_long_matrix_is_transposed_by_one_thread(
+    columns_come_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transpose_rows, "MIN_SPREAD", 1)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    rows = 50_000
+    near = torch.arange(rows)[:, None] + torch.arange(3)
+    crd = (near if columns_come_again else torch.randint(rows, (rows, 3))).sort(1).values.flatten()
+    given = torch.arange(0, 3 * rows + 1, 3), crd, torch.arange(3 * rows)
+    found = backend_for().routines.transpose_matrix(given, rows + 2)
+    order = crd.sort(stable=True).indices
+    assert found is not None
+    assert torch.equal(found[0].diff(), crd.bincount(minlength=rows + 2))
+    assert torch.equal(found[1], order // 3)
+    assert torch.equal(found[2], order)
+
+
 def test_formats_that_swap_levels_are_converted_by_the_routine(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(4)
     dense = torch.rand(60, 50) * (torch.rand(60, 50) < 0.2)
@@ -142,7 +161,10 @@ def test_rows_are_picked(threads: int) -> None:
     dense = torch.rand(90, 70) * (torch.rand(90, 70) < 0.2)
     A = scorch.tensor(dense, format="csr")
     picked = torch.randint(-90, 90, (200,))
-    assert torch.equal(A[picked].to_dense(), dense[picked])
+    for dtype in DTYPES:
+        values = (dense * 9).to(dtype)
+        S = A.with_values((A.values() * 9).to(dtype))
+        assert torch.equal(S[picked].to_dense(), values[picked])
     with pytest.raises(IndexError):
         A[torch.tensor([3, 90])]
 

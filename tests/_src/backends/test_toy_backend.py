@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,11 +57,11 @@ class Toy(Backend):
 
 
 @pytest.fixture
-def toy() -> Iterator[Toy]:
+def toy(tmp_path: Path) -> Iterator[Toy]:
     backend = Toy()
     register_backend("toy", backend, "a toy")
     try:
-        with scorch.settings(backend="toy"):
+        with scorch.settings(backend="toy", cache_directory=str(tmp_path)):  # without plans of earlier runs
             yield backend
     finally:
         del base._BACKENDS["toy"], BACKENDS["toy"]
@@ -115,9 +116,10 @@ def test_a_backend_that_is_not_there_is_refused() -> None:
         scorch.settings(backend=3)
 
 
-def test_kernels_for_the_host_read_no_other_memory() -> None:
+@pytest.mark.parametrize("name", ["cpu", "interpreter"])
+def test_kernels_for_the_host_read_no_other_memory(name: str) -> None:
     elsewhere = torch.device("cuda", 0)
-    with scorch.settings(backend="cpu"):
-        assert base.backend_for(torch.device("cpu")).name == base.backend_for().name == "cpu"
-        with pytest.raises(DeviceError, match=r"backend='cpu'.* a tensor is on cuda:0; remove"):
+    with scorch.settings(backend=name):
+        assert base.backend_for(torch.device("cpu")).name == base.backend_for().name == name
+        with pytest.raises(DeviceError, match=rf"backend='{name}'.* a tensor is on cuda:0; remove"):
             base.backend_for(elsewhere)

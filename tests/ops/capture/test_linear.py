@@ -110,7 +110,7 @@ def test_a_gradient_that_a_graph_does_not_have_is_refused() -> None:
 def test_autocast_is_as_without_a_graph() -> None:
     layer, x = layer_of(), torch.randn(3, 16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16):
         found, wanted = compiled(x), layer(x)
     assert found.dtype == wanted.dtype == torch.bfloat16
     torch.testing.assert_close(found, wanted)
@@ -164,6 +164,7 @@ def test_a_residual_that_is_expanded_is_added() -> None:
         torch.testing.assert_close(compiled(x), layer(x) + x[:1])
 
 
+@pytest.mark.cpu("the interpreter reads memory of the host")
 def test_settings_are_those_of_the_call() -> None:
     layer, x = layer_of(), torch.randn(3, 16)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

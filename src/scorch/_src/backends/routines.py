@@ -124,10 +124,11 @@ class Heads:
 class Layer(NamedTuple):
     """The product ``x @ weight.T + bias``, of arrays without gaps or gradients, and what follows it.
 
-    Columns may be 16-bit integers without a sign, whose dtype is int16 all the same. Values may be those of
-    ``Routines.stored_batch_dtypes``, int8 with ``scales`` of the rows. ``activation``, one of relu, gelu,
-    gelu_tanh and silu, is applied to the result, and ``residual`` added to that. The weight may have blocks
-    of a size in ``Routines.batch_blocks``, whose sizes divide its own.
+    Columns may be 16-bit integers without a sign, whose dtype is int16 all the same, or the 8-bit integers
+    that ``Routines.pack_positions`` returns. Values may be those of ``Routines.stored_batch_dtypes``, int8
+    with ``scales`` of the rows. ``activation``, one of relu, gelu, gelu_tanh and silu, is applied to the
+    result, and ``residual`` added to that. The weight may have blocks of a size in ``Routines.batch_blocks``,
+    whose sizes divide its own.
     """
 
     weight: Matrix
@@ -185,6 +186,14 @@ class Routines:
     def ask_finite(self, arrays: Sequence[Tensor]) -> Callable[[], bool]:
         """Return what answers ``are_finite``; a device is asked at once, and works while the host goes on."""
         return functools.partial(self.are_finite, arrays)
+
+    def ask_divisor(self, array: Tensor) -> Callable[[], bool]:
+        """Return what answers whether all numbers are finite, and none is zero, as ``ask_finite`` does."""
+        return lambda: bool(array.all()) and self.are_finite((array,))
+
+    def ask_nonzero(self, array: Tensor) -> Callable[[], bool]:
+        """Return what answers whether any number is not zero, as ``ask_finite`` does."""
+        return lambda: bool(array.count_nonzero())
 
     min_summed: int | None = None  # numbers from which on ``sum_columns`` is worth a call from Python
 
@@ -437,6 +446,16 @@ class Routines:
         The function reads the memory that its arguments have when it is called.
         """
         del layer
+        return None
+
+    def reads_positions(self, dtype: torch.dtype, batch: int, density: float) -> bool:
+        """Whether ``multiply_batch`` reads what ``pack_positions`` returns faster than columns."""
+        del dtype, batch, density
+        return False
+
+    def pack_positions(self, pos: Tensor, crd: Tensor, columns: int) -> Tensor | None:
+        """Return integers that ``multiply_batch`` takes in place of columns; None without N:M sparsity."""
+        del pos, crd, columns
         return None
 
     def multiply_groups(

@@ -18,7 +18,6 @@ import torch
 
 from scorch._src.backends import cache
 from scorch._src.backends.base import host_threads
-from scorch._src.cli import warm
 from scorch._src.cli.demo_cases import Call, Case, Problem, make_cases, power_law
 from scorch._src.dataclass import dataclass
 from scorch._src.explain.explain_statement import explain
@@ -87,8 +86,6 @@ def main(small: bool = False, as_json: bool = False) -> int:
             _print_json(problems, tables)
         else:
             _print_ending(problems[0])
-            if not small:
-                _warm_cache()
     wrong = [row.text for rows in tables for row in rows if not row.agrees]
     for text in wrong:
         print(f"{text} disagrees with the reference: please report this", file=sys.stderr)
@@ -211,14 +208,7 @@ too large; where neither works (-), only the smaller problem is checked.
     A, B = (from_torch(power_law((problem.n,) * 2, problem.entries, seed), format="csr") for seed in (0, 1))
     print('scorch.explain("ij,jk->ik", A, B), without the source:\n')
     print(explain("ij,jk->ik", A, B).report(source=False))
-
-
-def _warm_cache() -> None:
-    """Compile the usual kernels, which come next after the demonstration."""
-    print("\nThat was all. To save your first calls the wait, common kernels are now compiled ahead of time")
-    print("(python -m scorch cache --warm) ...", flush=True)
-    warmed = warm.warm(warm.print_progress)
-    print(f"{warmed.kernels} are cached; {warmed.compiled} were compiled now, in {warmed.seconds:.1f} s")
+    print("\nTo compile the common kernels ahead of time: python -m scorch cache --warm")
 
 
 def _print_json(problems: tuple[Problem, ...], tables: list[list[Row]]) -> None:

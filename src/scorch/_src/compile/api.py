@@ -26,6 +26,7 @@ from scorch.settings import current
 
 CALL_ATTRIBUTE = "_compiled_call_impl"  # what a module calls instead, as set by Module.compile
 MIN_LAYERS = 2
+MAX_SIGNATURES = 256  # of calls that take longer recorded
 
 
 def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -35,7 +36,8 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     options, which have no effect on others: dense calls between sparse ones run as they are. To capture a
     program with sparse tensors in one graph, call PyTorch's own ``torch.compile``.
     ``scorch.explain(compiled, *args)`` shows what was fused, how gradients are computed and what was left to
-    PyTorch.
+    PyTorch. If the first call of a function fuses less than tracing costs, later calls with the same shapes
+    are not traced, and their results may differ in the last bits.
 
     Args:
         model: the function or module; without it, a decorator is returned.
@@ -83,10 +85,13 @@ class Compiled:
     is_dense: bool = False  # the last call without sparse arguments read no sparse tensor
     trees: dict[Any, Node] = field(default_factory=dict)  # of recorded calls, by settings they depend on
     has_warned: bool = False
+    unprofitable: set[Any] = field(default_factory=set)  # signatures of calls that take longer recorded
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_traced = peek_interpreter_stack() is not None or torch.compiler.is_compiling()
         if is_traced or active.recorder is not None:
+            return self.function(*args, **kwargs)
+        if self.unprofitable and _signature(args, kwargs) in self.unprofitable:
             return self.function(*args, **kwargs)
         if not self.is_dense:
             result, record = self._record(args, kwargs)
@@ -104,6 +109,8 @@ class Compiled:
     def _record(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
         result, record = self._run(args, kwargs)
         record.close()
+        if self._is_unprofitable(record) and len(self.unprofitable) < MAX_SIGNATURES:
+            self.unprofitable.add(_signature(args, kwargs))
         if record.sparse_call_count and not self.has_warned and self.options.get("fullgraph"):
             self.has_warned = True
             warnings.warn(
@@ -112,6 +119,11 @@ class Compiled:
                 stacklevel=3,
             )
         return result, record
+
+    def _is_unprofitable(self, record: Recorder) -> bool:
+        """Whether calls like the recorded one are faster as they are; ``torch.compile`` has none of them."""
+        is_own = self.submodules is None or not self.submodules.has_dense
+        return is_own and record.sparse_call_count > 0 and not record.pays
 
     def _run(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
         disabled = current().disable
@@ -139,7 +151,8 @@ class Compiled:
         unfused = tuple(f"{name}: {reason}" for name, reason in record.unfused.items())
         calls_on_dense = record.dense_calls if record.sparse_call_count else []  # else torch.compile has them
         on_dense = tuple(name for name in calls_on_dense if name != "__get__")
-        return Fusion(groups, names, others, compiled, failed, unfused, on_dense)
+        is_left = self._is_unprofitable(record)
+        return Fusion(groups, names, others, compiled, failed, unfused, on_dense, is_left)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -169,6 +182,7 @@ class Fusion:
     failed: tuple[str, ...]
     unfused: tuple[str, ...]
     dense_calls: tuple[str, ...]
+    is_unprofitable: bool
 
 
 def _find_tensors(plan: GroupPlan | LayerPlan, record: Recorder) -> FusedCalls:
@@ -270,6 +284,11 @@ class DenseSubmodules:
             and submodule._compiled_call_impl is None
         ]
 
+    @property
+    def has_dense(self) -> bool:
+        """Whether ``torch.compile`` compiles some of them."""
+        return any(submodule.state == "dense" for submodule in self.submodules)
+
     def __enter__(self) -> None:
         for submodule in self.submodules:
             submodule.module.__dict__[CALL_ATTRIBUTE] = submodule
@@ -297,6 +316,17 @@ def _describe_error(error: Exception) -> str:
 
 def _count_layers(module: torch.nn.Module) -> int:
     return sum(1 for submodule in module.modules() if next(submodule.children(), None) is None)
+
+
+def _signature(args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return what the time of a call mostly depends on."""
+    facts: list[Any] = [torch.is_grad_enabled(), current().disable]
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, SparseTensor):
+            facts.append((leaf.storage.pattern.key, leaf.storage.values.dtype))
+        elif isinstance(leaf, torch.Tensor):
+            facts.append((leaf.shape, leaf.dtype))
+    return tuple(facts)
 
 
 def _has_sparse(tree: Any) -> bool:

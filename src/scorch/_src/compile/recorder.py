@@ -49,6 +49,7 @@ from scorch._src.torch_internals import (
 )
 
 MAX_PLANS_PER_NODE = 64
+SECONDS_PER_CALL = 25e-6  # that tracing takes
 MAX_NODES_PER_FUNCTION = 4096  # then its tree of calls starts over
 
 Rule = Callable[..., Any]
@@ -130,6 +131,13 @@ class Recorder(TorchFunctionMode):
         self.unfused: dict[str, str] = {}  # calls that a rule does not record, with the reasons
         self.reason = ""
         self.sparse_call_count = 0  # calls that read sparse tensors
+        self.call_count = 0
+        self.saved_seconds = 0.0  # by fusion, as estimated
+
+    @property
+    def pays(self) -> bool:
+        """Whether fusion saves more time than recording takes."""
+        return self.saved_seconds > self.call_count * SECONDS_PER_CALL
 
     def __enter__(self) -> Any:
         self.outer = active.recorder
@@ -144,6 +152,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if is_metadata_query(func):
             return func(*args, **kwargs)
+        self.call_count += 1
         rule = look_up(func).record
         if rule is not None:
             result = self.record(rule, func, args, kwargs)
@@ -153,6 +162,7 @@ class Recorder(TorchFunctionMode):
 
     def record_or_run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record a call of a Scorch function, or run it."""
+        self.call_count += 1
         rule = look_up(func).record
         with PauseRecording():
             result = None if rule is None else self.record(rule, func, args, kwargs)
@@ -160,6 +170,7 @@ class Recorder(TorchFunctionMode):
 
     def try_record(self, func: Any, args: Any) -> LazyTensor | None:
         """Record a call of a Scorch function, while recording is paused; None if it must run eagerly."""
+        self.call_count += 1
         return self.record(look_up(func).record, func, args, {})
 
     def record(self, rule: Any, func: Any, args: Any, kwargs: dict[str, Any]) -> LazyTensor | None:
@@ -357,6 +368,7 @@ class Recorder(TorchFunctionMode):
                     make_plan = plan_layers if recipe.is_layer else plan_group
                     plan = self.node.plans[requested, self.history] = make_plan(self, together)
                 plan.run(self)
+            self.saved_seconds += plan.seconds_saved(self)
             self.history = (*self.history, requested)
             self.groups.append(plan)
             remaining = [value for value in remaining if value.result is None]

@@ -39,6 +39,8 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
     inside = plan.order[vectors.depth : -1]
     loops = f"the loop{'s' if len(inside) > 1 else ''} over {', '.join(inside)}"
     words = f"{x} in {lanes}, {size}; the results stay in registers during {loops}{jam}"
+    if vectors.apart > 1:
+        words += f", in {vectors.apart} partial sums"
     if vectors.opens < vectors.depth:
         words += f"; {x} is tiled outermost, so that a tile of the dense operand stays in the cache"
     return words
@@ -47,7 +49,9 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
 def _scalar_in_words(plan: Plan) -> str:
     x = plan.order[-1]
     if plan.gathered:
-        return f"{x} in vectors of {plan.gathered}, gathered"
+        dense = (a for a in plan.step.accesses if not plan.operand(a.tensor).is_sparse)
+        how = "gathered" if any(x in access.indices for access in dense) else "with a mask for the remainder"
+        return f"{x} in vectors of {plan.gathered}, {how}"
     if 1 < plan.sums <= MAX_SUM_TURNS:
         return f"scalar {x}, in {plan.sums} partial sums"
     return f"scalar {x}, vectorization left to the C compiler"

@@ -178,6 +178,7 @@ class Vectors:
     ``whole``: the loop is exactly that long; ``rest``: what is left over at its end.
     ``depth``: how many loops stand outside the registers; ``opens``: outside the loop over stretches.
     ``jam``: how many turns of the last of those loops run side by side (``loops.jam``) and share loads.
+    ``apart``: how many turns of the loop around the vectors add to registers of their own.
     """
 
     kind: str
@@ -190,6 +191,7 @@ class Vectors:
     depth: int
     opens: int
     jam: int = 1
+    apart: int = 1
 
     @property
     def start(self) -> Expr:

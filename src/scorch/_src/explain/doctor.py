@@ -25,7 +25,7 @@ from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import prune, timing
 from scorch._src.nn.pattern import weight_format
 from scorch._src.nn.pruned.choose_storage import make_sparse, prune_layer
-from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer
+from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, walk_layers
 from scorch._src.nn.sparsification import reason_for
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -165,17 +165,11 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
 
 def _layers_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return the layers with weights, by name, without the modules that they consist of."""
-    layers: dict[str, torch.nn.Module] = {}
-    inside: set[torch.nn.Module] = set()
-    for name, module in model.named_modules():
-        if module in inside:
-            continue
-        is_known = is_sparse_layer(module) or kind_of_layer(module) is not None
-        if is_known:
-            inside.update(module.modules())
-        if is_known or any(True for _ in module.parameters(recurse=False)):
-            layers[name] = module
-    return layers
+    return {
+        name: module
+        for name, module, is_layer in walk_layers(model)
+        if is_layer or any(True for _ in module.parameters(recurse=False))
+    }
 
 
 def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:

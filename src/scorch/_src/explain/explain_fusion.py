@@ -48,7 +48,13 @@ def explain_fusion(compiled: Compiled | CompiledModule, args: Any, kwargs: Any) 
     found = compiled.find_fusion(*args, **kwargs)
     groups = tuple(_explain_group(group, found.names) for group in found.groups)
     return FusionExplanation(
-        groups, found.others, found.dense, found.failed, found.unfused, found.dense_calls
+        groups,
+        found.others,
+        found.dense,
+        found.failed,
+        found.unfused,
+        found.dense_calls,
+        found.is_unprofitable,
     )
 
 

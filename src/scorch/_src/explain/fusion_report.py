@@ -126,6 +126,9 @@ class FusionExplanation:
         calls that could have been fused, each with the reason why they were not
     ``dense_calls``
         calls that read no sparse tensor, which PyTorch runs once per element, not once per nonzero
+    ``is_unprofitable``
+        whether tracing takes longer than fusion saves: then later calls of the function with the same shapes
+        are not traced
     """
 
     groups: tuple[GroupExplanation, ...]
@@ -134,6 +137,7 @@ class FusionExplanation:
     failed: tuple[str, ...] = ()
     unfused: tuple[str, ...] = ()
     dense_calls: tuple[str, ...] = ()
+    is_unprofitable: bool = False
 
     @property
     def source(self) -> str:
@@ -144,9 +148,15 @@ class FusionExplanation:
         """Return the explanation as text, without sources."""
         paragraphs = [str(group) for group in self.groups]
         paragraphs += [f"{label}: {', '.join(names)}" for label, names in self._other_calls()]
+        paragraphs += self._later_calls()
         return "\n\n".join(paragraphs) or "no calls on sparse tensors"
 
     __str__ = report
+
+    def _later_calls(self) -> list[str]:
+        """Return what happens to later calls, if they are not fused."""
+        text = "later calls with these shapes run as they are: tracing takes longer than fusion saves"
+        return [text] if self.is_unprofitable else []
 
     def _summary(self) -> str:
         fused = sum(not group.reason for group in self.groups)
@@ -158,7 +168,7 @@ class FusionExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything to dictionaries, lists and strings, for JSON."""
-        return {name: to_plain(getattr(self, name)) for name in ("groups", *NAMES)}
+        return {name: to_plain(getattr(self, name)) for name in ("groups", *NAMES, "is_unprofitable")}
 
     def to_html(self) -> str:
         """Return an HTML page: the fused calls, their tensors, loops, times, gradients and sources."""
@@ -166,7 +176,8 @@ class FusionExplanation:
 
     def _repr_html_(self) -> str:
         others = [page.listing(label.capitalize(), names) for label, names in self._other_calls()]
-        body = [*(group.to_html() for group in self.groups), *others]
+        later = [f"<p>{page.text(text.capitalize())}</p>" for text in self._later_calls()]
+        body = [*(group.to_html() for group in self.groups), *others, *later]
         if not body:
             return page.page(page.heading("No calls on sparse tensors"))
         hint = "For the time of each kernel, pass measure=True, or call scorch.explain(compiled)(*args)."

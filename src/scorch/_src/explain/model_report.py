@@ -19,6 +19,7 @@ from scorch._src.nn.pruned.prunable import (
     kind_of_layer,
     kind_of_sparse_layer,
     tables_of,
+    walk_layers,
 )
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
 from scorch._src.storage.budget import is_within_budget
@@ -170,16 +171,11 @@ def report(
         raise ArgumentError(f"batch must be a positive integer, but got {batch!r}")
     layers: list[LayerReport] = []
     inputs: dict[str, None] = {}
-    inside: set[torch.nn.Module] = set()
-    for name, module in model.named_modules():
-        if module in inside:
-            continue
-        if is_sparse_layer(module) or kind_of_layer(module) is not None:
-            inside.update(module.modules())
+    for name, module, is_layer in walk_layers(model):
         layer = _layer(name, module, batch, measure)
         if layer is not None:
             layers.append(layer)
-        if module in inside:
+        if is_layer:
             inputs[(kind_of_layer(module) or kind_of_sparse_layer(module)).inputs] = None
     sparsification = getattr(model, "sparsification", None)
     names = {name for name, _ in model.named_modules()}

@@ -25,9 +25,10 @@ from scorch._src.loops.analysis import assigned, walk, with_children
 Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
 
-def jammed(loop: ir.For, turns: int) -> ir.Stmt:
+def jammed(loop: ir.For, turns: int, sums: Sequence[str] = ()) -> ir.Stmt:
     """``loop`` with ``turns`` of its turns side by side, and one by one what is left at its end.
 
+    ``sums``: what each turn calls the tile that it adds to, if not all add to one.
     A loop with a ``while`` inside stays as it is: what that moves along, every turn would have to itself.
     """
     if any(isinstance(node, ir.While) for node in walk(loop.body)):
@@ -35,6 +36,8 @@ def jammed(loop: ir.For, turns: int) -> ir.Stmt:
     names, own = _varying(loop)
     number = ir.Var(f"{loop.var.name}_turn")
     copies = [{name: f"{name}_t{turn}" for name in names} for turn in range(turns)]
+    for copy, name in zip(copies, sums, strict=False):
+        copy[sums[0]] = name
     begins = [
         ir.Declare(replace(loop.var, name=copy[loop.var.name]), loop.start + number * turns + turn)
         for turn, copy in enumerate(copies)

@@ -27,7 +27,7 @@ from scorch._src.nn.pruned.choose_storage import (
     store_sparse_layers,
 )
 from scorch._src.nn.pruned.fused_modules import fuse_modules
-from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer
+from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer, walk_layers
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
 from scorch._src.nn.stored_values import check_weight_dtype
 from scorch._src.nn.timing import Call
@@ -306,19 +306,14 @@ def _select_layers(
     selected: dict[torch.nn.Module, str] = {}
     dense: dict[str, str] = {}
     sparse: dict[str, torch.nn.Module] = {}
-    inside: set[torch.nn.Module] = set()
-    for name, module in model.named_modules():
-        if module in inside:
-            continue
-        if is_sparse_layer(module) or kind_of_layer(module) is not None:
-            inside.update(module.modules())
+    for name, module, is_layer in walk_layers(model):
         reason = BY_REQUEST if _is_named(name, module, skip) else _reason_to_skip(module, nm)
         if reason is None:
             selected[module] = name
         elif is_sparse_layer(module):
             if reason != BY_REQUEST:
                 sparse[name] = module
-        elif any(map(has_weights, module.modules() if module in inside else [module])):
+        elif any(map(has_weights, module.modules() if is_layer else [module])):
             dense[name] = reason
     for module in _find_sharing(selected):
         dense[selected.pop(module)] = "it shares its weights with another layer"

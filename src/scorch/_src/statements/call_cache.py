@@ -10,6 +10,8 @@ Only calls that run one kernel are cached here; the others look up their prepare
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,7 +19,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from scorch._src.backends.base import Direct
+from scorch._src.backends.base import Direct, repeater
+from scorch._src.backends.repeated_calls import ATTRIBUTES, NO_RULE, CallObjects, Repeater, RunParts
 from scorch._src.bounded import BoundedCache
 from scorch._src.engine.executable import Prepared, Tensor, arrays_of, has_no_gaps, stride_order
 from scorch._src.engine.execute import DenseProduct
@@ -27,17 +30,20 @@ from scorch._src.grad_state import is_grad_enabled
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import LIVE
-from scorch._src.tensor.sparse_tensor import SparseTensor, tensor_of
+from scorch._src.tensor.registry import TABLE
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, tensor_of
 from scorch._src.torch_internals import (
     any_requires_grad,
     is_any_autocast_enabled,
     len_torch_dispatch_stack,
+    make_wrapper_subclass,
     peek_interpreter_stack,
 )
 from scorch.settings import DEFAULT, Settings, applied, current, in_block
 
 MAX_CALLS = 4096
 MAX_OTHERS = 7  # calls on the same sparse operands that are tried after the last one
+MIN_VALUES = 4096  # of tensors on one pattern, from which on PyTorch combines them
 _COMPLEX = frozenset({torch.complex64, torch.complex128, torch.complex32})  # may be lazily conjugated
 
 Operands = Sequence[Any]
@@ -116,6 +122,51 @@ def repeat_pair(
         if result is None:
             result = _repeat_other(key, (first, second))
     return tensor_of(result) if type(result) is Storage else result
+
+
+class _Quick:
+    """The builtins that repeat calls: none until a call is cached that they may run."""
+
+    repeater: Repeater | None = None
+    is_known = False
+
+
+def repeat_untracked(head: tuple[Any, ...], *operands: Any) -> Any:
+    """Repeat the last such call of tensors that nothing tracks, by a builtin if there is one.
+
+    None where there is no such call, or more to do.
+    """
+    if _Quick.repeater is not None:
+        return _Quick.repeater.repeat(_recent, _others, head, NO_RULE, *operands)
+    if len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS:
+        return repeat_pair(head, *operands)
+    return None
+
+
+def _find_repeater() -> None:
+    """Have builtins repeat calls from now on, also those of operators and of functions of values."""
+    found = repeater(
+        CallObjects(
+            *(SparseTensor, Storage, Pattern, torch.Tensor, Parameter, Format, types.FunctionType),
+            *(make_wrapper_subclass, tensor_of),
+            *(torch.get_default_dtype, torch.float32, torch.float64),
+            *(is_grad_enabled, any_requires_grad, torch.Tensor.is_neg),
+            *(forward_ad, "_current_level", -1),
+            *(in_block, applied, DEFAULT, _is_usual),
+            quiet=(peek_interpreter_stack, len_torch_dispatch_stack, is_any_autocast_enabled),
+            empty=(LIVE, LISTENERS),
+            most_on_pattern=MIN_VALUES,
+            names=ATTRIBUTES,
+        )
+    )
+    _Quick.repeater, _Quick.is_known = found, True
+    if found is None:
+        return
+    for entry in TABLE.values():
+        if entry.maps_values == 1:
+            entry.quick = found.functions.get(entry.routine)
+        elif entry.repeats is not None:
+            entry.quick = functools.partial(found.repeat, _recent, _others, *entry.repeats)
 
 
 def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:
@@ -327,6 +378,9 @@ def _run_converted(
 def _run_bound(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
     """Return that shorter way for results within the budget; the usual cases need no loop over operands."""
     guard = direct.guard([_guarded(sources[place]) for place in places])
+    short = _bind_run(prepared, direct, places, sources, guard)
+    if short is not None:
+        return short
     call = direct.bind(guard)
     if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
         return _run_on_pattern(prepared, direct, places, call)
@@ -343,6 +397,32 @@ def _run_bound(prepared: Prepared, direct: Direct, places: list[int], sources: S
     if is_dense:
         return _run_dense(output, places, call, direct.bind_output(guard, output))
     return _run_any(prepared, direct, output, places, call)
+
+
+def _bind_run(
+    prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any], guard: Any
+) -> Run | None:
+    """Return the shortest of those ways, without Python between operands and result, if the backend has it."""
+    is_dense, is_shared = prepared.assembly == "dense", prepared.assembly == "shared"
+    if is_dense and prepared.back:
+        return None
+    if is_shared:
+        pattern = sources[places[prepared.pattern_source]].pattern
+        is_whole = prepared.pattern_levels == len(prepared.format)
+        if not is_whole or pattern.format != prepared.format or pattern.shape != prepared.shape:
+            return None
+    is_new = not is_dense and not is_shared
+    appended = (prepared.format, prepared.shape, prepared.above, prepared.row_counts)
+    parts = RunParts(
+        [(place, type(sources[place]) is Storage) for place in places],
+        prepared.pattern_source if is_shared else -1,
+        prepared.wrap_new if is_new else None,
+        appended if is_new and prepared.appends_rows else None,
+    )
+    run = direct.bind_run(guard, parts)
+    if run is not None and not _Quick.is_known:
+        _find_repeater()
+    return run
 
 
 def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:

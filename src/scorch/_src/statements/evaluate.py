@@ -14,7 +14,7 @@ from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
-from scorch._src.statements.call_cache import repeat_call, repeat_pair
+from scorch._src.statements.call_cache import repeat_call, repeat_untracked
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand
 from scorch._src.statements.statement import (
@@ -26,7 +26,7 @@ from scorch._src.statements.statement import (
     short_statements,
 )
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
-from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
+from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 
 # Dtypes in which a tensor of its own rounds a reduction as the kernel of the whole expression does.
 SPLIT = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -74,13 +74,9 @@ def evaluate(
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
     head = (expression, format, *tensors)
-    known: SparseTensor | torch.Tensor | None
-    if len(tensors) == 2:
-        left, right = tensors.values()
-        if type(left) is SparseTensor and type(right) in TENSORS:
-            known = repeat_pair(head, left, right)
-            if known is not None:
-                return known
+    known: SparseTensor | torch.Tensor | None = repeat_untracked(head, *tensors.values())
+    if known is not None:
+        return known
     operands = list(tensors.values())
     if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)

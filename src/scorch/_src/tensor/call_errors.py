@@ -152,9 +152,10 @@ def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:
     for tensor in tensors:
         if own is not None and tensor.device != own and tensor.dim() > 0:
             other = tensor.device
+            moved, target = ("the sparse one", other) if own == HOST else ("the other", own)
             return (
                 f"expected all tensors to be on the same device, but the sparse one is on {own} and "
-                f"another on {other}"
+                f"another on {other}; move {moved} with .to('{target}')"
             )
     return None
 

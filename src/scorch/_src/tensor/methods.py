@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -103,7 +105,7 @@ def __repr__(self: SparseTensor, *, tensor_contents: str | None = None) -> str: 
 class ForeignName:
     """A name of other libraries that is no attribute: reading it raises an error that says what to use.
 
-    A ``__getattr__`` would do so for any name, but ``torch.compile`` reads no attributes of classes with one.
+    Unlike ``__getattr__``, it answers for the class, too.
     """
 
     def __init__(self, name: str) -> None:
@@ -113,6 +115,30 @@ class ForeignName:
     def __get__(self, tensor: SparseTensor | None, owner: type[SparseTensor]) -> NoReturn:
         missing = f"{owner.__name__!r} object has no attribute {self.name!r}"
         raise unknown_name(missing, self.name, TENSOR_HINTS, tuple)
+
+
+class Suggestions:
+    """The ``__getattr__`` of sparse tensors: the error for a missing name suggests the nearest one.
+
+    ``torch.compile`` reads no attributes of a tensor whose class has a ``__getattr__`` that is true. Ours is
+    false, because all it does is to raise an error.
+    """
+
+    def __get__(self, tensor: SparseTensor, owner: type[SparseTensor]) -> Callable[[str], NoReturn]:
+        return functools.partial(refuse_name, tensor)
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def refuse_name(tensor: SparseTensor, name: str) -> NoReturn:
+    """Raise the error for a missing name, or again that of a property."""
+    if any(name in vars(owner) for owner in type(tensor).__mro__):
+        object.__getattribute__(tensor, name)
+    missing = f"{type(tensor).__name__!r} object has no attribute {name!r}"
+    if name.startswith("_"):
+        raise AttributeError(missing, name=name, obj=tensor)
+    raise unknown_name(missing, name, {}, lambda: dir(tensor))
 
 
 def list_names(self: SparseTensor) -> list[str]:
@@ -134,6 +160,7 @@ for _method in (
     setattr(SparseTensor, _method.__name__, _method)
 for _name, _function in (
     ("to_networkx", recorded(graphs.to_networkx)), ("_repr_html_", to_html), ("__dir__", list_names),
+    ("__getattr__", Suggestions()),
 ):  # fmt: skip
     setattr(SparseTensor, _name, _function)
 for _name in TENSOR_HINTS:

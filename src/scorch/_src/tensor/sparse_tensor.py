@@ -172,6 +172,10 @@ class SparseTensor(torch.Tensor):
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
         entry = registry.TABLE.get(func, registry.EMPTY_ENTRY)
+        if entry.quick is not None and entry.maps_values == 1 and len(args) == 1 and not kwargs:
+            mapped = entry.quick(args[0])
+            if mapped is not None:
+                return mapped
         if entry.is_metadata:
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))

@@ -59,6 +59,12 @@ def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
     return _with_columns(src, value, other, reduce)
 
 
+def rmatmul(src: SparseTensor, other: Tensor) -> Tensor:
+    """Return ``other @ src``: dense for a dense tensor, a ``scorch.SparseTensor`` for one."""
+    product: Tensor = other @ src.to_scorch()
+    return product
+
+
 def spmm(src: SparseTensor, other: Tensor, reduce: str = "sum") -> Tensor:
     """Return ``src @ other`` for a dense tensor."""
     product: Tensor = matmul(src, other, reduce)

@@ -340,6 +340,7 @@ class SparseTensor:
     mul_nnz = arithmetic.mul_nnz
     mul_nnz_ = arithmetic.mul_nnz_
     matmul = spmm = spspmm = __matmul__ = products.matmul
+    __rmatmul__ = products.rmatmul
     sample = sampling.sample
     sample_adj = sampling.sample_adj
     random_walk = sampling.random_walk

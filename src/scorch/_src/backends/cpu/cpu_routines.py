@@ -9,16 +9,22 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from scorch._src.backends.cpu import launch
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
-from scorch._src.backends.cpu.routines.few_values import ABS, NEG, RELU, add_row, of_few
+from scorch._src.backends.cpu.routines.few_values import add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
-from scorch._src.backends.cpu.routines.groups import multiply_groups
+from scorch._src.backends.cpu.routines.groups import (
+    has_fast_codes,
+    multiply_groups,
+    pack_positions,
+    reads_positions,
+)
 from scorch._src.backends.cpu.routines.join_matrices import below, beside
 from scorch._src.backends.cpu.routines.linear import bind_batch, multiply_batch
 from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_backward
@@ -50,7 +56,6 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 class CpuRoutines(Routines):
     batch_dtypes = (torch.float32, torch.float64)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
-    group_dtypes = (torch.float32,)
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
@@ -77,6 +82,13 @@ class CpuRoutines(Routines):
     )
     multiply_batch = staticmethod(multiply_batch)
     bind_batch = staticmethod(bind_batch)
+
+    @property
+    def group_dtypes(self) -> tuple[torch.dtype, ...]:  # type: ignore[override]
+        return (torch.float32,) if has_fast_codes() else ()
+
+    reads_positions = staticmethod(reads_positions)
+    pack_positions = staticmethod(pack_positions)
     multiply_groups = staticmethod(multiply_groups)
     plan_convolution = staticmethod(plan_convolution)
     convolve = _or_torch(convolve, Routines.convolve)
@@ -85,15 +97,15 @@ class CpuRoutines(Routines):
 
     @functools.cached_property
     def relu(self) -> Callable[[Tensor], Tensor]:
-        return of_few(RELU, torch.relu)
+        return of_few(launch.RELU, torch.relu)
 
     @functools.cached_property
     def neg(self) -> Callable[[Tensor], Tensor]:
-        return of_few(NEG, torch.neg)
+        return of_few(launch.NEG, torch.neg)
 
     @functools.cached_property
     def abs(self) -> Callable[[Tensor], Tensor]:
-        return of_few(ABS, torch.abs)
+        return of_few(launch.ABS, torch.abs)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads

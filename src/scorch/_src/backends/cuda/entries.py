@@ -11,7 +11,15 @@ from scorch._src.backends.cuda import driver, nvrtc
 from scorch._src.backends.cuda.executable import in_context
 from scorch._src.backends.cuda.kernel import CudaKernel, Launch, kernel_of, read_text
 from scorch._src.backends.cuda.one_call import CUDA, Address, LaunchList, Slot, find_launches
-from scorch._src.backends.cuda.streams import FINITE, WaitingRoutines, check_waiting, told_on
+from scorch._src.backends.cuda.streams import (
+    ANY_NONZERO,
+    DIVISOR,
+    FINITE,
+    Told,
+    WaitingRoutines,
+    check_waiting,
+    told_on,
+)
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
@@ -29,10 +37,12 @@ MAX_SEARCHING = 1 << 18  # threads that search for what is not finite
 
 SUMS = "scorch_sum_few", "scorch_sum_many"
 FIND_INFINITE = "scorch_find_infinite"
+ODD, ZERO, NONZERO = 1, 2, 4  # kinds of numbers, as it knows them
 CALLS = 8  # that are made before one builtin launches all
-MAX_SEARCHES = 256  # that are planned, by dtype, sizes and stream
+MAX_SEARCHES = 256  # that are planned, by dtype, sizes, kinds and stream
 
 _TYPES = {torch.float32: "f32", torch.float64: "f64"}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def print_sum_runs(dtype: torch.dtype) -> str:
@@ -61,7 +71,7 @@ class CudaEntries(WaitingRoutines):
         self._ones: BoundedCache[tuple[int, int, torch.dtype, int], Tensor] = BoundedCache(MAX_ALL_ONES)
         self._sums: dict[torch.dtype, CudaKernel] = {}
         self._finite: dict[torch.dtype, CudaKernel] = {}
-        self._searches: BoundedCache[tuple[torch.dtype, int, int, int], LaunchList] = BoundedCache(
+        self._searches: BoundedCache[tuple[torch.dtype, int, int, int, int], LaunchList] = BoundedCache(
             MAX_SEARCHES
         )
         self._zeros: dict[tuple[str, int, int], Tensor] = {}  # by use, device and stream, 0 between calls
@@ -90,35 +100,50 @@ class CudaEntries(WaitingRoutines):
         return self.ask_finite(arrays)()
 
     def ask_finite(self, arrays: Sequence[Tensor]) -> Callable[[], bool]:
+        told = self._find(arrays, ODD, FINITE)
+        return functools.partial(super().are_finite, arrays) if told is None else lambda: told.wait() == [0]
+
+    def ask_divisor(self, array: Tensor) -> Callable[[], bool]:
+        told = self._find((array,), ODD | ZERO, DIVISOR)
+        return super().ask_divisor(array) if told is None else lambda: told.wait() == [0]
+
+    def ask_nonzero(self, array: Tensor) -> Callable[[], bool]:
+        told = self._find((array,), NONZERO, ANY_NONZERO)
+        return super().ask_nonzero(array) if told is None else lambda: told.wait() == [1]
+
+    def _find(self, arrays: Sequence[Tensor], kinds: int, what: str) -> Told | None:
+        """Launch a search for numbers of some kinds, which tells 1 or 0; None if there is no kernel."""
         one, other = arrays[0], arrays[-1]
         dtype, device = one.dtype, one.device
         if dtype not in _TYPES or len(arrays) > 2 or not self.has_kernels(device):
-            return functools.partial(super().are_finite, arrays)
+            return None
         if other.dtype is not dtype or not (one.is_contiguous() and other.is_contiguous()):
-            return functools.partial(super().are_finite, arrays)
-        check_waiting(device, FINITE)
+            return None
+        if not (_has_memory(one) and _has_memory(other)):
+            return None
+        check_waiting(device, what)
         with in_context(device):
             state = self.zero_on(device, "finite")
-            key = dtype, one.numel(), other.numel() if len(arrays) > 1 else 0, state.data_ptr()
+            key = dtype, one.numel(), other.numel() if len(arrays) > 1 else 0, kinds, state.data_ptr()
             search = self._searches.get(key)
             if search is None:
                 search = self._search(key, device)
                 if search is None:
-                    return functools.partial(super().are_finite, arrays)
+                    return None
             told = told_on(device, 1)
             self.launch_all(search, told.address, one, other)
-        return lambda: told.wait() == [0]
+        return told
 
-    def _search(self, key: tuple[torch.dtype, int, int, int], device: torch.device) -> LaunchList | None:
+    def _search(self, key: tuple[torch.dtype, int, int, int, int], device: torch.device) -> LaunchList | None:
         """Return what searches two arrays of these dtype and sizes, unless there is no kernel."""
-        dtype, length, other_length, state = key
+        dtype, length, other_length, kinds, state = key
         kernel = self._finite.get(dtype)
         if kernel is None:
             text = print_finite(dtype)
             kernel = self._finite[dtype] = self.make_kernel(text, "what is not finite", [FIND_INFINITE])
         if not kernel.is_ready():
             return None
-        slots: list[Slot] = [Address(1), Address(2), length, other_length, state, Address(0)]
+        slots: list[Slot] = [Address(1), Address(2), length, other_length, kinds, state, Address(0)]
         blocks = driver.blocks_for(min(length + other_length, MAX_SEARCHING))
         search = LaunchList(kernel, device, [slots], [(Launch(FIND_INFINITE, blocks), 0)])
         self._searches[key] = search
@@ -175,6 +200,11 @@ class CudaEntries(WaitingRoutines):
             if not kernel.is_ready():
                 return super().sum_entries(found, values)
             return _sum(kernel, values.contiguous(), order, first)
+
+
+def _has_memory(array: Tensor) -> bool:
+    """Check whether the numbers of an array are at its address, which those of a subclass may not be."""
+    return type(array) in _PLAIN and not array._is_zerotensor()
 
 
 def _sum(kernel: CudaKernel, values: Tensor, order: Tensor, first: Tensor) -> Tensor:

@@ -81,9 +81,6 @@ class CudaRoutines(CudaAttention):
         self._attention: BoundedCache[Key, CudaKernel] = BoundedCache(MAX_KERNELS)
         self._maxima: BoundedCache[Key, CudaKernel] = BoundedCache(MAX_KERNELS)
 
-    # attention -----------------------------------------------------------------------------------------
-
-    @tells("attention of neighbors")
     def free_memory(self, device: torch.device) -> int | None:
         """Return the bytes that nobody holds, and those that torch's allocator keeps for later."""
         if device.type != "cuda":
@@ -91,6 +88,9 @@ class CudaRoutines(CudaAttention):
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
 
+    # attention -----------------------------------------------------------------------------------------
+
+    @tells("attention of neighbors")
     def graph_attention(
         self, rows: Rows, x: Tensor, scores: Scores, options: Options, keep: bool
     ) -> tuple[Tensor, Tensor | None]:

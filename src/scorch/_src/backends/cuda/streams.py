@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,6 +16,8 @@ from scorch.errors import DeviceError
 
 MAX_FREE = 8  # memory of numbers that is free
 FINITE = "whether all values are finite"
+DIVISOR = "whether all values are finite and none is zero"
+ANY_NONZERO = "whether a value is not zero"
 PICKED = "the number of entries of selected rows"
 # Looks at numbers, about a millisecond; beyond, the host sleeps between looks, which may last longer.
 MAX_LOOKS = 20_000
@@ -127,6 +129,14 @@ class WaitingRoutines(Routines):
     def are_finite(self, arrays: Sequence[Tensor]) -> bool:
         check_waiting(arrays[0].device, FINITE)
         return super().are_finite(arrays)
+
+    def ask_divisor(self, array: Tensor) -> Callable[[], bool]:
+        check_waiting(array.device, DIVISOR)
+        return super().ask_divisor(array)
+
+    def ask_nonzero(self, array: Tensor) -> Callable[[], bool]:
+        check_waiting(array.device, ANY_NONZERO)
+        return super().ask_nonzero(array)
 
     def has_sorted_rows(self, pos: Tensor, crd: Tensor, size: int) -> bool:
         check_waiting(crd.device, "whether coordinates are sorted")

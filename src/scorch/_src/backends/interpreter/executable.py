@@ -74,6 +74,7 @@ class InterpretedGroup(base.GroupExecutable):
 
 class InterpreterBackend(base.Backend):
     name = "interpreter"
+    is_on_host = True
 
     def write(self, planned: Planned) -> base.Schedule:
         return base.schedule_of(planned, planned.kernel(), "")

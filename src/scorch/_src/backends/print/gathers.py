@@ -86,13 +86,13 @@ class _Terms:
 
     @staticmethod
     def can_print(term: ir.Expr, var: ir.Var, element: Type) -> bool:
-        """Check that a term is sums and products of loads of ``element``, and that some are gathered."""
-        gathered = False
+        """Check that a term is sums and products of loads of ``element`` that ``var`` picks."""
+        varies = False
         for node in walk(term):
             match node:
                 case ir.Load(array, index) if var in walk(index):
                     picked = _picked(index, var)
-                    gathered = gathered or picked is not None
+                    varies = True
                     is_index = array.element in (INT32, INT64)
                     if array.element != element and not is_index:
                         return False
@@ -108,7 +108,7 @@ class _Terms:
                     return False
                 case ir.Cast() if var in walk(node) and node.type == element:
                     return False
-        return gathered
+        return varies
 
     def text(self, value: ir.Expr) -> str:
         """``value`` in the lanes of a register."""

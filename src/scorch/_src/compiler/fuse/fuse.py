@@ -215,6 +215,7 @@ def _planned(group: Group, step: Step) -> Planned:
             plan.vectors,
             opens=max(plan.vectors.opens, min(plan.vectors.depth, 1)),
             jam=1 if plan.vectors.depth <= 1 and plan.vectors.kind == "rows" else plan.vectors.jam,
+            apart=1,
         ),
     )
     _check(group, plan)
@@ -247,5 +248,6 @@ def _check(group: Group, plan: Plan) -> None:
         raise FusionError(f"{name} is not computed row by row: {first}, not over {group.outermost}")
     if plan.assembly != ("shared" if name in group.stored else "dense"):
         raise FusionError(f"{name} has another sparsity pattern than its operands")
-    if not plan.parallel or plan.splits.blocks or not writes_everything(plan):
+    is_shared = plan.parallel and not plan.is_private and not plan.splits.blocks
+    if not is_shared or not writes_everything(plan):
         raise FusionError(f"the rows of {name} are not computed independently")

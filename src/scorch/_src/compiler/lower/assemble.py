@@ -24,6 +24,7 @@ from scorch._src.compiler.lower.sweep import swept
 from scorch._src.compiler.plan import Plan, Vectors
 from scorch._src.formats.scratch import DenseScratch, ListScratch, Scratch, join_key
 from scorch._src.loops import nodes as ir
+from scorch._src.loops.jam import jammed
 from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import BOOL, INT64, Type
 from scorch._src.notation.nodes import Access
@@ -150,6 +151,14 @@ class Assembly:
         return ir.block(self._add(list(self.sums.values())[-1], value), mark)
 
     # sums --------------------------------------------------------------------------------------------
+
+    def apart(self, loop: ir.For, turns: int) -> ir.Stmt:
+        """``loop`` with ``turns`` of its turns side by side, each adding to registers of its own."""
+        first = list(self.sums.values())[-1]
+        others = [f"{first}_t{turn}" for turn in range(1, turns)]
+        starts = [self._start(name) for name in others]
+        total = [self._in_lanes(self._add(first, self._sum(name))) for name in others]
+        return ir.block(*starts, jammed(loop, turns, [first, *others]), *total)
 
     def _around(self, depth: int) -> str:
         """The name of the sum outside the one at ``depth``."""

@@ -131,8 +131,11 @@ class Values(Collector):
 def writes_everything(plan: Plan) -> bool:
     """Whether every value of a dense result, or of one on an operand's pattern, is written, whatever it was.
 
-    It is if no loop comes back to a value, and loops that skip coordinates are only those of the pattern.
+    It is if no loop comes back to a value, and loops that skip coordinates are only those of the pattern; or
+    if threads have copies of the result, whose sum is written.
     """
+    if plan.is_private:
+        return True
     if plan.assembly not in ("dense", "shared") or not _writes_once(plan) or plan.splits.blocks:
         return False
     if lattice.support(plan.step.body, lambda access: lattice.EVERYWHERE) == lattice.NOWHERE:

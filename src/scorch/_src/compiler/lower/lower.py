@@ -128,7 +128,7 @@ class Lowering:
         moves, states = self.levels.follow(loop)
         body = ir.block(moves, self._inside(loop, states))
         counted = ir.For(loop.x, begin, stop, body, self._sums(loop))
-        loops = ir.block(opening, side_by_side(self.plan, loop, counted))
+        loops = ir.block(opening, side_by_side(self.plan, self.assembly, loop, counted))
         return in_chunks(self.plan, self.assembly, loops, size, ir.Const(0)) if chunked else loops
 
     def _sums(self, loop: Loop) -> int:
@@ -151,7 +151,7 @@ class Lowering:
             body = ir.block(bind, fetch, moves, inside)
             gathered = self.plan.gathered if loop.depth == len(self.order) - 1 else 0
             entries = ir.For(driver.position, begin, end, body, self._sums(loop), gathered=gathered)
-            loops = ir.block(opening, last, side_by_side(self.plan, loop, entries))
+            loops = ir.block(opening, last, side_by_side(self.plan, self.assembly, loop, entries))
         else:
             loops = ir.block(
                 opening,

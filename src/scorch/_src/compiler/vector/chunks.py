@@ -35,7 +35,8 @@ def in_chunks(
     number = span if plan.is_grid else _number(plan, collector)
     opening = ir.block(ir.Declare(span, length), ir.Declare(chunks, number))
     if plan.is_private:
-        alone = ir.block(ir.Declare(start, offset), ir.Declare(stop, offset + span), inner)
+        begun = ir.Fill(collector.values, ir.Const(0), _size(collector), ir.Const(0, plan.element))
+        alone = ir.block(begun, ir.Declare(start, offset), ir.Declare(stop, offset + span), inner)
         return ir.block(opening, ir.If(chunks <= 1, alone, _on_copies(plan, collector, limits, inner)))
     return ir.block(
         opening,
@@ -111,14 +112,19 @@ def _more(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     return ir.Binary("max", a, b, INT64)
 
 
+def _size(collector: Collector) -> ir.Expr:
+    """How many values a dense result has."""
+    size: ir.Expr = ir.Const(1)
+    for use in collector.uses:
+        size = size * use.arrays.size
+    return size
+
+
 def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt) -> ir.Stmt:
     """Chunks that add to copies of the result, and the sum of these, in the order of the chunks."""
     values, copies = collector.values, ir.Array("copies", plan.element)
     chunk, chunks, threads = ir.Var("chunk"), ir.Var("chunks"), ir.Var("threads")
     size, part, at, begin, end = (ir.Var(name) for name in ("copy_size", "part", "at", "begin_at", "end_at"))
-    product: ir.Expr = ir.Const(1)
-    for use in collector.uses:
-        product = product * use.arrays.size
     stretch, stop = ir.Var("stretch"), ir.Var("stop_at")
     added = ir.Binary("+", ir.Load(values, at), ir.Load(copies, chunk * size + at), plan.element)
     summed = ir.block(
@@ -134,6 +140,7 @@ def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt
             (end - begin + (STRETCH - 1)) // STRETCH,
             ir.block(
                 ir.Declare(stop, _less(begin + STRETCH, end)),
+                ir.Fill(values, begin, stop, ir.Const(0, plan.element)),
                 ir.For(chunk, ir.Const(0), chunks, summed),
                 ir.Assign(begin, stop),
             ),
@@ -141,7 +148,7 @@ def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt
     )
     nothing = ir.block()
     return ir.block(
-        ir.Declare(size, product),
+        ir.Declare(size, _size(collector)),
         ir.Allocate(copies, chunks * size),
         ir.Parallel(
             chunk,

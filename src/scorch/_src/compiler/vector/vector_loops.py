@@ -43,9 +43,11 @@ def in_vectors(levels: Levels, assembly: Assembly, loop: Loop, vectors: Vectors)
     return ir.block(ir.Tile(sums, count, vectors.lanes), turn, total, rest)
 
 
-def side_by_side(plan: Plan, loop: Loop, counted: ir.For) -> ir.Stmt:
-    """``counted`` with several turns at a time, if it is the loop around the registers."""
+def side_by_side(plan: Plan, assembly: Assembly, loop: Loop, counted: ir.For) -> ir.Stmt:
+    """``counted`` with several turns at a time, if it is the loop around the registers or the vectors."""
     vectors = plan.vectors
+    if vectors is not None and vectors.apart > 1 and loop.depth == len(plan.order) - 2:
+        return assembly.apart(counted, vectors.apart)
     if vectors is None or vectors.jam == 1 or loop.depth != vectors.depth - 1:
         return counted
     return jammed(counted, vectors.jam)

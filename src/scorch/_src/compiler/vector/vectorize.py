@@ -32,6 +32,8 @@ LONG_ROW = 64  # entries from which on gathered vectors pay
 LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into its kernel
 JAMMED = (4, 3, 2)  # turns that run side by side, the first that divide a block
 SHORT_ROW = 4  # entries of a row below which they run one by one
+USUAL_ROW = 16  # entries from which on two sums pay that have several registers
+MAX_WAITING = 2  # registers whose additions wait for each other
 GATHERED = 8  # the most lanes of a gathered sum: more are empty too often
 LANES = 16  # the most lanes that compilers may make of a sum
 POLYNOMIAL = ("add", "sub", "mul", "neg")  # what vectors are computed by
@@ -67,13 +69,16 @@ def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
 
 
 def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> int:
-    """In how many lanes an innermost sum over stored entries gathers what dense operands have there."""
+    """In how many lanes an innermost sum over stored entries gathers what dense operands have there.
+
+    Without any, compilers do as well in long rows; in short ones, masks for what is left over pay, too.
+    """
     x, widest = plan.order[-1], target().gather_bytes
     if not widest or not enabled("sums") or plan.element not in (FLOAT32, FLOAT64):
         return 0
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
-    if len(walked) != 1 or not gathers:
+    if len(walked) != 1 or not (gathers or walked[0].row_length < LONG_ROW):
         return 0
     return min(GATHERED, widest // max(plan.element.bytes, walked[0].index.bytes))
 
@@ -167,7 +172,22 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     pieces = -(-size // most)
     width = -(-size // pieces)
     opens = 0 if pieces > 1 and _fits_in_stretches(operands, x, width, size) else depth
-    return Vectors("rows", x, width, _lanes(plan, width), 0, width == size, 0, depth, opens, turns)
+    lanes = _lanes(plan, width)
+    apart = _apart(plan, operands, -(-width // lanes)) if turns == 1 else 1
+    return Vectors("rows", x, width, lanes, 0, width == size, 0, depth, opens, turns, apart)
+
+
+def _apart(plan: Plan, operands: Mapping[Access, Operand], registers: int) -> int:
+    """In how many sums, of ``registers`` each, the entries of a row are added up in turn.
+
+    One addition need not wait for the last then, which more registers hide anyway; short rows lose more by
+    adding up the sums.
+    """
+    walking = [a for a, operand in operands.items() if _walks(plan, a, operand, plan.order[-2])]
+    stored = [access for access, operand in operands.items() if operand.is_sparse]
+    if len(walking) != 1 or stored != walking or registers > MAX_WAITING or not enabled("jam"):
+        return 1
+    return 2 if operands[walking[0]].row_length >= (SHORT_ROW if registers == 1 else USUAL_ROW) else 1
 
 
 def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:

@@ -17,8 +17,9 @@ from torch.nn.parameter import is_lazy
 
 from scorch._src.devices import HOST
 from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear
+from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, ShapeError
+from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of
 
 Nodes = Tensor | tuple[Tensor, Tensor | None]
 
@@ -60,6 +61,7 @@ def project(linear: Linear, x: Tensor) -> Tensor:
     """Return ``linear(x)``; ``x`` may be sparse, and the first ``x`` initializes a lazy linear map."""
     settle(linear, x)
     check_nodes("x", x, linear.weight.shape[1])
+    check_same_dtype("x", x, linear.weight)
     return sparse_linear(x, linear.weight, linear.bias)
 
 
@@ -124,6 +126,8 @@ def split_nodes(
         count = adj.shape[0]
     else:
         count = sources.shape[0] if size is None else size[1]
+    if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
+        raise OperandError(f"size must be a pair, the numbers of (sources, targets), but got {kind_of(size)}")
     if size is not None and tuple(size) != (sources.shape[0], count):
         raise ShapeError(
             f"size={tuple(size)} does not match (sources, targets) = {(sources.shape[0], count)} of x"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleDict
 
 from scorch._src.name_hints import suggests_keywords
-from scorch.errors import ArgumentError, ScorchWarning
+from scorch.errors import ArgumentError, OperandError, ScorchError, ScorchWarning, add_note, kind_of
 
 EdgeType = tuple[str, str, str]
 JOINS = ("sum", "mean", "min", "max", "cat", None)
@@ -81,6 +81,10 @@ class HeteroConv(Module):
             edge_index_dict: the edges by edge type; layers without edges are skipped.
             options: more arguments for the layers, as dictionaries by edge type or node type whose names end
                 in ``_dict``, such as ``edge_attr_dict``.
+
+        Raises:
+            OperandError: an argument is not a dictionary.
+            ArgumentError: there are no features for the source of an edge type, or no edges for any layer.
         """
         for name in options:
             if not name.endswith("_dict"):
@@ -88,14 +92,29 @@ class HeteroConv(Module):
                     f"forward() got an unexpected keyword argument {name!r}; arguments of the layers are "
                     f"dictionaries by type, whose names end in '_dict', as in {name}_dict={{...}}"
                 )
+        _check_dict("x_dict", x_dict, "the features by node type")
+        _check_dict("edge_index_dict", edge_index_dict, "the edges by edge type")
+        kinds = [kind for kind in self.edge_types if kind in edge_index_dict]
+        if self.edge_types and edge_index_dict and not kinds:
+            raise ArgumentError(
+                f"edge_index_dict has no edge type of the layers, {_listed(self.edge_types)}, but "
+                f"{_listed(edge_index_dict)}"
+            )
         arrived: dict[str, list[Tensor]] = {}
-        for kind in self.edge_types:
-            if kind in edge_index_dict:
-                more = {name.removesuffix("_dict"): _part(given, kind) for name, given in options.items()}
-                more = {name: value for name, value in more.items() if value is not None}
-                layer = self.convs[_key_of(kind)]
-                found = layer(_part(x_dict, kind), edge_index_dict[kind], **more)
-                arrived.setdefault(kind[2], []).append(found)
+        for kind in kinds:
+            nodes = _part(x_dict, kind)
+            if nodes is None or (isinstance(nodes, tuple) and nodes[0] is None):
+                raise ArgumentError(
+                    f"x_dict has no features for {kind[0]!r}, the source of {kind}, but for {_listed(x_dict)}"
+                )
+            more = {name.removesuffix("_dict"): _part(given, kind) for name, given in options.items()}
+            more = {name: value for name, value in more.items() if value is not None}
+            try:
+                found = self.convs[_key_of(kind)](nodes, edge_index_dict[kind], **more)
+            except ScorchError as error:
+                add_note(error, f"in the layer for {kind}")
+                raise
+            arrived.setdefault(kind[2], []).append(found)
         return {target: _join(found, self.aggr) for target, found in arrived.items()}
 
     def extra_repr(self) -> str:
@@ -112,6 +131,15 @@ def _check_edge_type(kind: Any, layer: Module) -> None:
             f"{type(layer).__name__} adds self-loops, but edges of type {kind} connect different node "
             "types; set add_self_loops=False"
         )
+
+
+def _check_dict(name: str, given: Any, contents: str) -> None:
+    if not isinstance(given, Mapping):
+        raise OperandError(f"{name} must be a dictionary, {contents}, but got {kind_of(given)}")
+
+
+def _listed(kinds: Iterable[Any]) -> str:
+    return ", ".join(map(str, kinds))
 
 
 def _key_of(kind: EdgeType) -> str:

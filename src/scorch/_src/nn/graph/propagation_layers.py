@@ -19,6 +19,7 @@ from scorch._src.ops.graph.aggregate import (
     to_kernel_dtype,
 )
 from scorch._src.ops.graph.neighbours import refuse_shards, sum_neighbours, weighted_graph_of
+from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, UnsupportedError
 
@@ -82,6 +83,7 @@ class SGConv(Module):
         settle(self.lin, x)
         weight, bias = self.lin.weight, self.lin.bias
         check_nodes("x", x, weight.shape[1])
+        check_same_dtype("x", x, weight)
         if self.cached:
             if self._cached_x is None:
                 self._cached_x = self._propagate(x, edge_index, edge_weight)

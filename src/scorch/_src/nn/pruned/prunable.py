@@ -215,6 +215,18 @@ def is_sparse_layer(module: torch.nn.Module) -> bool:
     return isinstance(module, Sparse)
 
 
+def walk_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, bool]]:
+    """Yield modules, their names and whether they are, or can be, sparse layers, whose parts are left out."""
+    inside: set[torch.nn.Module] = set()
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
+        is_layer = is_sparse_layer(module) or kind_of_layer(module) is not None
+        if is_layer:
+            inside.update(module.modules())
+        yield name, module, is_layer
+
+
 def tables_of(layer: torch.nn.Module) -> dict[str, SparseLinear]:
     """Return the sparse matrices of a sparse layer by name."""
     if isinstance(layer, SparseLinear):

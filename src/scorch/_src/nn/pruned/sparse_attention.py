@@ -160,7 +160,8 @@ class SparseMultiheadAttention(MultiheadAttention):
             parts = [*self._project_rows(query, 0, 1), *self._project_rows(key, 1, 3)]
         else:
             parts = [self._project_rows(x, part, part + 1)[0] for part, x in enumerate((query, key, value))]
-        q, k, v = (part.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2) for part in parts)
+        heads = self.num_heads, self.head_dim
+        q, k, v = (part.view(*part.shape[:-1], *heads).transpose(1, 2) for part in parts)
         return q, k, v
 
     def _project_rows(self, x: torch.Tensor, begin: int, end: int) -> tuple[torch.Tensor, ...]:

@@ -27,7 +27,7 @@ from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
 from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError, kind_of
 
 Tensor = torch.Tensor
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -350,7 +350,7 @@ def sum_heads(graph: Graph, weights: Tensor, x: Tensor) -> Tensor:
 def check_nodes(name: str, x: Any, features: int) -> None:
     """Raise unless ``x`` is a matrix of that many features for each node, or with -1 of any number."""
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"{name} must be a tensor of node features, but got a {type(x).__name__}")
+        raise OperandError(f"{name} must be a tensor of node features, but got {kind_of(x)}")
     shape = x.shape
     if len(shape) != 2 or (features != -1 and shape[1] != features):
         raise ShapeError(f"{name} must have shape (nodes, {features}), but got {tuple(shape)}")

@@ -30,7 +30,7 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
 from scorch._src.torch_internals import is_functorch_wrapped_tensor as is_wrapped
-from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import DtypeError, IndexRangeError, OperandError, ShapeError, UnsupportedError, kind_of
 
 CSR = as_format("csr", 2)
 CSR_WITH_FEATURES = as_format("dsd", 3)
@@ -225,21 +225,31 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
     if hasattr(adj, "to_scorch"):  # scorch.compat.torch_sparse.SparseTensor
         return adj.to_scorch()  # type: ignore[no-any-return]
     if not isinstance(adj, torch.Tensor):
-        library = type(adj).__module__.partition(".")[0]
-        hint = {"scipy": "; use scorch.from_scipy", "numpy": "; use torch.from_numpy"}.get(library, "")
         raise OperandError(
-            "a graph must be a sparse matrix or an edge_index of shape (2, edges), but got a "
-            f"{type(adj).__name__}{hint}"
+            "a graph must be a sparse matrix or an edge_index of shape (2, edges), but got "
+            f"{kind_of(adj)}{_hint_for_graph(adj)}"
         )
     if adj.layout is not torch.strided:
         return cached_with(adj, None, from_torch, adj)
     if adj.dtype not in (torch.int64, torch.int32):
-        raise DtypeError(
-            f"a dense {tuple(adj.shape)} tensor of {adj.dtype} is not a graph: an edge_index must hold "
-            "integers, and a matrix must be sparse (scorch.from_torch)"
-        )
+        if adj.dim() == 2 and adj.shape[0] == adj.shape[1]:
+            raise DtypeError(
+                f"a graph must be sparse, but got a dense matrix of shape {tuple(adj.shape)}; use "
+                "scorch.from_torch(adjacency, format='csr')"
+            )
+        raise DtypeError(f"edge_index must be int64 or int32, but got {adj.dtype}; use edge_index.long()")
     check_edge_index(adj)
     return adj
+
+
+def _hint_for_graph(other: Any) -> str:
+    """Return what to pass instead of what is no tensor."""
+    if isinstance(other, (list, tuple)):
+        return "; use torch.tensor"
+    if hasattr(other, "edge_index"):  # PyG's Data
+        return "; pass its edge_index"
+    library = type(other).__module__.partition(".")[0]
+    return {"scipy": "; use scorch.from_scipy", "numpy": "; use torch.from_numpy"}.get(library, "")
 
 
 def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
@@ -313,7 +323,8 @@ def split_edge_index(edges: torch.Tensor, shape: tuple[int, int]) -> tuple[torch
     for name, nodes, count in (("sources (row 0)", sources, columns), ("targets (row 1)", targets, rows)):
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < count:
             raise IndexRangeError(
-                f"edge_index has {name} from {int(nodes.min())} to {int(nodes.max())}, but x has {count} rows"
+                f"edge_index has {name} from {int(nodes.min())} to {int(nodes.max())}, but x has {count} "
+                "rows; it needs one for each node, and nodes are numbered from 0"
             )
     return sources, targets
 

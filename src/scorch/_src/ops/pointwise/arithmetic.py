@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import routines_for
+from scorch._src.backends.repeated_calls import PRODUCT, SUM
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_called_from, is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select, slice_
 from scorch._src.ops.pointwise.elementwise import undo_expand
-from scorch._src.statements.call_cache import keep_as, repeat_call, repeat_pair
+from scorch._src.statements.call_cache import MIN_VALUES, keep_as, repeat_call, repeat_pair
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.slices import element
@@ -40,7 +41,6 @@ from scorch.errors import CallError, DensityError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
-MIN_VALUES = 4096  # of tensors on one pattern, from which on PyTorch combines them
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -94,23 +94,27 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
             pattern = input.storage.pattern
             if pattern is other.storage.pattern and pattern.size >= MIN_VALUES:
                 return None
-        if sign == "*" and other.device != HOST:
-            return _repeat_product(key, input, other)
+        is_sure = is_sum and type(other) is SparseTensor
+        if not is_sure and other.device != HOST:
+            return _repeat_on_device(sign, key, input, other)
         known = repeat_pair(key, input, other)
-        if known is None or (is_sum and type(known) is SparseTensor) or _is_format_right(sign, input, other):
+        if known is None or is_sure or _is_format_right(sign, input, other):
             return known
         return None
 
-    entry(getattr(torch.Tensor, f"__{METHODS[sign]}__")).repeat = repeat
+    operator = entry(getattr(torch.Tensor, f"__{METHODS[sign]}__"))
+    operator.repeat = repeat
+    if sign != "/":
+        operator.repeats = key, SUM if is_sum else PRODUCT
     return run
 
 
-def _repeat_product(key: tuple[Any, ...], input: SparseTensor, other: torch.Tensor) -> Any:
-    """Repeat a product on a device, which says what its format depends on while it computes it."""
+def _repeat_on_device(sign: str, key: tuple[Any, ...], input: SparseTensor, other: torch.Tensor) -> Any:
+    """Repeat a call on a device, which says what the format depends on while it computes the result."""
     asked: list[Callable[[], bool]] = []
-    known = repeat_pair(key, input, other, lambda: asked.append(_ask_finite(input, other)))
-    is_right = all([is_finite() for is_finite in asked])
-    return known if is_right else None
+    known = repeat_pair(key, input, other, lambda: asked.append(_ask_format(sign, input, other)))
+    answers = [is_right() for is_right in asked]
+    return known if all(answers) else None
 
 
 def _values_on_one_pattern(a: Any, b: Any) -> torch.Tensor | None:
@@ -144,9 +148,12 @@ def _run_kernel(sign: str, function: Callable[..., Any], a: torch.Tensor, b: tor
         return run_generally(function, a, b)
     text, form, left, right = statement
     refuse_freed(left, right)
-    if not _is_format_right(sign, left, right):
+    is_right, is_asked_first = _ask_format(sign, left, right), left.device == HOST
+    if is_asked_first and not is_right():
         return run_generally(function, a, b)
     result = evaluate(text, A=left, B=right, format=form)
+    if not is_asked_first and not is_right():  # which a device finds out while the host does the rest
+        return run_generally(function, a, b)
     if left is a and right is b and is_plain_inference(a, b):
         keep_as(_cache_key(sign), (text, form, "A", "B"), (a, b))
     return result
@@ -173,7 +180,7 @@ def _statement(
         return None
     elif sign in "+-":
         result_form = "dense"
-        if form.is_blocked or not is_within_budget(math.prod(shape) * dtype.itemsize, other.device):
+        if form.is_blocked or not is_within_budget(math.prod(shape) * dtype.itemsize, sparse.storage.device):
             return None
         if not other.is_contiguous():
             return None  # a result lies in memory as the dense operand does
@@ -204,42 +211,55 @@ def _broadcasts(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
 
 
 def _is_format_right(sign: str, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a kernel's result has the format, and lies in memory, as the general rule would have it.
+    """Whether a kernel's result has the format that ``_ask_format`` asks for."""
+    other = b if isinstance(a, SparseTensor) else a
+    if sign == "*" and type(other) is torch.Tensor and not is_functorch_wrapped_tensor(other):
+        return routines_for(other).are_finite((_untracked(other),))  # the usual case, shorter
+    return _ask_format(sign, a, b)()
+
+
+def _ask_format(sign: str, a: torch.Tensor, b: torch.Tensor) -> Callable[[], bool]:
+    """Return what answers whether a result has the format, and lies in memory, as the general rule has it.
 
     A product is sparse unless a zero meets infinity or NaN, a quotient unless it meets zero, too. A sum with
     a dense tensor is dense unless that is zero everywhere, or the other one has no implicit zeros.
     """
     sparse, other = (a, b) if isinstance(a, SparseTensor) else (b, a)
-    is_pair = isinstance(other, SparseTensor)
+    assert isinstance(sparse, SparseTensor)
+    is_wrapped = is_functorch_wrapped_tensor(other)
+    if isinstance(other, SparseTensor):
+        return _yes if sign in "+-" else _ask_finite_values(sparse, other)
     if sign in "+-":
-        if is_pair:
-            return True
-        is_full = sparse.storage.pattern.size >= sparse.numel()  # type: ignore[attr-defined]
-        is_usual = not is_full and not is_functorch_wrapped_tensor(other) and not has_strides((sparse,))
-        return is_usual and bool(other.count_nonzero())
-    if sign == "/" and not bool(other.all()):
-        return False
-    if type(other) is torch.Tensor and not is_functorch_wrapped_tensor(other):  # the usual case, shorter
-        return routines_for(other).are_finite((other.detach() if other.requires_grad else other,))
-    return _ask_finite(a, b)()
+        is_full = sparse.storage.pattern.size >= sparse.numel()
+        if is_full or is_wrapped or has_strides((sparse,)):
+            return _no
+        return routines_for(other).ask_nonzero(_untracked(other))
+    if is_wrapped:
+        return _yes if sign == "*" else lambda: bool(other.all())
+    if sign == "/":
+        return routines_for(other).ask_divisor(_untracked(other))
+    return routines_for(other).ask_finite((_untracked(other),))
 
 
-def _ask_finite(a: torch.Tensor, b: torch.Tensor) -> Callable[[], bool]:
-    """Return what answers whether no zero of a product meets infinity or NaN."""
-    sparse, other = (a, b) if isinstance(a, SparseTensor) else (b, a)
-    if not isinstance(other, SparseTensor):
-        if is_functorch_wrapped_tensor(other):
-            return _yes
-        return routines_for(other).ask_finite((other.detach() if other.requires_grad else other,))
-    if sparse.storage.pattern is other.storage.pattern:  # type: ignore[attr-defined]
+def _ask_finite_values(a: SparseTensor, b: SparseTensor) -> Callable[[], bool]:
+    """Return what answers whether no implicit zero of a product meets infinity or NaN."""
+    if a.storage.pattern is b.storage.pattern:
         return _yes  # implicit zeros meet each other only
-    arrays = [array.detach() for array in (sparse.storage.values, other.storage.values)]  # type: ignore[attr-defined]
+    arrays = [array.detach() for array in (a.storage.values, b.storage.values)]
     known = [array for array in arrays if not is_functorch_wrapped_tensor(array)]
     return routines_for(known[0]).ask_finite(known) if known else _yes
 
 
+def _untracked(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def _yes() -> bool:
     return True
+
+
+def _no() -> bool:
+    return False
 
 
 # moving entries --------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Weights with N:M sparsity: windows of eight columns that all store four values, as 2:4, 4:8 and 1:2 do.
+"""Weights with N:M sparsity: windows of columns that all store as many values.
 
-A window's coordinates are one of 70 choices, so a code of eight bits replaces four coordinates; a table has
-the places that each code stands for. Both are derived from the coordinates when a layer first multiplies one
-row.
+Where a value is in its window takes four bits, which replace its column. Where four of eight columns are
+stored, as 2:4, 4:8 and 1:2 do, the coordinates of a window are one of 70 choices, so a code of eight bits
+replaces all four; a table has the positions that each code stands for. Routines take one or the other, which
+is derived from the coordinates when a layer first multiplies a few rows.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from scorch._src.backends.base import routines_for
 from scorch._src.storage.storage import Pattern
 
 WINDOW, STORED = 8, 4  # columns, and how many of them are stored
@@ -22,6 +24,21 @@ class Groups(NamedTuple):
 
     codes: torch.Tensor
     table: torch.Tensor
+
+
+def find_positions(input: torch.Tensor, pattern: Pattern) -> torch.Tensor | None:
+    """Return the positions in windows of a csr pattern, if routines read them for such an input."""
+    (rows, columns), routines = pattern.shape, routines_for(input)
+    if not pattern.size:
+        return None
+    if not routines.reads_positions(input.dtype, input.numel() // columns, pattern.size / (rows * columns)):
+        return None
+    known = pattern.structures.get("positions", False)
+    if known is False:
+        pos, crd = pattern.pos[1], pattern.crd[1]
+        assert pos is not None and crd is not None
+        known = pattern.structures["positions"] = routines.pack_positions(pos, crd, columns)
+    return known  # type: ignore[no-any-return]
 
 
 def find_groups(pattern: Pattern) -> Groups | None:
@@ -52,6 +69,6 @@ def _encode(pattern: Pattern) -> Groups | None:
     used = is_used.nonzero().squeeze(1)
     code_of_key = torch.zeros(WINDOW**STORED, dtype=torch.uint8, device=crd.device)
     code_of_key[used] = torch.arange(used.numel(), dtype=torch.uint8, device=crd.device)
-    places = used[:, None] // digits % WINDOW
-    table = places[:, :, None] * BYTES + torch.arange(BYTES, device=crd.device)
+    positions = used[:, None] // digits % WINDOW
+    table = positions[:, :, None] * BYTES + torch.arange(BYTES, device=crd.device)
     return Groups(code_of_key[keys], table.reshape(-1).to(torch.uint8))

@@ -21,7 +21,7 @@ from scorch._src.ops.fallback import (
     store_like,
     write_out,
 )
-from scorch._src.ops.products.groups import Groups, find_groups
+from scorch._src.ops.products.groups import Groups, find_groups, find_positions
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import repeat_differentiable
@@ -137,7 +137,7 @@ def multiply_batch(
         found = routines.multiply_groups(grouped, groups.table, own, read, scales, activation, rest)
         if found is not None:
             return found
-    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
+    matrix: Any = (pattern.pos[1], _columns(input, pattern, block), values)
     return routines.multiply_batch(Layer(matrix, own, read, scales, activation, rest, block))
 
 
@@ -154,7 +154,7 @@ def bind_batch(
     pattern, values = weight.storage.pattern, weight.storage.values
     if block is None or _find_groups(input, pattern, block) is not None:
         return None
-    matrix: Any = (pattern.pos[1], _narrow_columns(pattern), values)
+    matrix: Any = (pattern.pos[1], _columns(input, pattern, block), values)
     layer = Layer(matrix, bias, input, scales, activation, residual, block)
     return routines_for(input).bind_batch(layer)
 
@@ -226,6 +226,15 @@ def _agrees(input: torch.Tensor, pattern: Pattern, bias: Any, scales: Any, resid
         or (type(other) in _PLAIN and other.dtype is input.dtype and tuple(other.shape) == shape)
         for other, shape in shapes
     )
+
+
+def _columns(input: torch.Tensor, pattern: Pattern, block: tuple[int, int]) -> torch.Tensor | None:
+    """Return the columns of a weight as the routine reads them; of N:M sparse ones, positions."""
+    if block == (1, 1):
+        positions = find_positions(input, pattern)
+        if positions is not None:
+            return positions
+    return _narrow_columns(pattern)
 
 
 def _narrow_columns(pattern: Pattern) -> torch.Tensor | None:

@@ -1,6 +1,10 @@
 /* Images lie one after the other, INPUT elements of IN each, and entry e of a row reads from crd[e] on. SPAN
-   neighbouring positions are computed of each row, in lines of LINE, the first KEPT of which are stored. */
-enum { VALUES = FIRST, BIAS, IN, OUT, IMAGES, INPUT, SPAN, LINE, KEPT };
+   neighbouring positions are computed of each row, in lines of LINE, the first KEPT of which are stored.
+   Of kernels of one pixel, entry e of a row reads channel crd[e], and channels are STRIDE elements apart, which is 1
+   otherwise. If there are CHANNELS, threads copy them to SPACE, some positions at a time, where rows read them in
+   turn: positions that begin inside of cache lines, and lines that are far from each other, take longer. */
+enum { VALUES = FIRST, BIAS, IN, OUT, SPACE, IMAGES, INPUT, SPAN, LINE, KEPT, STRIDE, CHANNELS };
+enum { TILE_BYTES = 128 }; /* of positions that are copied for a channel: two cache lines */
 
 typedef struct { const i64 *args; i64 tiles, parts, next; int wide; } convolution_t;
 
@@ -30,28 +34,62 @@ static void part_##T##_##I(const convolution_t *job, i64 image, i64 tile, i64 be
         T *out = (T *)args[OUT] + (image * args[ROWS] + row) * size; \
         for (i64 v = first; v < last;) { \
             const i64 at = v * LANES; \
-            v += widest_##T(crd, values, pos[row + 1] - pos[row], in + at, 1, start, sums, \
+            v += widest_##T(crd, values, pos[row + 1] - pos[row], in + at, args[STRIDE], start, sums, \
                                    last - v); \
             keep_##T##_##I(args, sums, at, CLAMP(v * LANES, span) - at, out); \
         } \
     } \
 } \
+static void pack_##T##_##I(const i64 *args, i64 image, i64 at, i64 count, T *to) { \
+    enum { WIDTH = TILE_BYTES / sizeof(T) }; \
+    const T *in = (const T *)args[IN] + image * args[INPUT] + at; \
+    for (i64 channel = 0; channel < args[CHANNELS]; channel++, to += WIDTH, in += args[SPAN]) { \
+        if (count == WIDTH) __builtin_memcpy(to, in, TILE_BYTES); \
+        else for (i64 k = 0; k < WIDTH; k++) to[k] = k < count ? in[k] : (T)0; \
+    } \
+} \
+/* A part of the rows for a tile of positions of an image, whose copy is TILE. */ \
+static void pixels_##T##_##I(const i64 *args, i64 image, i64 at, i64 count, i64 begin, i64 end, const T *tile) { \
+    enum { LANES = sizeof(T##v) / sizeof(T), WIDTH = TILE_BYTES / sizeof(T) }; \
+    const I *pos = (const I *)args[POS]; \
+    const i64 span = args[SPAN], vectors = (count + LANES - 1) / LANES; \
+    const T *bias = (const T *)args[BIAS]; \
+    T sums[WIDTH]; \
+    for (i64 row = begin; row < end; row++) { \
+        const I *crd = (const I *)args[CRD] + pos[row]; \
+        const T *values = (const T *)args[VALUES] + pos[row], start = bias ? bias[row] : (T)0; \
+        T *out = (T *)args[OUT] + (image * args[ROWS] + row) * span + at, *to = count == WIDTH ? out : sums; \
+        for (i64 v = 0; v < vectors;) \
+            v += widest_##T(crd, values, pos[row + 1] - pos[row], tile + v * LANES, WIDTH, start, to + v * LANES, \
+                            vectors - v); \
+        for (i64 k = 0; to == sums && k < count; k++) out[k] = sums[k]; \
+    } \
+} \
 static void parts_##T##_##I(i64 worker, i64 end, void *context) { \
     convolution_t *job = context; \
     const job_t rows = {job->args, 0, job->wide, job->parts, 0}; \
-    const i64 units = job->args[IMAGES] * job->tiles; \
-    (void)worker, (void)end; \
+    const i64 *args = job->args, width = TILE_BYTES / sizeof(T), units = args[IMAGES] * job->tiles; \
+    T *tile = (T *)args[SPACE] + worker * args[CHANNELS] * width; \
+    i64 packed = -1; \
+    (void)end; \
     for (;;) { \
         const i64 next = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED); \
         const i64 unit = next / job->parts, part = next % job->parts; \
         if (unit >= units) return; \
+        if (args[CHANNELS]) { \
+            const i64 image = unit / job->tiles, at = unit % job->tiles * width, left = args[SPAN] - at; \
+            const i64 count = CLAMP(width, left); \
+            if (unit != packed) pack_##T##_##I(args, image, at, count, tile), packed = unit; \
+            pixels_##T##_##I(args, image, at, count, first_row(&rows, part), first_row(&rows, part + 1), tile); \
+            continue; \
+        } \
         part_##T##_##I(job, unit / job->tiles, unit % job->tiles, first_row(&rows, part), \
                        first_row(&rows, part + 1)); \
     } \
 } \
 i64 scorch_convolve_##T##_##I(i64 *args) { \
     enum { LANES = sizeof(T##v) / sizeof(T) }; \
-    const i64 vectors = (args[SPAN] + LANES - 1) / LANES, tiles = (vectors + MOST - 1) / MOST; \
+    const i64 step = args[CHANNELS] ? TILE_BYTES / sizeof(T) : MOST * LANES, tiles = (args[SPAN] + step - 1) / step; \
     const i64 units = tiles * args[IMAGES], threads = args[THREADS], wanted = threads > 1 ? 4 * threads : 1; \
     convolution_t job = {args, tiles, units < wanted ? (wanted + units - 1) / units : 1, 0, sizeof(I) == 8}; \
     if (threads <= 1) parts_##T##_##I(0, 1, &job); \

@@ -65,19 +65,8 @@ static i64 chunks_of_dots(const i64 *args, int wide) {
 SQUARE(T) \
 BLOCKS(T, COLUMN(I)) \
 ACTIVATIONS(T) \
-/* Columns of up to LINES rows become rows, which have room for LINES elements if IS_PADDED. */ \
-static void turn_##T(const T *from, i64 from_apart, T *to, i64 to_apart, i64 height, i64 width, int is_padded) { \
-    const i64 high = height / 4 * 4, wide = width / 4 * 4; \
-    i64 first = 0; \
-    for (; SIDE_##T && (is_padded || height == SIDE_##T) && first + SIDE_##T <= width; first += SIDE_##T) \
-        wide_square_##T(from + first, from_apart, to + first * to_apart, to_apart, height); \
-    for (i64 column = first; column < wide; column += 4) \
-        for (i64 row = 0; row < high; row += 4) \
-            square_##T(from + row * from_apart + column, from_apart, to + column * to_apart + row, to_apart); \
-    for (i64 column = first; column < width; column++) \
-        for (i64 row = column < wide ? high : 0; row < height; row++) \
-            to[column * to_apart + row] = from[row * from_apart + column]; \
-} \
+TURN(T) \
+WINDOWS(T, I) \
 /* Rows without gaps, plus rows of a residual, go to rows as far apart as those. */ \
 static void add_##T(const T *rows, const T *residual, T *to, i64 apart, i64 height, i64 width) { \
     for (i64 row = 0; row < height; row++) \
@@ -180,16 +169,18 @@ static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, next_t *next) {
 i64 scorch_linear_##T##_##I(i64 *given) { \
     const i64 batch = given[G_BATCH], features = given[G_FEATURES], width = given[G_WIDTH]; \
     const i64 tiles = count_tiles(batch, width), is_own = given[G_SPACE] == given[G_X]; \
-    const i64 space = batch > 1 && is_own ? given[THREADS] * space_of(features, width) * sizeof(T) : 0; \
-    i64 *own = batch > 1 ? take_memory((tiles + 2) * sizeof(next_t) + space) : 0; \
-    if (batch > 1 && !own) return 1; \
+    const i64 is_tiled = batch > 1 && !IS_WINDOWED; \
+    const i64 space = is_tiled && is_own ? given[THREADS] * space_of(features, width) * sizeof(T) : 0; \
+    i64 *own = is_tiled ? take_memory((tiles + 2) * sizeof(next_t) + space) : 0; \
+    if (is_tiled && !own) return 1; \
     next_t *next = (next_t *)((i64)own / LINE * LINE) + 1; \
     const i64 args[] = { \
         given[PARALLEL], given[THREADS], given[ROWS], given[G_POS], given[G_CRD], given[G_VALUES], \
         HAS_SCALES ? given[G_SCALES] : 0, given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
         given[G_HAS_RESIDUAL] ? given[G_RESIDUAL] : 0, given[G_X], is_own ? (i64)(next + tiles) : given[G_SPACE], \
         given[G_OUT], batch, features, width, given[G_ACTIVATION]}; \
-    if (batch > 1) multiply_batch_##T##_##I(args, tiles, next); \
+    if (IS_WINDOWED) in_chunks(args, sizeof(I) == 8, windows_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
+    else if (batch > 1) multiply_batch_##T##_##I(args, tiles, next); \
     else in_chunks(args, sizeof(I) == 8, dots_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
     give_memory(own); \
     return 0; \

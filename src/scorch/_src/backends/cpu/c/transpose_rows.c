@@ -120,7 +120,27 @@ static void shared(work_t work, job_t *job) {
     else ((int (*)(i64, i64, i64, work_t, void *))job->args[PARALLEL])(0, threads, 1, work, job);
 }
 
-/* All columns fit the cache: entries go where they stay at once. */
+/* Whether most columns come again soon, as in bands and meshes: what is written then stays in the cache, for one thread.
+   Looks at a few stretches of entries, and takes columns that share a bit for one. */
+static int come_again(const i64 *args) {
+    enum { STRETCHES = 4, LENGTH = 1 << 14, BITS = 18, WORD = 64 };
+    const index_t *crd = (const index_t *)args[CRD];
+    const i64 last = args[ENTRIES] - LENGTH;
+    i64 again = 0;
+    if (last < 0) return 0;
+    for (i64 stretch = 0; stretch < STRETCHES; stretch++) {
+        unsigned long long seen[(1 << BITS) / WORD] = {0};
+        const i64 begin = last / (STRETCHES - 1) * stretch;
+        for (i64 e = begin; e < begin + LENGTH; e++) {
+            const u32 at = (u32)crd[e] * 2654435769u >> (32 - BITS);
+            again += seen[at / WORD] >> at % WORD & 1;
+            seen[at / WORD] |= 1ull << at % WORD;
+        }
+    }
+    return again > STRETCHES * LENGTH / 2;
+}
+
+/* What is written to stays in the cache: entries go where they belong at once. */
 static void sort_at_once(const i64 *args) {
     const index_t *pos = (const index_t *)args[POS], *crd = (const index_t *)args[CRD];
     const value_t *values = (const value_t *)args[VALUES];
@@ -146,7 +166,7 @@ i64 scorch_transpose_rows(i64 *args) {
     job_t job = {args, 0};
     args[COUNT] = args[ENTRIES];
     ((index_t *)args[NEW_POS])[0] = 0;
-    if (args[BUCKETS] == 1 && args[THREADS] <= 1) {
+    if (args[THREADS] <= 1 && (args[BUCKETS] == 1 || come_again(args))) {
         sort_at_once(args);
         return 0;
     }

@@ -5,7 +5,7 @@
 The input is copied once, with its padding. What an entry multiplies is then that copy from an offset on, at
 all positions y, x at once: lines of the output are computed as wide as those of the copy, and what hangs over
 is dropped. With a stride of s, every s-th pixel goes to an image of its own (a phase), in which neighbors of
-the output are neighbors again.
+the output are neighbors again. Kernels of one pixel read a copy of some positions of all channels instead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from scorch._src.loops.types import LAST_INT32
 
 SOURCE = read_source("tiles.c") + read_source("convolve.c")
 SLACK = 64  # elements behind an input, which the last vector of an image may read and nobody uses
+MIN_READ_OF_COPY = (
+    32  # times that an element of a copy must be read, where several threads copy the same ones
+)
+TILE_BYTES = 128  # of each channel that ``c/convolve.c`` copies at a time
 _WHAT = "the convolution with a sparse kernel"
 Pair = tuple[int, int]
 
@@ -37,6 +41,12 @@ class Plan:
     size: Pair  # of a phase
     out: Pair
     channels: int
+    is_pointwise: bool  # offsets are channels
+
+    @property
+    def stride(self) -> int:
+        """What offsets are multiplied by."""
+        return self.size[0] * self.size[1] if self.is_pointwise else 1
 
     @property
     def input(self) -> int:
@@ -73,7 +83,9 @@ def plan_convolution(pos: Tensor, crd: Tensor, windows: Windows, image: tuple[in
     group = rows_of(pos, crd.numel()) // max(rows // windows.groups, 1)
     channel = group * per_group + crd // kernel
     offsets = channel * (len(phases) * size[0] * size[1]) + places[(crd % kernel).long()]
-    return Plan(offsets.to(crd.dtype), phases, (size[0], size[1]), out, channels)
+    is_pointwise = kernel == 1
+    offsets = channel if is_pointwise else offsets
+    return Plan(offsets.to(crd.dtype), phases, (size[0], size[1]), out, channels, is_pointwise)
 
 
 @emits("convolution with a sparse kernel")
@@ -92,21 +104,31 @@ def convolve(
     out = empty((images, rows, *plan.out), input.dtype)
     packed = _pack(input, windows, plan)
     bias = None if bias is None else bias.contiguous()
+    threads, per_tile = by_rows.max_threads(), TILE_BYTES // input.itemsize
+    channels = plan.channels if _copies_tiles(plan, values.numel(), images, per_tile, threads) else 0
+    space = empty((threads * channels * per_tile,), input.dtype)
     by_rows.run(
         at,
         values.numel() * images * plan.span,
         rows,
-        (pos, plan.offsets, values.contiguous(), bias, packed, out),
-        [images, plan.input, plan.span, plan.size[1], plan.out[1]],
+        (pos, plan.offsets, values.contiguous(), bias, packed, out, space),
+        [images, plan.input, plan.span, plan.size[1], plan.out[1], plan.stride, channels],
     )
     return out
+
+
+def _copies_tiles(plan: Plan, entries: int, images: int, per_tile: int, threads: int) -> bool:
+    """Whether each thread copies channels next to each other: not where threads share few tiles."""
+    tiles = images * -(-plan.span // per_tile)
+    is_gain = tiles >= 2 * threads or entries * tiles >= MIN_READ_OF_COPY * plan.channels * threads
+    return plan.is_pointwise and (threads == 1 or is_gain)
 
 
 def _pack(input: Tensor, windows: Windows, plan: Plan) -> Tensor:
     """Copy images with their padding, phase by phase; an input that is laid out so stays as it is."""
     images, extent = input.shape[0], tuple(input.shape[2:])
     is_same = plan.phases == ((0, 0),) and windows.stride == (1, 1) and extent == plan.size
-    if is_same and input.is_contiguous() and not plan.span % SLACK:
+    if is_same and input.is_contiguous() and (plan.is_pointwise or not plan.span % SLACK):
         return input
     buffer = empty((images * plan.input + SLACK,), input.dtype).zero_()
     copies = buffer[: images * plan.input].view(images, plan.channels, len(plan.phases), *plan.size)

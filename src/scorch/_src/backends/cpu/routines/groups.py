@@ -1,7 +1,9 @@
-"""One row of features by a weight that stores four of every eight columns, as 2:4 and 4:8 sparsity do.
+"""A few rows of features by a weight with N:M sparsity: all windows of columns have as many values.
 
-The places of the values of a window are one of 70, so a code of eight bits stands for the coordinates of four
-values, and a shuffle of vectors picks what they meet. See ``c/groups.c``.
+A shuffle of vectors picks the features that the values of a window meet, so their positions in it replace
+columns. Those of four of eight columns, as 2:4 and 4:8 sparsity have, are one of 70 choices, a code of eight
+bits: see ``c/groups.c``. In wider vectors each position is a number of four bits: see ``c/windows.c``, a part
+of the routine of ``linear.py``.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import builtins, pack, result_descriptor
 from scorch._src.backends.cpu.routines import by_rows
-from scorch._src.backends.cpu.routines.linear import ACTIVATIONS, STORED
+from scorch._src.backends.cpu.routines.linear import ACTIVATIONS, STORED, window
 from scorch._src.backends.routines import Matrix, Tensor
 from scorch._src.compiler.target import target
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits
 
 SOURCE = "".join(read_source(f"{name}.c") for name in ("weights", "gathers", "activations", "groups"))
+PACKED_LANES = (8, 16)  # of vectors that four bits pick elements from
 _WHAT = "the product with an N:M sparse weight"
 
 
@@ -38,7 +41,7 @@ def multiply_groups(
     """Multiply one row by a weight with codes in place of columns; None where another routine must."""
     pos, codes, values = weight
     functions = builtins()
-    if functions is None or not is_able():
+    if functions is None or not has_fast_codes():
         return None
     stored = STORED.get(values.dtype)
     at = by_rows.address(_source(stored), _WHAT, "groups", x.dtype, pos.dtype)
@@ -62,6 +65,42 @@ def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     return result_descriptor(type_of_dtype(dtype), shape, zero=False)
 
 
-def is_able() -> bool:
+def has_fast_codes() -> bool:
     """Whether vectors hold four floats and are shuffled faster than elements are gathered."""
     return platform.machine() in ("aarch64", "arm64") and target().vector_bytes == 16
+
+
+def reads_positions(dtype: torch.dtype, batch: int, density: float) -> bool:
+    """Whether shuffled windows are faster than columns, for so many rows of a batch of ``dtype``.
+
+    As measured, vectors of 16 floats gain with up to 16 rows; those of 8 with up to 8, but with one row only
+    where windows have one value.
+    """
+    lanes = window()
+    if dtype != torch.float32 or lanes not in PACKED_LANES:
+        return False
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return is_x86 and batch <= lanes and (lanes == 16 or batch > 1 or density * lanes <= 1)
+
+
+def pack_positions(pos: Tensor, crd: Tensor, columns: int) -> Tensor | None:
+    """Return what ``multiply_batch`` takes in place of columns; None where windows differ in their entries.
+
+    Four bits say where in its window an entry is. A vector has the sums of as many rows as a window has
+    columns; the positions of these rows are next to each other, entry by entry: of 16 rows all even ones
+    before the odd ones, since ``c/windows.c`` takes them from two words of 32 bits.
+    """
+    lanes, rows, entries = window(), pos.numel() - 1, crd.numel()
+    if lanes not in PACKED_LANES or columns % lanes or not entries or entries % (rows * columns // lanes):
+        return None
+    by_window = crd.view(rows, columns // lanes, -1)
+    expected = torch.arange(columns // lanes, dtype=crd.dtype, device=crd.device)[:, None]
+    is_even = (pos.diff() == entries // rows).all() & (by_window // lanes == expected).all()
+    if not bool(is_even):
+        return None
+    positions = torch.zeros(-(-rows // lanes) * lanes, by_window[0].numel(), dtype=torch.uint8)
+    positions[:rows] = (by_window % lanes).view(rows, -1)
+    by_entry = positions.view(-1, lanes, positions.shape[1]).transpose(1, 2)
+    if lanes == 16:
+        by_entry = torch.cat([by_entry[..., ::2], by_entry[..., 1::2]], -1)
+    return (by_entry[..., ::2] | by_entry[..., 1::2] << 4).reshape(-1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from time import monotonic_ns
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import gelu
@@ -29,7 +30,10 @@ from scorch._src.events import emits
 
 SOURCE = "".join(
     read_source(f"{name}.c")
-    for name in ("tiles", "weights", "gathers", "squares", "wide_squares", "blocks", "activations", "linear")
+    for name in (
+        *("tiles", "weights", "gathers", "squares", "wide_squares", "turn", "blocks", "activations"),
+        *("windows", "linear"),
+    )
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
 SHARED_TILE_PARTS = 8  # the same for a tile that several threads pack
@@ -135,16 +139,37 @@ def _bind(layer: Layer) -> BatchProduct | None:
 
 def _address(weight: Matrix, x: Tensor, block: tuple[int, int]) -> int:
     pos, crd, values = weight
-    source = _source(crd.dtype == torch.int16, STORED.get(values.dtype), block)
+    source = _source(crd.dtype, STORED.get(values.dtype), block, _count_in_window(weight, x))
     return by_rows.address(source, _WHAT, "linear", x.dtype, pos.dtype)
 
 
-_Size = tuple[int, int, int, int, int]  # rows of blocks, of the batch, features, rows of a block, bytes
+def _count_in_window(weight: Matrix, x: Tensor) -> int:
+    """Return how many entries of a row a window has, if the weight has positions; 0 if it has columns."""
+    pos, crd, values = weight
+    return values.numel() * window() // ((pos.numel() - 1) * x.shape[-1]) if crd.dtype == torch.uint8 else 0
+
+
+def window() -> int:
+    """Return how many columns are in a window of an N:M sparse weight: as many as a vector has floats."""
+    return target().vector_bytes // torch.float32.itemsize
+
+
+class _Size(NamedTuple):
+    """What plans depend on; ``rows`` are those of blocks, ``bytes`` those of an element."""
+
+    rows: int
+    batch: int
+    features: int
+    block_rows: int
+    bytes: int
+    is_tiled: bool
 
 
 def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
     features = x.shape[-1]
-    return weight[0].numel() - 1, x.numel() // features, features, block[0], x.dtype.itemsize
+    batch, is_windowed = x.numel() // features, weight[1].dtype == torch.uint8
+    is_tiled = batch > 1 and not is_windowed
+    return _Size(weight[0].numel() - 1, batch, features, block[0], x.dtype.itemsize, is_tiled)
 
 
 _Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of memory that its threads need
@@ -153,11 +178,10 @@ _Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of
 @functools.lru_cache(maxsize=1024)
 def _plan(work: tuple[int, int], size: _Size, follows: tuple[bool, bool, int]) -> _Plan:
     """Return the plan for what ``parallel.shared_by`` returns."""
-    rows, batch, features, block_rows, element_bytes = size
-    width = _tile_width(batch, features, element_bytes, work[1])
-    tiles = work[1] * (width + block_rows) * features
-    elements = 0 if batch == 1 or tiles < MIN_POOLED else tiles + LINE * work[1]
-    return pack([*work, rows, batch, features, width, *follows]), elements
+    width = _tile_width(size.batch, size.features, size.bytes, work[1])
+    tiles = work[1] * (width + size.block_rows) * size.features
+    elements = tiles + LINE * work[1] if size.is_tiled and tiles >= MIN_POOLED else 0
+    return pack([*work, size.rows, size.batch, size.features, width, *follows]), elements
 
 
 def _plan_by_load(
@@ -170,9 +194,12 @@ def _plan_by_load(
 
 
 @functools.lru_cache(maxsize=64)
-def _source(has_narrow_columns: bool, stored: str | None, block: tuple[int, int] = (1, 1)) -> str:
-    """Return the text for columns of 16 bits, for values stored otherwise than the batch, and for blocks."""
-    head = "#define NARROW\n" if has_narrow_columns else ""
+def _source(
+    columns: torch.dtype, stored: str | None, block: tuple[int, int] = (1, 1), in_window: int = 0
+) -> str:
+    """Return the text for columns of 16 bits, values stored otherwise than the batch, blocks, and windows."""
+    head = "#define NARROW\n" if columns == torch.int16 else ""
+    head += f"#define PER_WINDOW {in_window}\n" if in_window else ""
     head += f"#define STORED_{stored}\n" if stored else ""
     if block != (1, 1):
         head += f"#define BLOCK_ROWS {block[0]}\n#define BLOCK_COLUMNS {block[1]}\n"

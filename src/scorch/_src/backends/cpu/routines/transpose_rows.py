@@ -2,7 +2,8 @@
 
 SciPy counts the entries of every column, then puts each in its place: as many streams are written at a time
 as there are columns, and what is written misses the cache. Here many entries are first spread over a few
-hundred buckets of columns, each then sorted where it fits; threads share both steps.
+hundred buckets of columns, each then sorted where it fits; threads share both steps. One thread leaves that
+out where most columns come again soon, as in bands and meshes: what it writes stays in the cache anyway.
 """
 
 from __future__ import annotations
