@@ -205,7 +205,7 @@ class EmulatedRoutines(EmulatedAttention, CudaRoutines):
     """Routines of CUDA devices, run on the host."""
 
     make_kernel = EmulatedKernel
-    most_threads = THREADS
+    most_threads = widest = THREADS
     find_builtin = staticmethod(lambda device: None)
 
 

@@ -178,7 +178,7 @@ def test_first_results_are_measured_in_two_processes(quick: None, monkeypatch: p
     product, behind, first, failed = host.compile_times(Device("cpu"), 0.0, tiny=True)
     assert [row.label for row in (product, behind, first)] == ["S @ x", "coalescing", "first: coalescing"]
     medians = [{name: time.median for name, time in row.times.items()} for row in (product, behind, first)]
-    busy = {"processors": 3.5, "of these the system": 0.5}
+    busy = {"CPU time": 3.5, "of it the system": 0.5}
     assert medians[0] == {"empty cache": 1.0, "full cache": 2.0}
     assert medians[1] == {"empty cache": 10.0, "full cache": 20.0, **busy}
     assert medians[2] == {"empty cache": 30.0, "full cache": 40.0, **busy}

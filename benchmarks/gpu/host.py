@@ -106,7 +106,7 @@ S = scorch.sparse_csr_tensor(given.crow_indices(), given.col_indices(), given.va
 X, x = torch.rand(200, 32, device=device), torch.rand(200, device=device)
 places, values = torch.randint(200, (2, 20_000), device=device), torch.rand(20_000, device=device)
 wait()
-busy = {}  # seconds of processors, of all threads, and how many of them the system took
+busy = {}  # CPU time of all threads, and how much of it the system took
 found = {"import torch": torch_s, "import scorch": scorch_s, "tensors": time.perf_counter() - begin}
 cases = {
     "first: S @ x": lambda: S @ x,
@@ -134,10 +134,10 @@ print(json.dumps([found, busy]))
 def first_results(
     device: str, cache: str, names: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Seconds until each expression's first result, in a process of its own; and those of processors.
+    """Seconds until each expression's first result, in a process of its own; and the CPU time.
 
-    ``names``: which expressions, if not all. Seconds of processors are those of all threads, and how many of
-    them the system took.
+    ``names``: which expressions, if not all. CPU time is that of all threads, and how much of it the
+    system took.
     """
     done = subprocess.run(
         [sys.executable, "-c", FIRST, device, *names],
@@ -155,7 +155,7 @@ def first_results(
 def compile_times(device: Device, seconds: float, tiny: bool) -> Iterator[Measured]:
     """Measure first results with an empty cache of kernels, and in a second process with a full one.
 
-    With an empty cache, the seconds of processors are shown too, most of them NVRTC's. Coalescing is measured
+    With an empty cache, the CPU time is shown too, most of it NVRTC's. Coalescing is measured
     twice: behind other calls, and as the first call of a process.
     """
     rounds: dict[str, dict[str, list[float]]] = {}
@@ -200,5 +200,5 @@ def _take(
         ways.setdefault(way, []).append(spent)
         if name in busy and way == EMPTY:
             both, system = busy[name]
-            ways.setdefault("processors", []).append(both)
-            ways.setdefault("of these the system", []).append(system)
+            ways.setdefault("CPU time", []).append(both)
+            ways.setdefault("of it the system", []).append(system)

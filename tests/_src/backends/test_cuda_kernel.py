@@ -116,7 +116,7 @@ def test_kernels_are_compiled_ahead_while_nobody_waits(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
     monkeypatch.setattr(nvrtc, "is_busy", lambda: next(looks))
-    compile_ahead("a text", "a label", ["one", "two"]).join()
+    compile_ahead(lambda: "a text", "a label", ["one", "two"]).join()
     assert compiled == ["one", "two"] and next(looks, None) is None
 
 

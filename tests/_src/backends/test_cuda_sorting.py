@@ -100,6 +100,25 @@ def test_entries_of_many_buckets_are_those_of_torch(kind: str, monkeypatch: pyte
     monkeypatch.setattr(coalescing, "MAX_RANKED", 100)
     monkeypatch.setattr(coalescing, "MAX_KEPT", 3)
     check_coalesced(drawn_places(kind, 5000, 90), torch.rand(5000, dtype=torch.float64), (90, 90))
+    monkeypatch.setattr(coalescing, "MAX_COUNTED", 6)  # buckets that the threads of a block count together
+    check_coalesced(drawn_places(kind, 4000, 90), torch.rand(4000, dtype=torch.float64), (90, 90))
+
+
+@pytest.mark.parametrize("shared, threads, launches", [(100 << 10, 1024, 5), (64 << 10, 512, 7)])
+def test_larger_buckets_spare_the_sort_of_a_sample(
+    shared: int, threads: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million entries; blocks of a device with less shared memory cannot sort such buckets."""
+    routines, count = EmulatedRoutines(), 1_000_000
+    routines.most_threads, routines.widest = 512, 1024
+    monkeypatch.setattr(routines, "shared_memory", lambda device: shared)
+    columns = [torch.zeros(1, dtype=torch.int64).expand(count) for _ in range(2)]
+    plan = routines._plan_entries(columns, (1 << 16, 1 << 16), torch.empty(count), torch.int32, count)
+    assert plan is not None and len(plan.launches.launches) == launches
+    (sorting,) = [
+        launch for launch, number in plan.launches.launches if launch.name == "scorch_sort" and not number
+    ]
+    assert sorting.threads == threads and sorting.shared <= shared
 
 
 def bits_of(values: torch.Tensor) -> torch.Tensor:
@@ -259,10 +278,10 @@ def test_what_is_compiled_ahead_is_what_the_first_call_needs(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(coalescing.nvrtc, "is_there", lambda: True)
     monkeypatch.setattr(
-        coalescing, "compile_ahead", lambda text, label, parts: ahead.extend((text, part) for part in parts)
+        coalescing, "compile_ahead", lambda text, label, parts: ahead.extend((text(), part) for part in parts)
     )
     routines = EmulatedRoutines()
-    routines.most_threads = 512
+    routines.most_threads, routines.widest = 512, 1024
     for _ in range(2):
         routines.compile_ahead()
     assert len(ahead) == len(coalescing.USUAL_FUNCTIONS)

@@ -6,6 +6,7 @@ arrays have room for as many positions as entries, and are copied to shorter one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -81,6 +82,7 @@ class CudaCoalescing(CudaEntries):
     """The routines, coalescing by kernels of its own."""
 
     most_threads = 512  # of a block that sorts a bucket
+    widest = MAX_THREADS  # of one where fewer, larger buckets spare the sort of a sample
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +112,7 @@ class CudaCoalescing(CudaEntries):
         if self._is_ahead or not torch.cuda.is_initialized() or not nvrtc.is_there():
             return
         self._is_ahead = True
-        compile_ahead(print_coalesce(*USUAL), LABEL, USUAL_FUNCTIONS)
+        compile_ahead(functools.partial(print_coalesce, *USUAL), LABEL, USUAL_FUNCTIONS)
 
     def _plan_entries(
         self,
@@ -135,7 +137,9 @@ class CudaCoalescing(CudaEntries):
         if shifts is None or not self.has_kernels(device):
             return None
         coordinates = sizes, shifts
-        plan = _Plan(self.most_threads, device, coordinates, count, is_plain)
+        fits = bytes_of_bucket(self.widest) <= self.shared_memory(device)
+        threads = self.most_threads, self.widest if fits else self.most_threads
+        plan = _Plan(threads, device, coordinates, count, is_plain)
         kernel = self._kernel_of_entries((column, index, T), len(sizes), plan.functions)
         if not kernel.is_ready(may_wait=False):  # torch's sort does it until then
             return None
@@ -224,24 +228,24 @@ class _Plan:
 
     def __init__(
         self,
-        most_threads: int,
+        threads: tuple[int, int],
         device: torch.device,
         coordinates: tuple[Sequence[int], Sequence[int]],
         count: int,
         is_plain: bool,
     ) -> None:
-        self.most_threads, self.device = most_threads, device
+        (self.most_threads, self.widest), self.device = threads, device
         self.count, self.is_plain = count, is_plain
         self.sizes, self.shifts = coordinates
         self._words = 0  # of memory, 64 bits each
         self._sets: list[_Numbers] = []
         self._list: list[tuple[Launch, int]] = []
-        if count <= EACH * most_threads:
+        if count <= EACH * self.most_threads:
             self._sort_few()
         else:
-            threads = self._sort(0, count, 0, Address(TOLD))
+            sorting = self._sort(0, count, 0, Address(TOLD))
             buckets = self._sets[0].buckets
-            self._launch(0, _name("scorch_place", buckets), buckets, min(MAX_THREADS, 4 * threads))
+            self._launch(0, _name("scorch_place", buckets), buckets, min(MAX_THREADS, 4 * sorting))
         like = torch.empty((), dtype=torch.int64, device=device)
         self.like_memory = like.expand(self._words)
 
@@ -276,7 +280,7 @@ class _Plan:
         (at,) = self._take(self.count)
         numbers = _Numbers(self.count, self.shifts[-1], sorted=at, told=Address(TOLD))
         self._sets.append(numbers)
-        self._launch(0, FEW_ENTRIES, 1, threads, 8 * (EACH + 1) * threads)
+        self._launch(0, FEW_ENTRIES, 1, threads, bytes_of_bucket(threads))
 
     def _sort(self, number: int, count: int, source: Slot, told: Slot) -> int:
         """Sort entries, or a sample at ``source``, with the slots of set ``number``; return threads a block.
@@ -284,9 +288,9 @@ class _Plan:
         The sample, unless it is small, is sorted first, in the same way.
         """
         threads = min(self.most_threads, next(n for least, n in THREADS if count >= least))
-        capacity = EACH * threads
-        buckets = -(-count // int(FILLED * capacity))
-        samples = OVERSAMPLING * buckets
+        if _samples(count, threads) > MAX_RANKED >= _samples(count, self.widest):
+            threads = self.widest
+        capacity, buckets, samples = EACH * threads, _buckets(count, threads), _samples(count, threads)
         begins = buckets // 2 + 1  # of 32 bits
         sizes = buckets * capacity, count, buckets, samples, (STATES + buckets * APART) // 2, begins, begins
         at = self._take(*sizes)
@@ -321,11 +325,26 @@ class _Plan:
             self._sets[number] = numbers._replace(
                 splitters=below.sorted, stride=OVERSAMPLING, before=below.state
             )
-        blocks = min(MAX_BLOCKS, -(-count // (SPREAD * threads)))
+        spreading = min(threads, self.most_threads)
+        blocks = min(MAX_BLOCKS, -(-count // (SPREAD * spreading)))
         kept = 16 * (numbers.half >> numbers.shift)
-        self._launch(number, _name("scorch_spread", buckets), blocks, threads, kept)
-        self._launch(number, _name("scorch_sort", buckets), buckets, threads, 8 * (EACH + 1) * threads)
+        self._launch(number, _name("scorch_spread", buckets), blocks, spreading, kept)
+        self._launch(number, _name("scorch_sort", buckets), buckets, threads, bytes_of_bucket(threads))
         return threads
+
+
+def bytes_of_bucket(threads: int) -> int:
+    """Return the bytes of shared memory that as many threads sort a bucket in."""
+    return 8 * (EACH + 1) * threads
+
+
+def _buckets(count: int, threads: int) -> int:
+    """Return the buckets that as many numbers are spread to, where so many threads sort each."""
+    return -(-count // int(FILLED * EACH * threads))
+
+
+def _samples(count: int, threads: int) -> int:
+    return OVERSAMPLING * _buckets(count, threads)
 
 
 def _name(name: str, buckets: int) -> str:

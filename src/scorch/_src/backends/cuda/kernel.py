@@ -8,7 +8,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,8 +215,8 @@ def architecture_of(device: int) -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
-def compile_ahead(source: str, label: str, parts: Sequence[str]) -> threading.Thread:
-    """Have a thread compile parts of a text before anybody asks for them; they stay on disk.
+def compile_ahead(print_source: Callable[[], str], label: str, parts: Sequence[str]) -> threading.Thread:
+    """Have a thread print a text and compile parts of it before anybody asks for them; they stay on disk.
 
     It compiles one after another, while nobody waits for NVRTC.
     """
@@ -224,6 +224,7 @@ def compile_ahead(source: str, label: str, parts: Sequence[str]) -> threading.Th
 
     def work() -> None:
         time.sleep(DELAY)
+        source = print_source()
         for part in parts:
             while nvrtc.is_busy():
                 time.sleep(PAUSE)

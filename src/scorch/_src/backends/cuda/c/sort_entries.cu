@@ -338,10 +338,10 @@ static inline void sort_buckets(const struct slots a, int are_many) {
   }
 }
 
-KERNEL void LIMITS(512, 4) scorch_sort(const struct slots a) {
+KERNEL void LIMITS(1024, 2) scorch_sort(const struct slots a) {
   sort_buckets(a, 0);
 }
 
-KERNEL void LIMITS(512, 4) scorch_sort_many(const struct slots a) {
+KERNEL void LIMITS(1024, 2) scorch_sort_many(const struct slots a) {
   sort_buckets(a, 1);
 }
