@@ -193,7 +193,7 @@ class Executable(ABC):
     can_combine = False  # whether there may be a kernel for ``combine``
 
     def begin(self) -> None:
-        """Have ``combine``, and ``collect``, compiled meanwhile: places of entries are about to be found."""
+        """Have ``combine``, and ``collect``, compiled meanwhile: positions are about to be found."""
         return None
 
     def combine(

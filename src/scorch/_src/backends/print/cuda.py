@@ -92,7 +92,7 @@ def print_cuda(
     """The CUDA source of a kernel that is a grid (``loops.grid``).
 
     ``is_narrow``: sizes fit into 32 bits; ``is_apart``: every function is a part of its own, to be compiled
-    beside the others; ``at_once``: turns of a shared loop that a thread takes at once, if not NVRTC's choice.
+    by itself; ``at_once``: turns of a shared loop that a thread takes at once, if not NVRTC's choice.
     """
     printer = _CudaPrinter(kernel, is_narrow, at_once)
     bodies = [printer.function(function) for function in kernel.functions]
