@@ -467,6 +467,9 @@ def test_parts_of_pruned_networks_are_timed(capsys: pytest.CaptureFixture[str]) 
     assert all(part in decoder for part in ("x dense", "gate ", "rotary ", "norms ", "else "))
     model_parts.main([*options, "--layers"])
     assert "768 x 768, 90%, 1 threads:" in capsys.readouterr().out
+    model_parts.main([*options, "--patterns", "2:4,1:8"])
+    printed = capsys.readouterr().out
+    assert "768 x 768, 2:4, 1 threads: |" in printed and "768 x 768, 1:8, 1 threads: |" in printed
 
 
 def run_on_tiny_graph(command: str, folder: Path) -> list[dict[str, Any]]:
