@@ -46,7 +46,8 @@ def check_same_dtype(name: str, x: torch.Tensor, weight: torch.Tensor) -> None:
         return
     raise CallError(
         f"{name} and the weight must have the same dtype, as in torch.nn.Linear, but got {x.dtype} and "
-        f"{weight.dtype}; use {name}.to({weight.dtype}) or layer.to({x.dtype})"
+        f"{weight.dtype}; use {name}.to({weight.dtype})"
+        + (f" or layer.to({x.dtype})" if x.is_floating_point() or x.is_complex() else "")
     )
 
 
