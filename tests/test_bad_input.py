@@ -6,11 +6,13 @@ What constructors and conversions refuse is tested in ``tests/tensor``, the comp
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +24,7 @@ from scorch._src.engine.execute import from_dense
 from scorch._src.storage import budget
 from scorch._src.tensor.create.build import from_coordinates
 from scorch.errors import (
+    ArgumentError,
     DensityError,
     DtypeError,
     FormatError,
@@ -206,6 +209,39 @@ def test_operand_that_is_no_tensor(value: Any) -> None:
     message = f"tensor 'x' must be a tensor, but got a {kind}; create one with"
     refused(OperandError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=value)
     assert issubclass(OperandError, TypeError)
+
+
+ARRAY = np.ones((3, 3), np.float32)
+NO_TENSORS = [(ARRAY, "torch.from_numpy"), ([[1.0]], "torch.tensor"), (None, "torch.tensor or")]
+
+
+@pytest.mark.parametrize(("value", "advice"), NO_TENSORS, ids=lambda value: type(value).__name__)
+def test_what_is_no_tensor_is_told_how_to_become_one(value: Any, advice: str) -> None:
+    kind, edges = type(value).__name__, torch.tensor([[0, 1], [1, 0]])
+    message = f"must be a tensor, but got a {kind}; create one with {advice}"
+    refused(OperandError, f"operand 1 {message}", scorch.einsum, "ij,jk->ik", A, value)
+    refused(OperandError, f"h {message}", scorch.topk_sparse, value, 1)
+    refused(OperandError, f"the input {message}", scorch.nn.SparseLinear(3, 2), value)
+    refused(OperandError, f"the input {message}", scorch.nn.Linear(3, 2, sparse_grad=True), value)
+    refused(OperandError, f"input {message}", scorch.nn.TopKAutoencoder(3, 4, 2), value)
+    refused(OperandError, f"input {message}", scorch.nn.SparseEmbeddingBag(3, 2), value)
+    message = f"x must be a tensor of node features, but got a {kind}; create one with {advice}"
+    refused(OperandError, message, scorch.nn.GCNConv(3, 2), value, edges)
+    message = f"the right-hand side to be a tensor, but got a {kind}; create one with {advice}"
+    refused(OperandError, message, scorch.linalg.cg, scorch.eye(3, format="csr"), value)
+
+
+def test_only_floating_point_layers_are_suggested() -> None:
+    with pytest.raises(RuntimeError, match=r"use x\.to\(torch\.float32\)$"):
+        scorch.nn.GCNConv(3, 2)(torch.ones(2, 3, dtype=torch.int32), torch.tensor([[0, 1], [1, 0]]))
+
+
+def test_tolerances_are_checked() -> None:
+    matrix = scorch.eye(3, format="csr")
+    for solve in (scorch.linalg.cg, scorch.linalg.gmres):
+        for tol in (-1, "1e-5", math.nan):
+            message = f"tol must be a non-negative number, but got {tol!r}"
+            refused(ArgumentError, message, solve, matrix, torch.ones(3), tol=tol)
 
 
 def test_mixed_devices() -> None:
@@ -418,3 +454,7 @@ def test_settings() -> None:
         scorch.settings,
         cache_bytes="x",
     )
+    message = "dense_budget must be ... but got '1GB'; it counts bytes"
+    refused(ScorchError, message, scorch.settings, dense_budget="1GB")
+    message = "backend must be one of ... but got 'cuda'; with None, kernels run on the device"
+    refused(ScorchError, message, scorch.settings, backend="cuda")

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ import scorch
 from scorch._src.events import LISTENERS
 from scorch._src.explain.function_report import CallExplanation, FunctionExplanation
 from scorch._src.explain.trace_calls import search_qualified_name
-from scorch.errors import ArgumentError, NotationError, ShapeError
+from scorch.errors import ArgumentError, KeywordError, NotationError, ShapeError
 
 
 def sparse(format: str = "csr", size: int = 60) -> scorch.SparseTensor:
@@ -390,3 +391,19 @@ def test_functions_are_named_without_the_help_of_new_pythons() -> None:
         names = [search_qualified_name(frame) for frame in frames]
     assert names == ["running", "Base.method", "Base.method", "Base.of_class", "Base.wrapped"]
     assert "<locals>" in search_qualified_name((lambda: sys._getframe(0))())
+
+
+def test_all_explanations_print_sources_on_request() -> None:
+    A, x = scorch.eye(3, format="csr"), torch.ones(3, 2)
+    compiled = scorch.compile(lambda A, x: torch.relu(A * 2) @ x)
+    plans: list[Any] = [scorch.explain("ij,jk->ik", A, x), scorch.explain(lambda: A @ x)()]
+    plans.append(scorch.explain(compiled, A, x))
+    for plan in plans:
+        assert "scorch_compute" in plan.report(source=True)
+        assert "scorch_compute" not in plan.report(source=False)
+
+
+def test_misspelled_keywords_of_explain_are_no_operands() -> None:
+    A, x = scorch.eye(3, format="csr"), torch.ones(3)
+    with pytest.raises(KeywordError, match="keyword argument 'meassure'; did you mean 'measure'"):
+        scorch.explain("ij,j->i", A, x, meassure=True)

@@ -26,7 +26,7 @@ from scorch._src.name_hints import (
     TENSOR_HINTS,
     keywords_of,
 )
-from scorch.errors import KeywordError, OperandError, UnknownNameError
+from scorch.errors import KeywordError, OperandError, UnknownNameError, nearest
 
 S = scorch.tensor([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], format="csr")
 NAMES = {
@@ -314,9 +314,27 @@ def test_what_a_keyword_hint_names_is_a_keyword() -> None:
     functions = [scorch.from_edge_index, scorch.from_coordinates, scorch.rand, scorch.sparsify, scorch.doctor]
     functions += [getattr(scorch.nn, name) for name in scorch.nn.__all__ if name[0].isupper()]
     functions += [getattr(scorch.nn.masks, name) for name in scorch.nn.masks.__all__]
-    functions += [scorch.linalg.cg, scorch.linalg.eigsh, scorch.zeros]
+    functions += [scorch.nn.MultiheadAttention.forward, scorch.linalg.cg, scorch.linalg.eigsh, scorch.zeros]
     known = {"size"}.union(*(inspect.signature(function).parameters for function in functions))
     assert {name for names in KEYWORD_HINTS.values() for name in names} <= known
+
+
+def test_layers_suggest_keywords_of_their_calls() -> None:
+    attention, x = scorch.nn.MultiheadAttention(8, 2, batch_first=True), torch.ones(1, 4, 8)
+    mask = scorch.nn.masks.window(4, 1)
+    message = r"MultiheadAttention\.forward\(\) got an unexpected keyword argument 'mask'; use pairs="
+    with pytest.raises(KeywordError, match=message):
+        attention(x, x, x, mask=mask)
+    edges = torch.tensor([[0, 1], [1, 0]])
+    for layer in (scorch.nn.GCNConv(8, 2), scorch.nn.APPNP(2, 0.1), scorch.nn.SGConv(8, 2)):
+        with pytest.raises(KeywordError, match=r"\.forward\(\) got .* 'edge_weights'; use edge_weight="):
+            layer(x[0], edges, edge_weights=torch.ones(2))
+
+
+def test_exchanged_letters_are_suggested_first() -> None:
+    assert nearest("cfs", ("csr", "csc", "csf")) == "did you mean 'csf'?"
+    with pytest.raises(scorch.errors.FormatError, match=r"did you mean 'csf'\?"):
+        scorch.eye(3, format="cfs")
 
 
 def test_torch_says_what_is_wrong_with_known_keywords() -> None:

@@ -61,11 +61,14 @@ def kind_of(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str:
     """Return the question whether the nearest of the ``known`` names is meant; empty if none is near."""
     public = [other for other in known if not other.startswith("_")]
     by_folded = {other.lower(): other for other in reversed(public)}
-    found = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=0.7)
+    by_letters = {"".join(sorted(folded)): folded for folded in reversed(by_folded)}
+    exchanged = by_letters.get("".join(sorted(name.lower())))  # letters, as in cfs for csf
+    near = difflib.get_close_matches(name.lower(), by_folded, n=1, cutoff=cutoff)
+    found = [exchanged] if exchanged is not None else near
     return f"did you mean {by_folded[found[0]]!r}?" if found else ""
 
 

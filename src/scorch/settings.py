@@ -66,6 +66,7 @@ class Settings:
 
 # The least that numbers may be.
 LEAST = {"threads": 1, "cache_bytes": 0, "compiler_seconds": 1, "dense_budget": 0, "exchange_budget": 0}
+BYTES = ("cache_bytes", "dense_budget", "exchange_budget")
 
 BACKENDS: dict[str, str] = {}  # name: purpose; filled by ``add_backend``
 
@@ -153,7 +154,8 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
             if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 rest = "" if needs_one else " or None"
                 kind = "a positive integer" if least else "a non-negative integer"
-                raise ArgumentError(f"{name} must be {kind}{rest}, but got {value!r}")
+                unit = "; it counts bytes" if name in BYTES else ""
+                raise ArgumentError(f"{name} must be {kind}{rest}, but got {value!r}{unit}")
         place = changes.get("cache_directory")
         if place is not None:
             if not isinstance(place, str | os.PathLike):
@@ -164,7 +166,10 @@ class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(thre
                 raise ArgumentError(f"{name} must be True or False, but got {changes[name]!r}")
         backend = changes.get("backend")
         if backend is not None and not (isinstance(backend, str) and backend in BACKENDS):
-            raise ArgumentError(f"backend must be one of {', '.join(BACKENDS)} or None, but got {backend!r}")
+            raise ArgumentError(
+                f"backend must be one of {', '.join(BACKENDS)} or None, but got {backend!r}; with None, "
+                "kernels run on the device of their operands"
+            )
         if "disable" in changes:
             changes["disable"] = _as_optimizations(changes["disable"])
         self._changes = changes

@@ -184,3 +184,25 @@ def count_and_compare(rank: int) -> None:
 
 def test_bytes_that_move_are_those_of_the_plan(tmp_path):
     in_processes(count_and_compare, tmp_path, 3)
+
+
+def test_arguments_that_are_not_sharded_or_no_tensors() -> None:
+    S = scorch.eye(3, format="csr")
+    A = sd.shard(S)
+    OperandError = scorch.errors.OperandError
+    calls: list[tuple[Any, str]] = [
+        (
+            lambda: sd.partition(S),
+            "expected a sharded tensor, .* shard it first",
+        ),
+        (lambda: sd.shard(torch.eye(3)), "convert it with scorch.from_torch"),
+        (lambda: sd.shard(A), "it is sharded already"),
+        (lambda: sd.shard(S, 2), "mesh must be a device mesh, .* but got 2"),
+        (lambda: A.rows_of([[1.0]]), "must be a tensor, but got a list; create one with torch.tensor"),
+        (lambda: A @ torch.eye(3).to_sparse(), "must be dense, but got layout torch.sparse_coo"),
+        (lambda: sd.sum_gradients(torch.nn.Linear(2, 2)), r"pass module\.parameters\(\)"),
+        (lambda: sd.mean(3.0), "rows must be a tensor, but got a float"),
+    ]
+    for call, message in calls:
+        with pytest.raises(OperandError, match=message):
+            call()

@@ -556,3 +556,16 @@ def test_wrong_arguments_are_refused() -> None:
         nn.GCNConv(4, 3)(x, matrix(SOME).float(), torch.ones(10))
     with pytest.raises(scorch.errors.ShapeError, match=r"size=\(3, 4\) does not match"):
         nn.SAGEConv(4, 3)(x, SOME, size=(3, 4))
+
+
+def test_node_features_in_the_layouts_of_torch() -> None:
+    dense = torch.randn(5, 6).relu()
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    layers = [nn.GCNConv(6, 3), nn.SAGEConv(6, 3), nn.GATConv(6, 3), nn.SGConv(6, 3), nn.GATv2Conv(6, 3)]
+    for layer in layers:
+        assert torch.allclose(layer(dense.to_sparse_csr(), edges), layer(dense, edges), atol=1e-5)
+
+
+def test_a_gin_layer_needs_a_module() -> None:
+    with pytest.raises(scorch.errors.OperandError, match=r"nn must be a module, such as .* but got a int"):
+        nn.GINConv(3, 4)

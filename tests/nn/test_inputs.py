@@ -311,3 +311,13 @@ def test_a_table_that_is_given_and_wrong_calls() -> None:
         layer(torch.tensor([[1.0]]))
     with pytest.raises(CallError, match="per_sample_weights"):
         layer(torch.tensor([[1]]), None, torch.ones(1, 1, dtype=torch.float64))
+
+
+def test_bags_by_a_matrix_of_torch() -> None:
+    bag = scorch.nn.SparseEmbeddingBag(10, 4, mode="sum")
+    weights = scorch.rand(3, 10, density=0.3, format="csr")
+    assert torch.allclose(bag(weights.to_torch()), bag(weights))
+    with pytest.raises(scorch.errors.OperandError, match=r"float32; convert weights with scorch\.from_torch"):
+        bag(weights.to_dense())
+    with pytest.raises(scorch.errors.ArgumentError, match="num_embeddings must be a non-negative integer"):
+        scorch.nn.SparseEmbeddingBag(-1, 4)

@@ -178,3 +178,8 @@ def test_an_error_of_the_function_says_what_it_was_called_with():
     assert "mask_mod(b, h, q_idx, kv_idx) with int64 tensors of shapes (), (), (4, 1), (1, 4)" in told
     with pytest.raises(OperandError, match=r"mask_mod must be a function .* but got Tensor"):
         masks.from_function(torch.ones(4, 4), 4)
+
+
+def test_sizes_that_are_tensors_are_not_printed():
+    with pytest.raises(scorch.errors.ArgumentError, match=r"n must be an integer, but got a Tensor$"):
+        masks.window(torch.randn(3, 3), 1)

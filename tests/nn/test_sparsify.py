@@ -401,3 +401,29 @@ def test_the_report_has_one_speedup_of_each_layer() -> None:
     assert found.layers[0].reason == "sparse: 3.0 x as fast at batch 4"
     assert "1 and 32" not in str(found) and "as fast" not in str(found)  # the table has the times
     assert "the minimum of several calls" in str(found)
+
+
+def test_modules_to_skip_by_name_class_and_module() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 16))
+    for skip in ("0", model[0], [model[0]], ["0"]):
+        small = scorch.sparsify(model, prefer="size", skip=skip)
+        assert [type(layer) for layer in small] == [torch.nn.Linear, SparseLinear]
+    assert type(scorch.sparsify(model, prefer="size", skip=torch.nn.Linear)[1]) is torch.nn.Linear
+    named = torch.nn.ModuleDict({"layers": torch.nn.Linear(8, 8)})
+    with pytest.raises(errors.ArgumentError, match=r"names 'layer', .*; did you mean 'layers'\?"):
+        scorch.sparsify(named, skip="layer")
+    with pytest.raises(errors.ArgumentError, match="by name, class or module, but got a Linear"):
+        scorch.sparsify(model, skip=[torch.nn.Linear(2, 2)])
+    with pytest.raises(errors.ArgumentError, match="by name, class or module, but got a int"):
+        scorch.sparsify(model, skip=[0])
+
+
+def test_shapes_of_blocks_and_groups_are_checked() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    small = scorch.sparsify(model, nm="2:4", prefer="size")  # as ``pattern``
+    assert torch.equal(small[0].weight.to_dense(), scorch.sparsify(model, nm=(2, 4))[0].weight.to_dense())
+    with pytest.raises(errors.ArgumentError, match=r"nm must be of the form 'N:M', .* but got '2'"):
+        scorch.sparsify(model, nm="2")
+    for blocks in ((-1, 4), 0, (4,), (4, 2.0)):
+        with pytest.raises(errors.ArgumentError, match="blocks must be a pair of positive integers"):
+            scorch.sparsify(model, blocks=blocks)

@@ -553,3 +553,16 @@ def test_without_safetensors(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(UnsupportedError, match=r"pip install safetensors"):
         save(tmp_path / "a.safetensors", torch.eye(3))
+
+
+def test_shape_of_another_number_of_dimensions(tmp_path):
+    (tmp_path / "a.tns").write_text("1 2 3 4.0\n")
+    with pytest.raises(ShapeError, match=r"a size for each of the 3 coordinates of .*, but got \(4, 4\)"):
+        load(tmp_path / "a.tns", shape=(4, 4))
+    with pytest.raises(ShapeError, match="shape must be a tuple of sizes"):
+        load(tmp_path / "a.tns", shape=(4, 4, -1))
+
+
+def test_a_directory_is_no_file(tmp_path):
+    with pytest.raises(FileError, match="is a directory, not a file"):
+        load(tmp_path)

@@ -224,6 +224,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
     "batch_size": ("batch",),
     "window_size": ("radius",),
+    **dict.fromkeys(("mask", "attention_mask", "sparse_mask"), ("pairs",)),
     **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
     **dict.fromkeys(("rtol", "atol", "eps"), ("tol",)),
     **dict.fromkeys(("max_iter", "max_iterations", "niter"), ("maxiter",)),
@@ -288,8 +289,9 @@ def suggests_keywords(function: Function) -> Function:
         if kwargs and not is_dynamo_compiling():
             for keyword in kwargs:
                 if keyword not in known:
-                    is_constructor = function.__name__ == "__init__"
-                    name = type(args[0]).__name__ if is_constructor else function.__name__
+                    name = function.__name__
+                    if name in ("__init__", "forward"):
+                        name = type(args[0]).__name__ + (".forward" if name == "forward" else "")
                     raise unknown_keyword(name, keyword, known, kwargs[keyword])
         return function(*args, **kwargs)
 

@@ -292,7 +292,7 @@ def test_iterative_methods_say_what_is_wrong():
         with pytest.raises(DtypeError, match="the matrix and x0 to have"):
             method(S, b, x0=b.float())
         with pytest.raises(
-            OperandError, match=r"right-hand side .*ndarray; convert it with torch.from_numpy"
+            OperandError, match=r"right-hand side .*ndarray; create one with torch.from_numpy"
         ):
             method(S, b.cpu().numpy())
         with pytest.raises(ArgumentError, match="callback must be a function"):

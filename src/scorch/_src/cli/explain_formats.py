@@ -14,7 +14,7 @@ from scorch._src.formats import as_format
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.tensor.create.build import from_coordinates
-from scorch.errors import FormatError, NotationError, ShapeError, add_note, counted
+from scorch.errors import ArgumentError, FormatError, NotationError, ShapeError, add_note, counted
 
 NOMINAL_SIZE = 1000
 NOMINAL_ELEMENTS = 10**6  # of a tensor of order 3 or more
@@ -31,7 +31,7 @@ def explain_formats(
 ) -> Explanation:
     """Explain an expression over random tensors in these formats."""
     if not 0 <= density <= 1:
-        raise ShapeError(f"--density must be between 0 and 1, but got {density}")
+        raise ArgumentError(f"--density must be between 0 and 1, but got {density}")
     torch.manual_seed(0)
     if "=" in text or "[" in text:
         statement = parse(text)
@@ -87,7 +87,7 @@ def parse_sizes(text: str) -> dict[str, int]:
             if number != int(number) or number < 0:
                 raise ValueError
         except (ValueError, OverflowError):
-            raise ShapeError(f"--sizes must have the form i=100,j=200, but got {item!r}") from None
+            raise ArgumentError(f"--sizes must have the form i=100,j=200, but got {item!r}") from None
     return sizes
 
 
@@ -96,7 +96,7 @@ def _sizes(tensors: Sequence[tuple[str, ...]], passed: Mapping[str, int]) -> dic
     indices = dict.fromkeys(index for tensor in tensors for index in tensor)
     unknown = [index for index in passed if index not in indices]
     if unknown:
-        raise ShapeError(f"--sizes names {unknown[0]!r}, but the indices are {', '.join(indices)}")
+        raise ArgumentError(f"--sizes names {unknown[0]!r}, but the indices are {', '.join(indices)}")
     order = max(map(len, tensors), default=0)
     nominal = NOMINAL_SIZE if order < 3 else max(2, round(NOMINAL_ELEMENTS ** (1 / order)))
     return {index: passed.get(index, nominal) for index in indices}

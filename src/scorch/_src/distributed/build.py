@@ -19,6 +19,7 @@ from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
+from scorch._src.tensor.create.check import advice_on
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError, warn
 
@@ -36,6 +37,11 @@ def group_of(mesh: Any) -> Group:
         if mesh.ndim != 1:
             raise ArgumentError(f"the mesh must be 1-D, such as mesh['rows'], but has {mesh.ndim} dimensions")
         return mesh.get_group()
+    if not isinstance(mesh, dist.ProcessGroup):
+        raise OperandError(
+            "mesh must be a device mesh, as scorch.distributed.init() returns it, or a process group, but "
+            f"got {mesh!r}"
+        )
     return mesh
 
 
@@ -164,7 +170,11 @@ def _checksum(crd: Sequence[Tensor]) -> int:
 def check_sparse(what: str, tensor: Any) -> None:
     """Refuse what cannot be sharded."""
     if not isinstance(tensor, SparseTensor):
-        raise OperandError(f"{what} expected a SparseTensor, but got {type(tensor).__name__}")
+        is_tensor = isinstance(tensor, torch.Tensor)
+        advice = "convert it with scorch.from_torch(tensor, format='csr')" if is_tensor else advice_on(tensor)
+        if isinstance(tensor, RowSharded):
+            advice = "it is sharded already"
+        raise OperandError(f"{what} expected a SparseTensor, but got {type(tensor).__name__}; {advice}")
     if tensor.dim() < 2:
         raise ShapeError(f"{what} expected at least 2 dimensions, but got {tensor.dim()}")
 

@@ -18,7 +18,8 @@ from scorch._src.distributed.communication.collectives import Group, gather_numb
 from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.distributed.sums import sum_processes
 from scorch._src.name_hints import suggests_keywords
-from scorch.errors import add_note
+from scorch._src.tensor.create.check import check_tensor
+from scorch.errors import OperandError, add_note
 
 Tensor = torch.Tensor
 TIMEOUT = datetime.timedelta(minutes=5)
@@ -91,6 +92,7 @@ def mean(rows: Tensor, mesh: Any = None) -> Tensor:
         >>> sd.mean(torch.tensor([1.0, 3.0]))  # one process
         tensor(2.)
     """
+    check_tensor("rows", rows)
     group = group_of(mesh)
     count = sum(count for (count,) in gather_numbers([rows.numel()], group, rows))
     return sum_processes(rows.sum(), group) / count
@@ -152,6 +154,8 @@ def sum_gradients(parameters: Iterable[Tensor], mesh: Any = None) -> None:
         sd.sum_gradients(model.parameters())
         optimizer.step()
     """
+    if isinstance(parameters, torch.nn.Module):
+        raise OperandError("sum_gradients expected the weights, but got a module; pass module.parameters()")
     group, weights = group_of(mesh), list(parameters)
     _add_missing_gradients(weights, group)
     found = [weight.grad for weight in weights if weight.grad is not None]

@@ -48,6 +48,7 @@ from scorch._src.explain.fusion_report import FusionExplanation
 from scorch._src.explain.report import Explanation
 from scorch._src.explain.step import StepExplanation, TensorFacts
 from scorch._src.formats import Format, as_format, dense_format
+from scorch._src.name_hints import unknown_keyword
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.parse_einsum import parse_einsum
@@ -145,6 +146,9 @@ def explain(
         call = functools.partial(evaluate, text, format=format, **tensors)
         return _measured(explanation, call, runs) if measure else explanation
     if tensors:
+        for name, value in tensors.items():
+            if not isinstance(value, (torch.Tensor, RowSharded)):  # a keyword, and no operand
+                raise unknown_keyword("explain", name, ("format", "runs", "measure"), value)
         names = ", ".join(tensors)
         raise NotationError(f"pass the operands of {text!r} by position, not by name ({names})")
     if any(isinstance(operand, RowSharded) for operand in operands):

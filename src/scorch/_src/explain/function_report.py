@@ -149,16 +149,18 @@ class FunctionExplanation:
         """The C sources of all kernels, each once."""
         return "\n".join(dict.fromkeys(kernel.source for kernel in self.kernels if kernel.source))
 
-    def report(self) -> str:
-        """Return the explanation as text, without C sources."""
-        return "\n".join(_report(self))
+    def report(self, source: bool = False) -> str:
+        """Return the explanation as text, with the C sources at its end if ``source`` is True."""
+        lines = _report(self)
+        return "\n".join([*lines, "", self.source.rstrip()] if source and self.source else lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything but the result to dictionaries, lists, numbers and strings, for JSON."""
         names = ("name", "calls", "seconds", "watched", "runs", "joined", "joinable", "advice")
         return {name: to_plain(getattr(self, name)) for name in names}
 
-    __str__ = report
+    def __str__(self) -> str:
+        return self.report()
 
     def __repr__(self) -> str:
         return f"<{_title(self)}; print it to read it>"

@@ -144,14 +144,17 @@ class FusionExplanation:
         """The source of the kernels of all groups."""
         return "\n".join(group.source for group in self.groups if group.source)
 
-    def report(self) -> str:
-        """Return the explanation as text, without sources."""
+    def report(self, source: bool = False) -> str:
+        """Return the explanation as text, with the sources at its end if ``source`` is True."""
         paragraphs = [str(group) for group in self.groups]
         paragraphs += [f"{label}: {', '.join(names)}" for label, names in self._other_calls()]
         paragraphs += self._later_calls()
+        if source and self.source:
+            paragraphs.append(self.source.rstrip())
         return "\n\n".join(paragraphs) or "no calls on sparse tensors"
 
-    __str__ = report
+    def __str__(self) -> str:
+        return self.report()
 
     def _later_calls(self) -> list[str]:
         """Return what happens to later calls, if they are not fused."""

@@ -7,7 +7,6 @@ blocks={0: 2, 1: 3})``.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from scorch._src.formats.compressed import Compressed
 from scorch._src.formats.coordinate import Coordinate
 from scorch._src.formats.dense import Dense
 from scorch._src.formats.level import Level
-from scorch.errors import FormatError, UnsupportedError
+from scorch.errors import FormatError, UnsupportedError, nearest
 
 Levels: TypeAlias = tuple[Level, ...]
 Order: TypeAlias = tuple[int, ...]
@@ -381,8 +380,8 @@ def _parse(spec: str, dims: int | None) -> tuple[Levels, Order, Blocks, str | No
             raise FormatError(f"format {spec!r} has the unknown level {unknown[0]!r}; {_known()}")
         levels = tuple(_BY_WORD[word] for word in words)
     else:
-        near = difflib.get_close_matches(text, NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        question = nearest(text, NAMES, cutoff=0.6)
+        hint = f"{question} " if question else ""
         if text in ("bsr", "bsc"):
             hint = f"pass its block size: '{text}(4,4)'. "
         raise FormatError(f"unknown format {spec!r}; {hint}{_known()}")

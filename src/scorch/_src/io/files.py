@@ -230,6 +230,8 @@ def _find_kind(path: Path) -> FileKind:
     for suffix, kind in _FILE_KINDS.items():
         if name.endswith(suffix):
             return kind
+    if path.is_dir():
+        raise FileError(f"{path} is a directory, not a file")
     raise FileError(f"{path} has an unknown suffix; use one of {', '.join(_FILE_KINDS)}")
 
 

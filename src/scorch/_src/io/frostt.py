@@ -42,7 +42,12 @@ def read_frostt(
     table = Table(path, data, begin)
     numbers_per_value = 2 if dtype.is_complex else 1
     known = note.shape if shape is None else _check_shape(shape)
-    sizes = (UNKNOWN_SIZE,) * _order(table) if known is None else known
+    order = _order(table) if known is None or table.rows else len(known)
+    if shape is not None and len(shape) != order:
+        raise ShapeError(
+            f"shape must have a size for each of the {order} coordinates of {path}, but got {tuple(shape)}"
+        )
+    sizes = (UNKNOWN_SIZE,) * order if known is None else known
     crd, values = table.columns(
         sizes,
         numbers_per_value,
@@ -56,7 +61,11 @@ def read_frostt(
 
 
 def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(shape, (tuple, list)) or not shape or not all(isinstance(size, int) for size in shape):
+    if (
+        not isinstance(shape, (tuple, list))
+        or not shape
+        or not all(isinstance(size, int) and size >= 0 for size in shape)
+    ):
         raise ShapeError(f"shape must be a tuple of sizes, one for each coordinate, but got {shape!r}")
     return tuple(shape)
 

@@ -143,4 +143,4 @@ def _separate_memory(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def _safetensors() -> Any:
-    return optional_module("safetensors.torch", "safetensors", " (or save as .npz)")
+    return optional_module("safetensors.torch", "safetensors", " (or save as .pt)")

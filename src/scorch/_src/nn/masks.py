@@ -318,7 +318,10 @@ def _count(name: str, value: int, minimum: int = 0) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"{name} must be an integer, but got {value!r}") from None
+        got = (
+            f"a {type(value).__name__}" if isinstance(value, torch.Tensor) or callable(value) else repr(value)
+        )
+        raise ArgumentError(f"{name} must be an integer, but got {got}") from None
     if number < minimum:
         raise ArgumentError(f"{name} must be at least {minimum}, but got {number}")
     return number

@@ -21,6 +21,7 @@ from scorch._src.nn.prune import sum_blocks
 from scorch._src.storage.coordinates import coordinates, coordinates_of, inside, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import placed
+from scorch._src.tensor.create.check import check_tensor
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -46,8 +47,17 @@ def resolve_density(sparsity: float | None, density: float | None, default: floa
     return float(value) if sparsity is None else 1 - float(value)
 
 
+def check_sizes(**sizes: Any) -> None:
+    """Raise unless all sizes of a layer are non-negative integers."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ArgumentError(f"{name} must be a non-negative integer, but got {size!r}")
+
+
 def check_features(input: torch.Tensor, features: int, name: str = "input") -> None:
     """Raise unless the last dimension of the input of a layer has as many features as the layer expects."""
+    if not isinstance(input, torch.Tensor):
+        check_tensor(f"the {name}", input)
     if input.shape[-1:] != (features,):
         raise ShapeError(
             f"the {name} has shape {tuple(input.shape)}, but the layer expects {features} features"
@@ -115,8 +125,7 @@ def magnitude_pattern(weight: torch.Tensor, density: float, form: Format) -> Pat
 
 def pattern_of_mask(mask: Any, shape: Shape, form: Format) -> Pattern:
     """Return the pattern of ``mask``: its stored elements if it is sparse, its nonzeros otherwise."""
-    if not isinstance(mask, torch.Tensor):
-        raise OperandError(f"mask must be a tensor, but got {type(mask).__name__}")
+    check_tensor("mask", mask)
     if tuple(mask.shape) != tuple(shape):
         raise ShapeError(f"the mask has shape {tuple(mask.shape)}, but the weight has shape {tuple(shape)}")
     if isinstance(mask, SparseTensor):

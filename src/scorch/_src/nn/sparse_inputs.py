@@ -13,13 +13,15 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.masks import csr_from_rows
-from scorch._src.nn.pattern import check_features
+from scorch._src.nn.pattern import check_features, check_sizes
 from scorch._src.ops.embedding_bag import split_bags
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.statements.einsum import einsum
+from scorch._src.statements.operands import as_differentiable
 from scorch._src.storage.coordinates import coordinates
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.build import from_coordinates
+from scorch._src.tensor.create.check import check_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
@@ -122,6 +124,7 @@ class SparseEmbeddingBag(torch.nn.Module):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_sizes(num_embeddings=num_embeddings, embedding_dim=embedding_dim)
         if mode not in ("sum", "mean", "max"):
             raise ArgumentError(f"mode must be one of 'sum', 'mean', 'max', but got {mode!r}")
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
@@ -160,6 +163,7 @@ class SparseEmbeddingBag(torch.nn.Module):
         layer.weight.requires_grad_(not freeze)
         return layer
 
+    @suggests_keywords
     def forward(
         self,
         input: torch.Tensor,
@@ -174,6 +178,12 @@ class SparseEmbeddingBag(torch.nn.Module):
             offsets: where each bag begins in a vector of indices.
             per_sample_weights: a weight for each index; the weights of a sparse matrix are its values.
         """
+        check_tensor("input", input)
+        input = as_differentiable("input", input)
+        if offsets is not None:
+            check_tensor("offsets", offsets)
+        if per_sample_weights is not None:
+            check_tensor("per_sample_weights", per_sample_weights)
         embedding_bag = torch.ops.scorch.embedding_bag if torch.compiler.is_compiling() else _embedding_bag
         options = self.mode, self.sparse_grad, self.include_last_offset, self.padding_idx
         output: torch.Tensor = embedding_bag(input, offsets, per_sample_weights, self.weight, *options)
@@ -207,7 +217,9 @@ def _embedding_bag(
         bag, row, weights, count = _stored_samples(input, offsets, per_sample_weights, table)
     else:
         if input.dtype not in (torch.int32, torch.int64):
-            raise OperandError(f"indices must be int32 or int64, but got {input.dtype}")
+            is_matrix = input.dim() == 2 and input.shape[1] == table.shape[0]
+            hint = "; convert weights with scorch.from_torch(input, format='csr')" if is_matrix else ""
+            raise OperandError(f"indices must be int32 or int64, but got {input.dtype}{hint}")
         if per_sample_weights is not None and per_sample_weights.dtype != table.dtype:
             raise CallError(
                 f"per_sample_weights have dtype {per_sample_weights.dtype}, but the table has {table.dtype}"

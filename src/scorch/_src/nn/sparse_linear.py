@@ -20,6 +20,7 @@ from scorch._src.grad_state import is_tracked_by_autograd_alone
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import (
     check_features,
+    check_sizes,
     compute_fingerprint,
     convert_weight,
     draw_pattern,
@@ -108,9 +109,7 @@ class SparseLinear(torch.nn.Module):
     ) -> None:
         share = resolve_density(sparsity, density, default=0.1)
         form = weight_format(format, blocks)
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-                raise ArgumentError(f"{name} must be a non-negative integer, but got {size!r}")
+        check_sizes(in_features=in_features, out_features=out_features)
         place = device_for("SparseLinear", device)
         pattern = draw_pattern((out_features, in_features), share, form, place)
         self._initialize(pattern, init_values(pattern, dtype), init_bias(pattern, dtype) if bias else None)

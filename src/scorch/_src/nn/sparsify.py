@@ -31,7 +31,7 @@ from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer,
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
 from scorch._src.nn.stored_values import check_weight_dtype
 from scorch._src.nn.timing import Call
-from scorch.errors import ArgumentError, OperandError, warn
+from scorch.errors import ArgumentError, OperandError, nearest, warn
 
 CLEAR_GAIN = 1.3  # times as fast, from which on a layer that wins alone is taken to win in the model
 MIN_GAIN = 1.03  # times as fast that a model must be with sparse layers
@@ -52,7 +52,7 @@ def sparsify(
     batch: int | Sequence[int] = (1, 32),
     example: Any = None,
     weight_dtype: torch.dtype | None = None,
-    skip: Iterable[str | type] = (),
+    skip: str | type | torch.nn.Module | Iterable[str | type | torch.nn.Module] = (),
     inplace: bool = False,
 ) -> torch.nn.Module:
     """Prune a model by magnitude, and store its weights sparse where that is faster.
@@ -84,7 +84,7 @@ def sparsify(
             with some and with none, to choose the fastest.
         weight_dtype: how to store the values of sparse linear layers and attention: ``torch.bfloat16``, or
             for inference ``torch.int8`` with a scale per row; sums stay in float32.
-        skip: the names or classes of modules to leave unchanged.
+        skip: the modules to leave unchanged, or their names or classes; one, or several of them.
         inplace: whether to modify ``model`` instead of a copy.
 
     Returns:
@@ -105,7 +105,10 @@ def sparsify(
         SparseLinear(in_features=64, out_features=32, bias=True, format=csr, nnz=205, density=10.01%)
     """
     blocks = (blocks, blocks) if isinstance(blocks, int) else blocks
-    nm = nm if pattern is None else _parse_pattern(pattern, nm)
+    if pattern is not None and nm is not None:
+        raise ArgumentError("pass pattern or nm, not both")
+    nm = _parse_pattern("pattern", pattern) if pattern is not None else nm
+    nm = _parse_pattern("nm", nm) if isinstance(nm, str) else nm
     batches = (batch,) if isinstance(batch, int) else tuple(batch)
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify expected a torch.nn.Module, but got {type(model).__name__}")
@@ -116,9 +119,10 @@ def sparsify(
     if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
         raise ArgumentError(f"batch must be a positive integer or a sequence of them, but got {batches!r}")
     formats = _candidate_formats(format, blocks)
+    skipped_modules = _resolve_skip(model, skip)
     if not inplace:
         model = copy.deepcopy(model, detached_copies(model))
-    layers, skipped, sparse = _select_layers(model, tuple(skip), nm)
+    layers, skipped, sparse = _select_layers(model, skipped_modules, nm)
     examples = {} if example is None else _record_calls(model, layers, example)
     preference = Preference(formats, prefer, batches, examples, weight_dtype)
     is_compared = example is not None and prefer == "speed"  # with the model all of whose layers are dense
@@ -230,6 +234,10 @@ class _Pruning:
             raise ArgumentError(
                 f"sparsity must be between 0 and 1, the fraction of weights to prune, but got {sparsity!r}"
             )
+        for name, pair, least in (("blocks", self.blocks, 1), ("nm", self.nm, 0)):
+            is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+            if pair is not None and not (is_pair and all(isinstance(n, int) and n >= least for n in pair)):
+                raise ArgumentError(f"{name} must be a pair of positive integers, but got {pair!r}")
         if self.nm is not None and (self.blocks is not None or not is_plain):
             raise ArgumentError(
                 "nm keeps the largest weights of each group; it cannot be combined with blocks or "
@@ -266,13 +274,11 @@ class _Pruning:
         return [make_mask(weight, share, self.blocks) for weight, share in zip(weights, shares, strict=True)]
 
 
-def _parse_pattern(pattern: str, nm: tuple[int, int] | None) -> tuple[int, int]:
+def _parse_pattern(name: str, pattern: str) -> tuple[int, int]:
     """Return N and M of a text such as ``"2:4"``."""
-    if nm is not None:
-        raise ArgumentError("pass pattern or nm, not both")
     found = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
     if found is None:
-        raise ArgumentError(f"pattern must be of the form 'N:M', such as '2:4', but got {pattern!r}")
+        raise ArgumentError(f"{name} must be of the form 'N:M', such as '2:4', but got {pattern!r}")
     return int(found[1]), int(found[2])
 
 
@@ -295,14 +301,29 @@ def _existing_mask(part: Part) -> torch.Tensor | None:
     return None if mask is None else part.as_matrix(mask) != 0
 
 
+def _resolve_skip(model: torch.nn.Module, skip: Any) -> tuple[str | type, ...]:
+    """Return the names and classes in ``skip``, with the name in the model for each module."""
+    names = {module: name for name, module in model.named_modules()}
+    resolved: list[str | type] = []
+    for each in (skip,) if isinstance(skip, (str, type, torch.nn.Module)) else skip:
+        name = names.get(each, "") if isinstance(each, torch.nn.Module) else each
+        if isinstance(name, str) and name not in names.values():
+            question = nearest(name, names.values())
+            hint = f"; {question}" if question else ""
+            raise ArgumentError(f"skip names {name!r}, but the model has no such module{hint}")
+        if not isinstance(name, (str, type)) or not name:
+            raise ArgumentError(
+                "skip must name modules of the model, by name, class or module, but got "
+                f"a {type(each).__name__}"
+            )
+        resolved.append(name)
+    return tuple(resolved)
+
+
 def _select_layers(
     model: torch.nn.Module, skip: tuple[str | type, ...], nm: tuple[int, int] | None
 ) -> tuple[list[torch.nn.Module], dict[str, str], dict[str, torch.nn.Module]]:
     """Return the layers to prune, the names of those to leave dense with the reasons, and sparse layers."""
-    names = {name for name, _ in model.named_modules()}
-    for skipped in skip:
-        if isinstance(skipped, str) and skipped not in names:
-            raise ArgumentError(f"skip names {skipped!r}, but the model has no such module")
     selected: dict[torch.nn.Module, str] = {}
     dense: dict[str, str] = {}
     sparse: dict[str, torch.nn.Module] = {}

@@ -44,7 +44,7 @@ def check_same_dtype(name: str, x: torch.Tensor, weight: torch.Tensor) -> None:
     """Raise, as ``torch.nn.Linear`` does, unless both have one dtype, or get one from autocast."""
     if x.dtype == weight.dtype or (is_autocast() and _is_cast(x) and _is_cast(weight)):
         return
-    other = f" or layer.to({x.dtype})" if x.is_floating_point() else ""
+    other = f" or layer.to({x.dtype})" if x.is_floating_point() or x.is_complex() else ""
     raise CallError(
         f"{name} and the weight must have the same dtype, as in torch.nn.Linear, but got {x.dtype} and "
         f"{weight.dtype}; use {name}.to({weight.dtype}){other}"

@@ -11,7 +11,7 @@ from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.create.check import check_device, checked_dtype
+from scorch._src.tensor.create.check import advice_on, check_device, checked_dtype
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
@@ -49,7 +49,7 @@ def _advice_on(value: object) -> str:
         return "use scorch.distributed.einsum or evaluate"
     if hasattr(value, "to_scorch"):
         return "pass what its method to_scorch() returns"
-    return "create one with torch.tensor or scorch.from_scipy"
+    return advice_on(value)
 
 
 def as_differentiable(name: str, value: Any) -> torch.Tensor:

@@ -23,6 +23,7 @@ from scorch._src.distributed.communication.collectives import (
 )
 from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
+from scorch._src.tensor.create.check import advice_on, check_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError, ShapeError
 
@@ -56,7 +57,12 @@ def check_dense(name: str, x: Any) -> None:
     if isinstance(x, SparseTensor):
         raise OperandError(f"{name} is an unsharded SparseTensor; shard it, or convert it to dense")
     if not isinstance(x, Tensor):
-        raise OperandError(f"{name} must be this rank's rows of a dense tensor, but got {type(x).__name__}")
+        kind = type(x).__name__
+        raise OperandError(
+            f"{name} must be this rank's rows of a dense tensor, but got {kind}; {advice_on(x)}"
+        )
+    if x.layout is not torch.strided:
+        raise OperandError(f"{name} must be dense, but got layout {x.layout}; convert it with .to_dense()")
     _refuse_dtensor(name, x)
 
 
@@ -125,6 +131,7 @@ class HaloPlan:
 
     def pick(self, tensor: Tensor) -> Tensor:
         """Return this rank's rows of a tensor that has all rows in their original order."""
+        check_tensor("the argument", tensor)
         _refuse_dtensor("the tensor", tensor)
         if tensor.dim() == 0 or len(tensor) != self.extent:
             have = "no rows" if tensor.dim() == 0 else f"{len(tensor)} rows"

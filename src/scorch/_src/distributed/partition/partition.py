@@ -24,7 +24,7 @@ from scorch._src.distributed.repartition import as_parts, describe_options, is_s
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
-from scorch.errors import ArgumentError, ShapeError
+from scorch.errors import ArgumentError, OperandError, ShapeError
 
 Tensor = torch.Tensor
 METHODS = ("label", "metis", "rcm", "hash")
@@ -58,6 +58,7 @@ def partition(
         the new numbers.
 
     Raises:
+        OperandError: ``A`` is not sharded.
         ShapeError: rows and columns are cut differently.
         ArgumentError: ``method`` is unknown, or ``parts`` is not a multiple of the number of ranks.
 
@@ -68,6 +69,10 @@ def partition(
         >>> sd.partition(A, "hash").shape
         (4, 4)
     """
+    if not isinstance(A, RowSharded):
+        raise OperandError(
+            f"partition expected a sharded tensor, but got {type(A).__name__}; shard it first: sd.shard(S)"
+        )
     is_named = isinstance(method, str)
     with validating(A.group, "partition"):
         count = _count_of(parts, size_of(A.group))

@@ -141,6 +141,7 @@ class GATv2Conv(_EdgeAttention):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
+    @suggests_keywords
     def forward(
         self,
         x: Nodes,
@@ -245,6 +246,7 @@ class TransformerConv(_EdgeAttention):
         for module in self.children():
             module.reset_parameters()  # type: ignore[operator]
 
+    @suggests_keywords
     def forward(
         self,
         x: Nodes,

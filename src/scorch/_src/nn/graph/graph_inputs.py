@@ -16,7 +16,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from scorch._src.devices import HOST
-from scorch._src.ops.graph.aggregate import check_nodes, sparse_linear
+from scorch._src.ops.graph.aggregate import as_nodes, sparse_linear
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of
@@ -60,7 +60,7 @@ def settle(linear: Linear, x: Any) -> None:
 def project(linear: Linear, x: Tensor) -> Tensor:
     """Return ``linear(x)``; ``x`` may be sparse, and the first ``x`` initializes a lazy linear map."""
     settle(linear, x)
-    check_nodes("x", x, linear.weight.shape[1])
+    x = as_nodes("x", x, linear.weight.shape[1])
     check_same_dtype("x", x, linear.weight)
     return sparse_linear(x, linear.weight, linear.bias)
 
@@ -117,10 +117,11 @@ def split_nodes(
 ) -> tuple[Tensor, Tensor | None, tuple[int, int]]:
     """Return the features of sources and targets, and the shape (targets, sources)."""
     sources, targets = x if isinstance(x, (tuple, list)) else (x, x)
-    check_nodes("x", sources, channels[0])
+    is_same = targets is sources
+    sources = as_nodes("x", sources, channels[0])
     if targets is not None:
-        if targets is not sources or channels[1] != channels[0]:
-            check_nodes("x", targets, channels[1])
+        is_checked = is_same and channels[1] == channels[0]
+        targets = sources if is_checked else as_nodes("x", targets, channels[1])
         count = targets.shape[0]
     elif isinstance(adj, SparseTensor):
         count = adj.shape[0]

@@ -32,7 +32,7 @@ from scorch._src.nn.graph.graph_inputs import (
     split_nodes,
 )
 from scorch._src.ops.graph.aggregate import (
-    check_nodes,
+    as_nodes,
     dense_linear,
     sparse_linear,
     to_dtype,
@@ -42,7 +42,7 @@ from scorch._src.ops.graph.aggregations import Names, aggregate_neighbours, chec
 from scorch._src.ops.graph.neighbours import sum_neighbours
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, UnsupportedError
+from scorch.errors import ArgumentError, OperandError, UnsupportedError
 
 
 class GCNConv(Module):
@@ -105,6 +105,7 @@ class GCNConv(Module):
             torch.nn.init.zeros_(self.bias)
         self._first = None
 
+    @suggests_keywords
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Return the new node features.
 
@@ -113,13 +114,13 @@ class GCNConv(Module):
             edge_index: the edges of shape (2, edges), or a sparse matrix of shape (targets, sources).
             edge_weight: the weights of the edges of ``edge_index``.
         """
-        if isinstance(x, (tuple, list)):
+        if isinstance(x, (tuple, list)) and any(isinstance(each, Tensor) for each in x):
             raise UnsupportedError(
                 "GCNConv does not support bipartite graphs; use SAGEConv for a pair (sources, targets)"
             )
         linear = self.lin
         settle(linear, x)
-        check_nodes("x", x, linear.in_features)
+        x = as_nodes("x", x, linear.in_features)
         if self.cached:
             if self._first is None and not is_exporting():
                 self._first = edge_index, edge_weight
@@ -207,6 +208,7 @@ class SAGEConv(Module):
         for module in self.children():
             module.reset_parameters()  # type: ignore[operator]
 
+    @suggests_keywords
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """Return the new features of the targets.
 
@@ -223,7 +225,7 @@ class SAGEConv(Module):
             linear = self.lin_r
             settle(linear, targets)
             if linear.in_features != self._channels[1]:  # that were inferred
-                check_nodes("x", targets, linear.in_features)
+                as_nodes("x", targets, linear.in_features)
             root = linear.weight
             is_sparse = isinstance(targets, SparseTensor)
             out = out + sparse_linear(targets, root) if is_sparse else torch.addmm(out, targets, root.t())
@@ -243,7 +245,7 @@ class SAGEConv(Module):
             return dense_linear(to_dtype(aggregated, linear.weight.dtype), linear.weight, linear.bias)
         settle(linear, x)
         if linear.in_features != self._channels[0]:  # that were inferred
-            check_nodes("x", x, linear.in_features)
+            as_nodes("x", x, linear.in_features)
         weight, bias = linear.weight, linear.bias
         check_same_dtype("x", x, weight)
         how, dtype = "mean" if self.aggr == "mean" else "sum", weight.dtype
@@ -272,6 +274,7 @@ class GINConv(Module):
 
     Raises:
         ArgumentError: ``aggr`` is unknown.
+        OperandError: ``nn`` is no module.
 
     Example:
 
@@ -288,6 +291,10 @@ class GINConv(Module):
     @suggests_keywords
     def __init__(self, nn: Module, eps: float = 0.0, train_eps: bool = False, aggr: str = "add") -> None:
         super().__init__()
+        if not callable(nn):
+            raise OperandError(
+                f"nn must be a module, such as torch.nn.Linear(8, 4), but got a {type(nn).__name__}"
+            )
         self.nn, self.initial_eps, self.aggr = nn, eps, check_aggr(aggr)
         exchange_aggr_buffers(self)
         start = torch.full((1,), float(eps))
@@ -305,6 +312,7 @@ class GINConv(Module):
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
 
+    @suggests_keywords
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """Return the new features of the targets; the arguments are those of ``SAGEConv.forward``."""
         first, second = x if isinstance(x, (tuple, list)) else (x, x)

@@ -11,7 +11,7 @@ from torch.nn import Module
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import check_channels, make_linear, settle
 from scorch._src.ops.graph.aggregate import (
-    check_nodes,
+    as_nodes,
     dense_linear,
     sparse_linear,
     sum_weighted,
@@ -78,11 +78,12 @@ class SGConv(Module):
         self.lin.reset_parameters()
         self._cached_x = None
 
+    @suggests_keywords
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Return the new node features; the arguments are those of ``GCNConv.forward``."""
         settle(self.lin, x)
         weight, bias = self.lin.weight, self.lin.bias
-        check_nodes("x", x, weight.shape[1])
+        x = as_nodes("x", x, weight.shape[1])
         check_same_dtype("x", x, weight)
         if self.cached:
             if self._cached_x is None:
@@ -153,9 +154,10 @@ class APPNP(Module):
         """Drop the cached graph."""
         self._first = None
 
+    @suggests_keywords
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Return the propagated features; the arguments are those of ``GCNConv.forward``, ``x`` is dense."""
-        check_nodes("x", x, -1)
+        x = as_nodes("x", x, -1)
         if isinstance(x, SparseTensor):
             raise UnsupportedError("APPNP needs dense features; pass x.to_dense()")
         if self.cached:

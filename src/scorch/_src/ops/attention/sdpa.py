@@ -98,7 +98,8 @@ def _is_pair_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Ten
     if any(mask_size not in (1, size) for mask_size, size in zip(mask.shape[-2:], pairs, strict=True)):
         raise ShapeError(
             f"attn_mask has shape {tuple(mask.shape)}, but there are {pairs[0]} queries and {pairs[1]} keys: "
-            f"it must end with {pairs}"
+            f"it must end with {pairs}, where query has shape {tuple(query.shape)}, read as (..., tokens, "
+            "features)"
         )
     return tuple(mask.shape[-2:]) == pairs
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from scorch._src.backends.base import is_served, routines_for, served_in_words
+from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_differentiable, is_tracked_by_autograd_alone, is_transformed
@@ -23,8 +23,10 @@ from scorch._src.statements.autocast import check_same_dtype, without_autocast
 from scorch._src.statements.autograd import SKIP_RESULT
 from scorch._src.statements.call_cache import repeat_pair
 from scorch._src.statements.evaluate import evaluate
+from scorch._src.statements.operands import as_differentiable
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, sparse_of, values_of
+from scorch._src.tensor.create.check import advice_on, check_device
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
 from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 from scorch.errors import OperandError, ShapeError, kind_of
@@ -347,15 +349,17 @@ def sum_heads(graph: Graph, weights: Tensor, x: Tensor) -> Tensor:
     return result
 
 
-def check_nodes(name: str, x: Any, features: int) -> None:
-    """Raise unless ``x`` is a matrix of that many features for each node, or with -1 of any number."""
+def as_nodes(name: str, x: Any, features: int) -> Tensor:
+    """Return ``x``, a matrix of that many features for each node, or with -1 of any number.
+
+    Torch's sparse layouts become ours.
+    """
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"{name} must be a tensor of node features, but got {kind_of(x)}")
+        raise OperandError(f"{name} must be a tensor of node features, but got {kind_of(x)}; {advice_on(x)}")
     shape = x.shape
     if len(shape) != 2 or (features != -1 and shape[1] != features):
-        raise ShapeError(f"{name} must have shape (nodes, {features}), but got {tuple(shape)}")
-    if not isinstance(x, SparseTensor) and (x.layout is not torch.strided or not is_served(x.device)):
-        raise OperandError(
-            f"{name} must be a dense tensor or a scorch.SparseTensor, but got layout {x.layout} on "
-            f"{x.device}; Scorch supports the devices {served_in_words()}"
-        )
+        wanted = "features" if features == -1 else features
+        raise ShapeError(f"{name} must have shape (nodes, {wanted}), but got {tuple(shape)}")
+    if not isinstance(x, SparseTensor):
+        check_device(name, x.device)
+    return as_differentiable(name, x)

@@ -185,9 +185,10 @@ def lanczos(
 
 
 def _no_convergence(k: int, which: str, count: int) -> ConvergenceError:
+    near_zero = "pass sigma=0" if scipy_linalg() is not None else "install SciPy and pass sigma=0"
     return ConvergenceError(
-        f"eigsh found {count} of {k} eigenvalues ({which}); increase maxiter or tol, or install SciPy and "
-        "pass sigma=0 for those near zero"
+        f"eigsh found {count} of {k} eigenvalues ({which}); increase maxiter or tol, or {near_zero} for "
+        "those near zero"
     )
 
 

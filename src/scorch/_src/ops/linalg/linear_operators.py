@@ -12,9 +12,10 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.ops.products import matmul
+from scorch._src.tensor.create.check import advice_on
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import DeviceError, DtypeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, DeviceError, DtypeError, OperandError, ShapeError
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -70,9 +71,9 @@ def as_columns(
     It has the dtype and the device of ``matrix``, which may also be other columns.
     """
     if not isinstance(b, torch.Tensor):
-        is_array = type(b).__module__.partition(".")[0] == "numpy"
-        hint = "; convert it with torch.from_numpy" if is_array else ""
-        raise OperandError(f"{name} expected {role} to be a tensor, but got a {type(b).__name__}{hint}")
+        raise OperandError(
+            f"{name} expected {role} to be a tensor, but got a {type(b).__name__}; {advice_on(b)}"
+        )
     if b.dim() not in (1, 2):
         raise ShapeError(f"{name}: {role} must have shape (n,) or (n, k), but got {tuple(b.shape)}")
     if rows is not None and b.shape[0] != rows:
@@ -150,6 +151,8 @@ def _check_product(name: str, function: Callable[[torch.Tensor], Any]) -> Produc
 def tolerance(tol: float | None, dtype: torch.dtype) -> float:
     """Return the residual to reach, relative to the right-hand side: by default what the dtype allows."""
     if tol is not None:
+        if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not tol >= 0:
+            raise ArgumentError(f"tol must be a non-negative number, but got {tol!r}")
         return float(tol)
     return 1e-5 if dtype in (torch.float32, torch.complex64) else 1e-10
 

@@ -13,6 +13,7 @@ from scorch._src.loops.types import LAST_INT32
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.statements.operands import as_differentiable
 from scorch._src.tensor.create.build import rows_tensor
+from scorch._src.tensor.create.check import check_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
     get_unwrapped,
@@ -20,7 +21,7 @@ from scorch._src.torch_internals import (
     is_functorch_wrapped_tensor,
     maybe_get_bdim,
 )
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, DtypeError, ShapeError
 
 MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 
@@ -55,8 +56,7 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
         tensor([[0., 3., 2.],
                 [5., 0., 4.]])
     """
-    if not isinstance(h, torch.Tensor):
-        raise OperandError(f"topk_sparse expected a tensor, but got a {type(h).__name__}")
+    check_tensor("h", h)
     h = as_differentiable("h", h)
     if h.dim() == 0:
         raise ShapeError("topk_sparse expected a tensor with at least one dimension")

@@ -38,6 +38,22 @@ IN_SHAPE = "whether coordinates lie in the shape"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+def advice_on(value: object) -> str:
+    """Return how to make a tensor of a value that is none."""
+    package = type(value).__module__.partition(".")[0]
+    if package in ("numpy", "scipy"):
+        return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
+    if isinstance(value, (list, tuple)):
+        return "create one with torch.tensor"
+    return "create one with torch.tensor or scorch.from_scipy"
+
+
+def check_tensor(name: str, value: object) -> None:
+    """Refuse what is no tensor, and say how to make one of it."""
+    if not isinstance(value, torch.Tensor):
+        raise OperandError(f"{name} must be a tensor, but got a {type(value).__name__}; {advice_on(value)}")
+
+
 def check_device(name: str, device: Any) -> None:
     """Refuse a device that no backend computes on."""
     if device is None or is_served(device if isinstance(device, torch.device) else torch.device(device)):
