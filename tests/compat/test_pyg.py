@@ -18,7 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what PyG warns of
 
 
 def graph_without_loops() -> torch.Tensor:
-    """PyG itself counts loops twice in torch's matrices."""
     edges = random_graph(40).unique(dim=1)
     return edges[:, edges[0] != edges[1]]
 
@@ -38,6 +37,43 @@ def test_layers_of_pyg_take_scorch_s_matrices(name: str, form: str) -> None:
         compat.uninstall()
     with pytest.raises(Exception, match=r"integer type|cat"):
         layer(x, matrix)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("GCNConv", {}),
+        ("SGConv", {"K": 2}),
+        ("FAConv", None),  # takes features twice, and no weights
+        ("ChebConv", {"K": 2}),  # takes edges only
+        ("DirGNNConv", None),  # takes edges only, and is no MessagePassing
+    ],
+)
+def test_self_loops_count_once_and_layers_of_edges_get_edges(name: str, options: dict | None) -> None:
+    edges, x = random_graph(40).unique(dim=1), torch.randn(40, 5)
+    edges = torch.cat([edges, torch.arange(5).expand(2, 5)], 1).unique(dim=1)
+    torch.manual_seed(0)
+    if options is not None:
+        layer = getattr(pyg, name)(5, 3, **options)
+    else:
+        layer = pyg.FAConv(5) if name == "FAConv" else pyg.DirGNNConv(pyg.SAGEConv(5, 3))
+    features = (x, x) if name == "FAConv" else (x,)
+    compat.install()
+    try:
+        found = layer(*features, scorch.from_edge_index(edges, size=40).T)
+        torch.testing.assert_close(found, layer(*features, edges))
+        if name in ("GCNConv", "ChebConv"):
+            weight = torch.rand(edges.shape[1])
+            weighted = scorch.from_edge_index(edges, weight, size=40, format="csr").T.requires_grad_()
+            weight.requires_grad_()
+            layer(x, weighted).square().sum().backward()
+            layer(x, edges, weight).square().sum().backward()
+            dense = torch.zeros(40, 40).index_put((edges[1], edges[0]), weight.grad)
+            torch.testing.assert_close(weighted.grad.to_dense(), dense)
+    finally:
+        compat.uninstall()
+    assert "__call__" not in vars(pyg.DirGNNConv)
 
 
 def test_weights_have_gradients_in_pyg_s_layers() -> None:

@@ -328,6 +328,7 @@ HEAD = "%%MatrixMarket matrix coordinate real general\n% c\n"
     ("text", "message"),
     [
         ("", "line 1: '' is not a Matrix Market header"),
+        ("PK\3\4\0", "line 1: binary data is not a Matrix Market header"),
         ("1 2 3\n", "line 1: '1 2 3' is not a Matrix Market header"),
         (
             "%%MatrixMarket matrix coordinate real odd\n1 1 0\n",

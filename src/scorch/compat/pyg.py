@@ -3,11 +3,14 @@
 PyG supports two kinds of sparse matrices, PyTorch's and torch_sparse's. A layer that is called with one of
 Scorch's gets the second kind if ``scorch.compat.torch_sparse.install()`` was called, and then sums over
 neighbors with Scorch's kernels; otherwise it gets the first kind, and uses PyTorch's kernels. Both provide
-gradients of the values. A batch of graphs gets the block diagonal matrix of theirs, which is Scorch's.
+gradients of the values. Where PyG has no such route, or counts self-loops twice, a layer gets the edges. A
+batch of graphs gets the block diagonal matrix of theirs, which is Scorch's.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -22,6 +25,8 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.compat import torch_sparse
 
 _entries: WeakKeyDictionary[Pattern, torch_sparse.SparseStorage] = WeakKeyDictionary()
+_with_loops: WeakKeyDictionary[Pattern, bool] = WeakKeyDictionary()
+_ONLY_EDGES = (torch.Tensor, "Tensor", "torch.Tensor")  # annotations of a layer that takes no matrix
 _replaced: list[tuple[Any, str, Any]] = []  # an attribute of PyG's, and what it was; None: inherited
 
 
@@ -49,11 +54,12 @@ def install() -> None:
         separate,
         storage,
     )
-    from torch_geometric.nn import MessagePassing  # type: ignore[import-untyped]
+    from torch_geometric.nn import DirGNNConv, MessagePassing  # type: ignore[import-untyped]
 
     if _replaced:
         return
-    _replace(MessagePassing, "__call__", _call_with_sparse_tensors(MessagePassing))
+    for layer in (MessagePassing, DirGNNConv):
+        _replace(layer, "__call__", _call_with_sparse_tensors(layer))
     _replace(collate, "_collate", _collate_with_sparse_tensors(collate._collate))
     _replace(separate, "_separate", _separate_with_sparse_tensors(separate._separate))
     _replace(storage, "is_torch_sparse_tensor", _or_scorch_s(storage.is_torch_sparse_tensor))
@@ -83,6 +89,7 @@ def _call_with_sparse_tensors(cls: Any) -> Callable[..., Any]:
     @wraps(cls.__call__)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, SparseTensor) for value in (*args, *kwargs.values())):
+            args, kwargs = _with_edges(layer, args, kwargs)
             args = tuple(map(_as_adjacency, args))
             kwargs = {name: _as_adjacency(value) for name, value in kwargs.items()}
         if own is not None:
@@ -144,13 +151,56 @@ def _or_scorch_s(is_sparse: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, SparseTensor) or is_sparse(value)
 
 
+def _with_edges(
+    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace the matrix of a layer by its edges and their weights, if PyG's layer needs them."""
+    signature = _signature_of(type(layer).forward)
+    try:
+        bound = signature.bind(layer, *args, **kwargs)
+    except TypeError:  # which the layer raises, too
+        return args, kwargs
+    matrix = bound.arguments.get("edge_index")
+    if not isinstance(matrix, SparseTensor) or not _needs_edges(layer, signature, matrix):
+        return args, kwargs
+    targets, sources, weight = matrix.coo()
+    bound.arguments["edge_index"] = torch.stack([sources, targets])
+    if "edge_weight" in signature.parameters and bound.arguments.get("edge_weight") is None:
+        is_weighted = weight.requires_grad or bool((weight != 1).any())
+        bound.arguments["edge_weight"] = weight if is_weighted else None
+    return bound.args[1:], bound.kwargs
+
+
+_signature_of = functools.lru_cache(maxsize=None)(inspect.signature)
+
+
+def _needs_edges(layer: Any, signature: inspect.Signature, matrix: SparseTensor) -> bool:
+    """Whether a layer takes no matrix, or adds self-loops to a matrix of PyTorch's that has some."""
+    if signature.parameters["edge_index"].annotation in _ONLY_EDGES:
+        return True
+    adds_loops = getattr(layer, "add_self_loops", False) and not _is_torch_sparse_installed()
+    return bool(adds_loops) and _has_loops(matrix)
+
+
+def _has_loops(matrix: SparseTensor) -> bool:
+    pattern = matrix.storage.pattern
+    if pattern not in _with_loops:
+        targets, sources, _ = matrix.coo()
+        _with_loops[pattern] = bool((targets == sources).any())
+    return _with_loops[pattern]
+
+
+def _is_torch_sparse_installed() -> bool:
+    from torch_geometric import typing  # type: ignore[import-untyped]
+
+    return typing.SparseTensor is torch_sparse.SparseTensor
+
+
 def _as_adjacency(value: Any) -> Any:
     """Convert one of Scorch's matrices to one that PyG supports; return anything else unchanged."""
     if not isinstance(value, SparseTensor):
         return value
-    from torch_geometric import typing  # type: ignore[import-untyped]
-
-    if typing.SparseTensor is torch_sparse.SparseTensor:
+    if _is_torch_sparse_installed():
         return _as_torch_sparse(value)
     rowptr, col, values = value.csr()
     silence_beta_warning()

@@ -95,8 +95,9 @@ def _header(path: Path, data: bytes) -> Header:
     first = data[: data.find(b"\n") if b"\n" in data else len(data)].decode("utf-8", "replace").strip()
     words = first.lower().split()
     if len(words) != 5 or words[0] != "%%matrixmarket" or words[1] != "matrix":
+        shown = repr(first[:80]) if first[:80].isprintable() else "binary data"
         raise FileError(
-            f"{path}, line 1: {first[:80]!r} is not a Matrix Market header such as "
+            f"{path}, line 1: {shown} is not a Matrix Market header such as "
             "'%%MatrixMarket matrix coordinate real general'"
         )
     for word, allowed in ((words[2], ("coordinate", "array")), (words[3], _FIELDS), (words[4], _SYMMETRIES)):
