@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 Run = Callable[[Sequence[Any]], Any]  # of storages and dense tensors; None where it does not fit them
 
+COMBINATIONS = {"add": 0, "sub": 1, "mul": 2}  # of values on one pattern, by the names of operators
 NO_RULE, SUM, PRODUCT = range(3)  # what the result of an operator depends on beside its operands' kinds
 
 
@@ -32,6 +33,7 @@ class CallObjects(NamedTuple):
     float64: Any
     is_grad_enabled: Callable[[], bool]
     any_requires_grad: Callable[..., bool]
+    is_autocast: Callable[[], bool]
     is_neg: Callable[[Any], bool]
     forward: Any  # the module with the level of forward mode
     level: str
@@ -48,7 +50,7 @@ class CallObjects(NamedTuple):
 
 ATTRIBUTES = (
     *("storage", "origin", "strides", "key", "tensors", "pattern", "values"),
-    *("format", "shape", "pos", "crd", "counts", "requires_grad"),
+    *("format", "shape", "pos", "crd", "counts"),
 )
 
 
@@ -67,11 +69,13 @@ class RunParts(NamedTuple):
     """How a cached call goes from its sources to the arrays of a kernel, and from its result to a tensor.
 
     ``sources``: of each operand of the kernel, which source it is and whether that is a storage. ``pattern``: which
-    operand has the pattern of the result, or -1. ``wrap`` takes the arrays of a new pattern; ``appended``, where it is
+    operand has the pattern of the result, or -1. ``combines``: which of ``COMBINATIONS`` computes the values where both
+    operands, and the result, have one pattern; or -1. ``wrap`` takes the arrays of a new pattern; ``appended``, where it is
     not None, is the format, the shape, what lies above the one array of coordinates, and the counts there.
     """
 
     sources: Sequence[tuple[int, bool]]
     pattern: int
+    combines: int
     wrap: Callable[[Any], Any] | None
     appended: tuple[Any, ...] | None

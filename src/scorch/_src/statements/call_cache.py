@@ -20,17 +20,23 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from scorch._src.backends.base import Direct, repeater
-from scorch._src.backends.repeated_calls import ATTRIBUTES, NO_RULE, CallObjects, Repeater, RunParts
+from scorch._src.backends.repeated_calls import (
+    ATTRIBUTES,
+    COMBINATIONS,
+    CallObjects,
+    RunParts,
+)
 from scorch._src.bounded import BoundedCache
 from scorch._src.engine.executable import Prepared, Tensor, arrays_of, has_no_gaps, stride_order
 from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled
+from scorch._src.notation.nodes import Access, Op
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import LIVE
-from scorch._src.tensor.registry import TABLE
+from scorch._src.tensor.registry import QUICK, TABLE
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, tensor_of
 from scorch._src.torch_internals import (
     any_requires_grad,
@@ -124,23 +130,23 @@ def repeat_pair(
     return tensor_of(result) if type(result) is Storage else result
 
 
-class _Quick:
-    """The builtins that repeat calls: none until a call is cached that they may run."""
-
-    repeater: Repeater | None = None
-    is_known = False
-
-
-def repeat_untracked(head: tuple[Any, ...], *operands: Any) -> Any:
-    """Repeat the last such call of tensors that nothing tracks, by a builtin if there is one.
-
-    None where there is no such call, or more to do.
-    """
-    if _Quick.repeater is not None:
-        return _Quick.repeater.repeat(_recent, _others, head, NO_RULE, *operands)
+def _repeat_by_python(head: tuple[Any, ...], rule: int, *operands: Any) -> Any:
+    """Repeat the last such call of two tensors that nothing tracks; None where there is none, or more to do."""
+    del rule  # which only operators have
     if len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS:
         return repeat_pair(head, *operands)
     return None
+
+
+class _Quick:
+    """The quickest way to repeat a call: a builtin, once there is a cached call that it may run."""
+
+    def __init__(self) -> None:
+        self.repeat: Callable[..., Any] = _repeat_by_python
+        self.is_known = False
+
+
+quickest = _Quick()
 
 
 def _find_repeater() -> None:
@@ -150,23 +156,24 @@ def _find_repeater() -> None:
             *(SparseTensor, Storage, Pattern, torch.Tensor, Parameter, Format, types.FunctionType),
             *(make_wrapper_subclass, tensor_of),
             *(torch.get_default_dtype, torch.float32, torch.float64),
-            *(is_grad_enabled, any_requires_grad, torch.Tensor.is_neg),
+            *(is_grad_enabled, any_requires_grad, is_any_autocast_enabled, torch.Tensor.is_neg),
             *(forward_ad, "_current_level", -1),
             *(in_block, applied, DEFAULT, _is_usual),
-            quiet=(peek_interpreter_stack, len_torch_dispatch_stack, is_any_autocast_enabled),
+            quiet=(peek_interpreter_stack, len_torch_dispatch_stack),
             empty=(LIVE, LISTENERS),
             most_on_pattern=MIN_VALUES,
             names=ATTRIBUTES,
         )
     )
-    _Quick.repeater, _Quick.is_known = found, True
+    quickest.is_known = True
     if found is None:
         return
-    for entry in TABLE.values():
-        if entry.maps_values == 1:
-            entry.quick = found.functions.get(entry.routine)
+    quickest.repeat = functools.partial(found.repeat, _recent, _others)
+    for function, entry in TABLE.items():
+        if entry.maps_values == 1 and entry.routine in found.functions:
+            QUICK[function] = found.functions[entry.routine]
         elif entry.repeats is not None:
-            entry.quick = functools.partial(found.repeat, _recent, _others, *entry.repeats)
+            entry.quick = functools.partial(quickest.repeat, *entry.repeats)
 
 
 def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:
@@ -416,13 +423,26 @@ def _bind_run(
     parts = RunParts(
         [(place, type(sources[place]) is Storage) for place in places],
         prepared.pattern_source if is_shared else -1,
+        _combination(prepared, places, sources) if is_new else -1,
         prepared.wrap_new if is_new else None,
         appended if is_new and prepared.appends_rows else None,
     )
     run = direct.bind_run(guard, parts)
-    if run is not None and not _Quick.is_known:
+    if run is not None and not quickest.is_known:
         _find_repeater()
     return run
+
+
+def _combination(prepared: Prepared, places: list[int], sources: Sequence[Any]) -> int:
+    """Return how a sum, difference or product is computed of values on one pattern (``RunParts``), or -1."""
+    step = prepared.planned.plan.step
+    if places != [0, 1] or prepared.is_cast or step.reduced or not isinstance(step.body, Op):
+        return -1
+    if not all(isinstance(each, Access) and each.indices == step.target.indices for each in step.body.args):
+        return -1
+    if not all(type(source) is Storage and source.pattern.format == prepared.format for source in sources):
+        return -1
+    return COMBINATIONS.get(step.body.name, -1)
 
 
 def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
 
 _default_dtype = torch.get_default_dtype
+_quick_function = registry.QUICK.get
 NUMBERS = frozenset({int, float})
 MAX_CONSTANTS = 256
 _EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
@@ -169,13 +170,14 @@ class SparseTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        quick = _quick_function(func)
+        if quick is not None and not kwargs:
+            mapped = quick(*args)
+            if mapped is not None:
+                return mapped
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
         entry = registry.TABLE.get(func, registry.EMPTY_ENTRY)
-        if entry.quick is not None and entry.maps_values == 1 and len(args) == 1 and not kwargs:
-            mapped = entry.quick(args[0])
-            if mapped is not None:
-                return mapped
         if entry.is_metadata:
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
