@@ -33,7 +33,8 @@ class Entry:
     maps_values: int = 0
     routine: str = ""  # the routine (``backends.routines``) that computes it of stored values
     quick: Rule = None  # a builtin in place of ``repeat``
-    repeats: tuple[Any, int] | None = None  # what calls are cached by, and by which rule (``backends.repeated_calls``)
+    # what its calls are cached by, and a rule of ``backends.repeated_calls``
+    repeats: tuple[Any, int] | None = None
     # repeats the call of a sparse tensor and another that nothing tracks; None where there is more to do
     repeat: Rule = None
     record: Rule = None  # the rule of ``scorch.compile`` that makes it a statement
@@ -43,7 +44,7 @@ class Entry:
 
 
 TABLE: dict[Any, Entry] = {}
-# builtins that compute functions of sparse tensors that nothing tracks; they return None where there is more to do
+# builtins for sparse tensors that nothing tracks; they return None where there is more to do
 QUICK: dict[Any, Callable[..., Any]] = {}
 EMPTY_ENTRY = Entry()
 
