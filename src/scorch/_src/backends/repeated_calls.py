@@ -50,7 +50,7 @@ class CallObjects(NamedTuple):
 
 ATTRIBUTES = (
     *("storage", "origin", "strides", "key", "tensors", "pattern", "values"),
-    *("format", "shape", "pos", "crd", "counts"),
+    *("format", "shape", "pos", "crd", "counts", "requires_grad"),
 )
 
 

@@ -5,7 +5,7 @@
 enum { SPARSE, STORAGE, PATTERN, DENSE, PARAMETER, FORMAT, CALL, MAKE_WRAPPER, WRAP, DEFAULT_DTYPE, FLOAT32, FLOAT64,
        IS_GRAD_ENABLED, ANY_REQUIRES_GRAD, IS_AUTOCAST, IS_NEG, FORWARD, LEVEL, NO_LEVEL, IN_BLOCK, APPLIED, USUAL, IS_USUAL, QUIET,
        EMPTY, MOST_ON_PATTERN, storage_, origin_, strides_, key_, tensors_, pattern_, values_, form_, shape_, pos_, crd_,
-       counts_, OBJECTS };
+       counts_, requires_grad_, OBJECTS };
 #define FEW 8 /* operands, and parts of what a call is known by */
 
 object *PyObject_GetAttr(object *, object *);
@@ -364,9 +364,8 @@ object *scorch_map_tensor(object *self, object *const *given, long count) {
     object *operands = 0, *storage = 0, *values = 0, *pattern = 0, *found = 0;
     if (count != 2 || !is_of(given[1], SPARSE) || !(storage = plain_storage(given[1]))) return unusual();
     if (!(values = PyObject_GetAttr(storage, known[values_])) || !is_of(values, DENSE)) goto done;
-    object *const tracked[] = {given[1], values};
-    operands = tuple_of(tracked, 2);
-    if (!is_quiet(operands, 1)) goto done;
+    operands = tuple_of(given + 1, 1);
+    if (!is_quiet(operands, 1) || is_true(PyObject_GetAttr(values, known[requires_grad_]))) goto done;
     if (!(pattern = PyObject_GetAttr(storage, known[pattern_]))) goto done;
     int bits;
     if (!(found = mapped(PyLong_AsLongLong(given[0]), values, &bits)) || found == none) goto done;
