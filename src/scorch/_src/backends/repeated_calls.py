@@ -26,6 +26,7 @@ class CallObjects(NamedTuple):
     parameter: type
     format: type
     call: type  # of functions written in Python
+    builtin: type
     make_wrapper: Callable[..., Any]
     wrap: Callable[[Any], Any]  # a storage as a sparse tensor
     default_dtype: Callable[[], Any]

@@ -152,6 +152,7 @@ def _find_repeater() -> None:
             parameter=Parameter,
             format=Format,
             call=types.FunctionType,
+            builtin=types.BuiltinFunctionType,
             make_wrapper=make_wrapper_subclass,
             wrap=tensor_of,
             default_dtype=torch.get_default_dtype,

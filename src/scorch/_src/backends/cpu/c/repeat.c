@@ -2,7 +2,7 @@
    the layers above, which ``launch.Objects`` lists in this order. Where anything is unusual these functions return
    None, and what happens then, errors included, is left to the long way. */
 
-enum { SPARSE, STORAGE, PATTERN, DENSE, PARAMETER, FORMAT, CALL, MAKE_WRAPPER, WRAP, DEFAULT_DTYPE, FLOAT32, FLOAT64,
+enum { SPARSE, STORAGE, PATTERN, DENSE, PARAMETER, FORMAT, CALL, BUILTIN, MAKE_WRAPPER, WRAP, DEFAULT_DTYPE, FLOAT32, FLOAT64,
        IS_GRAD_ENABLED, ANY_REQUIRES_GRAD, IS_AUTOCAST, IS_NEG, FORWARD, LEVEL, NO_LEVEL, IN_BLOCK, APPLIED, USUAL, IS_USUAL, QUIET,
        EMPTY, MOST_ON_PATTERN, storage_, origin_, strides_, key_, tensors_, pattern_, values_, form_, shape_, pos_, crd_,
        counts_, requires_grad_, OBJECTS };
@@ -19,6 +19,9 @@ object *PyDict_GetItemWithError(object *, object *);
 object *PyType_GenericNew(object *, object *, object *);
 object *PySequence_GetItem(object *, long);
 long PyTuple_Size(object *);
+long PySequence_Size(object *);
+object *PyCFunction_GetSelf(object *);
+object *(*PyCFunction_GetFunction(object *))(object *, object *const *, long);
 object *PyList_GetItem(object *, long);
 void Py_DecRef(object *);
 
@@ -206,14 +209,11 @@ static object *run_on(const long long *plan, const call_t *call, object *wrap, o
 }
 
 /* The storage of two sources that have one pattern, combined value by value; 0 where that is not so */
-static object *combined_on_pattern(long long code, object *sources) {
-    object *each[2] = {0, 0}, *patterns[2] = {0, 0}, *values[2] = {0, 0}, *found = 0;
-    for (int i = 0; i < 2; i++) {
-        each[i] = PySequence_GetItem(sources, i);
-        patterns[i] = each[i] ? PyObject_GetAttr(each[i], known[pattern_]) : 0;
-    }
+static object *combined_on_pattern(long long code, object *const *sources) {
+    object *patterns[2], *values[2] = {0, 0}, *found = 0;
+    for (int i = 0; i < 2; i++) patterns[i] = PyObject_GetAttr(sources[i], known[pattern_]);
     if (patterns[0] && patterns[0] == patterns[1]) {
-        for (int i = 0; i < 2; i++) values[i] = PyObject_GetAttr(each[i], known[values_]);
+        for (int i = 0; i < 2; i++) values[i] = PyObject_GetAttr(sources[i], known[values_]);
         found = values[0] && values[1] ? combined(code, values) : 0;
         if (found == none) {
             Py_DecRef(found);
@@ -224,7 +224,6 @@ static object *combined_on_pattern(long long code, object *sources) {
         }
     }
     for (int i = 0; i < 2; i++) {
-        if (each[i]) Py_DecRef(each[i]);
         if (patterns[i]) Py_DecRef(patterns[i]);
         if (values[i]) Py_DecRef(values[i]);
     }
@@ -232,16 +231,15 @@ static object *combined_on_pattern(long long code, object *sources) {
     return found;
 }
 
-object *scorch_run(object *self, object *const *given, long count) {
+/* What ``run`` with this ``self`` returns of sources, which the caller holds; 0: there is more to do */
+static object *run_plan(object *self, object *const *sources) {
     const long long *plan = (const long long *)PyBytes_AsString(PyTuple_GetItem(self, 0));
-    const long sources = PyBytes_Size(PyTuple_GetItem(self, 0)) / 16 - SOURCES / 2;
+    const long operands = PyBytes_Size(PyTuple_GetItem(self, 0)) / 16 - SOURCES / 2;
     object *held[SLOTS], *arrays[SLOTS], *header = PyTuple_GetItem(self, 1), *pattern = 0, *found = 0;
     long holds = 0, used = 0, like = -1;
-    if (plan[COMBINES] >= 0 && (found = combined_on_pattern(plan[COMBINES], given[0]))) return found;
-    for (long i = 0; i < sources; i++) { /* what is held lives until the kernel has run */
-        object *source = PySequence_GetItem(given[0], plan[SOURCES + 2 * i]), *tensors;
-        if (!source) goto done;
-        held[holds++] = source;
+    if (plan[COMBINES] >= 0 && (found = combined_on_pattern(plan[COMBINES], sources))) return found;
+    for (long i = 0; i < operands; i++) { /* what is held lives until the kernel has run */
+        object *source = sources[plan[SOURCES + 2 * i]], *tensors;
         if (!plan[SOURCES + 2 * i + 1]) {
             arrays[used++] = source;
             continue;
@@ -249,7 +247,7 @@ object *scorch_run(object *self, object *const *given, long count) {
         if (!(tensors = PyObject_GetAttr(source, known[tensors_]))) goto done;
         held[holds++] = tensors;
         const long more = PyTuple_Size(tensors);
-        if (used + more + 2 * sources > SLOTS - 4) goto done;
+        if (used + more + 2 * operands > SLOTS - 4) goto done;
         for (long each = 0; each < more; each++) arrays[used++] = PyTuple_GetItem(tensors, each);
         if (i == plan[WITH_PATTERN]) {
             like = used - 1;
@@ -266,7 +264,31 @@ object *scorch_run(object *self, object *const *given, long count) {
     found = run_on(plan, &call, PyTuple_GetItem(self, 4), pattern, like);
 done:
     while (holds) Py_DecRef(held[--holds]);
+    return found;
+}
+
+object *scorch_run(object *self, object *const *given, long count) {
+    object *sources[SLOTS], *found = 0;
+    const long most = PySequence_Size(given[0]);
+    long used = 0;
+    if (most > SLOTS) return nothing();
+    while (used < most && (sources[used] = PySequence_GetItem(given[0], used))) used++;
+    if (used == most) found = run_plan(self, sources);
+    while (used > 0) Py_DecRef(sources[--used]);
     return found ? found : unusual(); /* out of memory, for one, is an error in words about the kernel */
+}
+
+/* The result of a run of sources, without a call where the run is one of ours */
+static object *result_of(object *run, object *const *sources, long count) {
+    object *found, *tuple;
+    if (is_of(run, BUILTIN) && PyCFunction_GetFunction(run) == scorch_run) {
+        if (!(found = run_plan(PyCFunction_GetSelf(run), sources))) found = unusual();
+        return found;
+    }
+    tuple = tuple_of(sources, count);
+    found = PyObject_CallOneArg(run, tuple);
+    Py_DecRef(tuple);
+    return found;
 }
 
 /* Whether a product is sparse, as no zero meets infinity or NaN; and whether a kernel is the way for two on a pattern */
@@ -296,12 +318,12 @@ static int is_right(object *const *sources, object *const *operands, int is_prod
 }
 
 /* The result of the first of several runs that takes the sources; 0 or None: none does */
-static object *first_of(object *runs, object *sources) {
+static object *first_of(object *runs, object *const *sources, long most) {
     const long count = runs ? PyTuple_Size(runs) : 0;
     object *found = 0;
     for (long i = 0; i < count && (!found || found == none); i++) {
         if (found) Py_DecRef(found);
-        found = PyObject_CallOneArg(PyTuple_GetItem(runs, i), sources);
+        found = result_of(PyTuple_GetItem(runs, i), sources, most);
         if (!found) return 0;
     }
     return found;
@@ -340,14 +362,12 @@ object *scorch_repeat(object *self, object *const *given, long count) {
     key = tuple_of(items, heads + most);
     if (!(run = PyDict_GetItemWithError(given[0], key))) goto done;
     Py_IncRef(run); /* which another thread may drop from the cache */
-    Py_DecRef(tuple);
-    tuple = tuple_of(sources, most);
-    found = PyObject_CallOneArg(run, tuple);
+    found = result_of(run, sources, most);
     Py_DecRef(run);
     if (found == none) {
         Py_DecRef(found);
         if ((run = PyDict_GetItemWithError(given[1], key))) Py_IncRef(run);
-        found = first_of(run, tuple);
+        found = first_of(run, sources, most);
         if (run) Py_DecRef(run);
     }
     if (found && is_of(found, STORAGE)) found = wrapped(found, 0);
