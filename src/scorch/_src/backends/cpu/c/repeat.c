@@ -314,7 +314,7 @@ static int is_right(object *const *sources, object *const *operands, int is_prod
         }
         return answer;
     }
-    return is_product && is_finite(operands[1]) == 1; /* what a sum with a dense tensor is, depends on more */
+    return is_finite(operands[1]) == 1;
 }
 
 /* The result of the first of several runs that takes the sources; 0 or None: none does */
@@ -330,7 +330,7 @@ static object *first_of(object *runs, object *const *sources, long most) {
 }
 
 /* repeat(recent, others, head, rule, operands...): the last such call of sparse and dense tensors, as ``call_cache`` has
-   it. By rule 1 it is a sum, by 2 a product, of two tensors. */
+   it. By rule 1 it is a sum, by 2 a product, of two tensors, the first of them sparse. */
 object *scorch_repeat(object *self, object *const *given, long count) {
     object *const *operands = given + 4, *sources[FEW], *items[2 * FEW], *found = 0;
     const long heads = PyTuple_Size(given[2]), rule = (long)PyLong_AsLongLong(given[3]), most = count - 4;
@@ -338,6 +338,7 @@ object *scorch_repeat(object *self, object *const *given, long count) {
     long used = 0;
     if (most < 1 || most > FEW || heads < 2 || heads > FEW || is_of(PyTuple_GetItem(given[2], 1), FORMAT))
         return unusual();
+    if (rule == 1 && !is_of(operands[1], SPARSE)) return nothing(); /* what that is, depends on more */
     for (long i = 0; i < heads; i++) items[i] = PyTuple_GetItem(given[2], i);
     for (long i = 0; i < heads; i++) Py_IncRef(items[i]);
     for (; used < most; used++) {
