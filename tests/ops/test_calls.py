@@ -202,7 +202,7 @@ def test_calls_that_convert_an_operand_take_the_short_way(monkeypatch: pytest.Mo
 
     clear_plans()
     product(0)
-    if not any(run.__qualname__.startswith("_run_converted") for run in call_cache._recent.values()):
+    if not any(run.__qualname__.startswith("run_converted") for run in call_cache._recent.values()):
         pytest.skip("the plan for this processor converts nothing")
     with monkeypatch.context() as quick:
         quick.setattr("scorch._src.statements.call_cache._known_run", fail)

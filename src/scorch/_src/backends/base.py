@@ -144,7 +144,7 @@ class Direct(Protocol):
         """Return a function of the arrays alone, as short as can be: it may raise a plain ``MemoryError``."""
 
     def bind_run(self, guard: Any, parts: RunParts) -> Run | None:
-        """Return a function of storages and dense tensors that wraps its result, if there is one without Python."""
+        """Return a builtin of storages and dense tensors that also wraps its result, if there is one."""
 
 
 class Executable(ABC):
@@ -366,7 +366,7 @@ def served_in_words() -> str:
 
 
 def repeater(objects: CallObjects) -> Repeater | None:
-    """Return the builtins that repeat calls on the host, and leave others to Python; None if there are none."""
+    """Return the builtins of the host that repeat calls; None if there are none."""
     return backend_named(_DEFAULT).repeater(objects)
 
 

@@ -279,7 +279,9 @@ class DirectCall:
             kinds = {"dense": launch.AS_DENSE, "shared": launch.ON_PATTERN, "rows": launch.BY_ROWS}
             kind = kinds[plan.assembly]
         addresses = self.address if isinstance(self.address, tuple) else (self.address, 0)
-        numbers = [kind, *addresses, parts.pattern, *(int(n) for source in parts.sources for n in source)]
+        is_short = self.executable.is_serial and self.executable.work < SERIAL_WORK
+        numbers = [kind, *addresses, parts.pattern, parts.combines, int(is_short)]
+        numbers += [int(number) for source in parts.sources for number in source]
         output = self.output_of(1, is_usual=True) if kind == launch.ON_PATTERN else self.output
         wrap = parts.wrap if parts.appended is None else parts.appended
         return functions.bind_run(

@@ -83,13 +83,13 @@ def builtin(name: bytes, address: int) -> Callable[..., Any]:
 
 
 def bound_builtin(name: bytes, address: int) -> Callable[[Any], Callable[..., Any]]:
-    """Return what wraps the C function at ``address`` as builtins, each with an object as its first argument."""
+    """Return what wraps the C function at ``address`` as builtins, each bound to a first argument."""
     definition = _MethodDef(name, address, _METH_FASTCALL, None)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(definition))  # for ever: a builtin may outlive this module
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
         ("PyCFunction_NewEx", ctypes.pythonapi)
     )
-    return lambda bound: make(ctypes.addressof(definition), bound, None)  # type: ignore[no-any-return]
+    return lambda bound: make(ctypes.addressof(definition), bound, None)
 
 
 def _through_ctypes() -> Caller:

@@ -121,10 +121,9 @@ def _builtins() -> Builtins | None:
         library = jit.load(*SOURCES, "the functions that call kernels on tensors")
         invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, max_pooled_bytes())
         names = [name for name in Builtins._fields if name != "bind_run"]
-        functions = Builtins(
-            *(invoke.builtin(name.encode(), library.address(f"scorch_{name}")) for name in names),
-            bind_run=invoke.bound_builtin(b"run", library.address("scorch_run")),
-        )
+        run = invoke.bound_builtin(b"run", library.address("scorch_run"))
+        builtins = [invoke.builtin(name.encode(), library.address(f"scorch_{name}")) for name in names]
+        functions = Builtins._make([*builtins, run])
     except CompilerNotFoundError:
         raise
     except Exception:  # an unusual torch or Python: the plain way works there

@@ -56,8 +56,21 @@ static int has_elements(const tensor_t *seen) {
     return 1;
 }
 
-/* What a builtin calls: facts of its tensors, which are checked where there are some, and what to allocate. */
-typedef struct { kernel_t compute, finish; object *header, *result, *facts, *const *tensors; long count; } call_t;
+/* What a builtin calls: facts of its tensors, which are checked where there are some, and what to allocate. A kernel
+   that takes no longer than others wait for the interpreter's lock keeps it: that is what is_short says. */
+typedef struct {
+    kernel_t compute, finish;
+    object *header, *result, *facts, *const *tensors;
+    long count;
+    int is_short;
+} call_t;
+
+static long run_kernel(const call_t *call, long long *slots) {
+    void *thread = call->is_short ? 0 : PyEval_SaveThread();
+    long status = (long)call->compute(slots);
+    if (thread) PyEval_RestoreThread(thread);
+    return status;
+}
 
 /* The addresses of tensors; 1: one does not fit its facts, -1: an error is set. */
 static int gather(const call_t *call, long long *slots, long *used, long long *lengths) {
@@ -99,7 +112,7 @@ static int gather(const call_t *call, long long *slots, long *used, long long *l
 
 /* The call that builtins take as kernel or (compute, finish), first slots, result, facts or None, tensors... */
 static call_t call_of(object *const *given, long count, int is_pair) {
-    call_t call = {0, 0, given[1], given[2], given[3], given + 4, count - 4};
+    call_t call = {0, 0, given[1], given[2], given[3], given + 4, count - 4, 0};
     call.compute = (kernel_t)PyLong_AsLongLong(is_pair ? PyTuple_GetItem(given[0], 0) : given[0]);
     if (is_pair) call.finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
     return call;
@@ -187,8 +200,8 @@ ADD(add_double, double)
 MAP(map_float, float, __builtin_fabsf)
 MAP(map_double, double, __builtin_fabs)
 
-/* A function of a short list of floats or doubles, 0: relu, 1: neg, 2: abs; None for other values */
-static object *mapped(long long code, object *values) {
+/* A function of a short list of floats or doubles, of *bits, 0: relu, 1: neg, 2: abs; None for other values */
+static object *mapped(long long code, object *values, int *bits) {
     long long length;
     tensor_t seen;
     void *out = 0;
@@ -201,15 +214,50 @@ static object *mapped(long long code, object *values) {
     if (seen.device != 1 || seen.code != 2 || (seen.bits != 32 && seen.bits != 64)) return nothing();
     if (seen.ndim != 1 || (length = dense_length(&seen)) < 0 || length > MOST_CHECKED) return nothing();
     if (!seen.data) return nothing();
-    if (!(made = make(1, 2, seen.bits, 1, &length, &zeroed))) return 0;
+    if (!(made = make(1, 2, *bits = seen.bits, 1, &length, &zeroed))) return 0;
     const char *data = (const char *)seen.data + seen.offset;
     if (seen.bits == 32) map_float(code, (const float *)data, (float *)address_of(made), length);
     else map_double(code, (const double *)data, (double *)address_of(made), length);
     return table->give(made, &out) ? 0 : (object *)out;
 }
 
+#define COMBINE(name, type)                                                                                 \
+    static void name(long long code, const type *restrict a, const type *restrict b, type *restrict out,    \
+                     long long length) {                                                                    \
+        if (code == 0) for (long long i = 0; i < length; i++) out[i] = a[i] + b[i];                         \
+        if (code == 1) for (long long i = 0; i < length; i++) out[i] = a[i] - b[i];                         \
+        if (code == 2) for (long long i = 0; i < length; i++) out[i] = a[i] * b[i];                         \
+    }
+COMBINE(combine_float, float)
+COMBINE(combine_double, double)
+
+/* The sum (0), difference (1) or product (2) of two short lists of floats or doubles; None for other values */
+static object *combined(long long code, object *const *values) {
+    tensor_t seen[2];
+    long long length = 0;
+    void *out = 0;
+    int zeroed;
+    for (int i = 0; i < 2; i++) {
+        if (table->look(values[i], &seen[i])) {
+            PyErr_Clear();
+            return nothing();
+        }
+        length = dense_length(&seen[i]);
+        if (seen[i].device != 1 || seen[i].code != 2 || (seen[i].bits != 32 && seen[i].bits != 64)) return nothing();
+        if (seen[i].ndim != 1 || length < 0 || length > MOST_CHECKED || !seen[i].data) return nothing();
+    }
+    if (seen[0].bits != seen[1].bits || seen[0].shape[0] != seen[1].shape[0]) return nothing();
+    managed_t *made = make(1, 2, seen[0].bits, 1, &length, &zeroed);
+    if (!made) return 0;
+    const char *a = (const char *)seen[0].data + seen[0].offset, *b = (const char *)seen[1].data + seen[1].offset;
+    if (seen[0].bits == 32) combine_float(code, (const float *)a, (const float *)b, (float *)address_of(made), length);
+    else combine_double(code, (const double *)a, (const double *)b, (double *)address_of(made), length);
+    return table->give(made, &out) ? 0 : (object *)out;
+}
+
 object *scorch_map(object *self, object *const *given, long count) { /* map(code, values) */
-    return mapped(PyLong_AsLongLong(given[0]), given[1]);
+    int bits;
+    return mapped(PyLong_AsLongLong(given[0]), given[1], &bits);
 }
 
 /* add(result, row): adds row to every row of result, and says whether it did: both are dense floats or doubles, and
@@ -252,7 +300,7 @@ static object *filled(const call_t *call, long like) {
     long long slots[SLOTS], lengths[SLOTS], *result = (long long *)PyBytes_AsString(call->result), bytes, count;
     long used, status;
     int zeroed;
-    void *thread, *out = 0;
+    void *out = 0;
     managed_t *made;
     if (PyErr_Occurred() || (status = gather(call, slots, &used, like < 0 ? 0 : lengths)) < 0) return 0;
     if (status) return nothing();
@@ -261,11 +309,13 @@ static object *filled(const call_t *call, long like) {
     made = make((int)result[0], result[1], result[2], (int)result[4], like < 0 ? result + 5 : &count, &zeroed);
     if (!made) return call->facts == none ? 0 : shell();
     slots[used] = address_of(made);
-    thread = PyEval_SaveThread();
-    if (bytes && !zeroed) clear((char *)slots[used], (unsigned long)bytes, slots);
-    status = (long)call->compute(slots);
-    PyEval_RestoreThread(thread);
-    if (status) {
+    if (bytes && !zeroed && bytes < (long long)SHARED) memset((char *)slots[used], 0, (unsigned long)bytes);
+    else if (bytes && !zeroed) {
+        void *thread = PyEval_SaveThread();
+        clear((char *)slots[used], (unsigned long)bytes, slots);
+        PyEval_RestoreThread(thread);
+    }
+    if (run_kernel(call, slots)) {
         made->deleter(made);
         return out_of_memory();
     }
@@ -310,10 +360,7 @@ static object *rows_of(const call_t *call) {
     if (!(pos = (long long *)calloc((unsigned long)rows + 1, 8))) return out_of_memory();
     slots[used] = (long long)pos;
     slots[used + 6] = 0;
-    thread = PyEval_SaveThread();
-    status = (long)call->compute(slots);
-    PyEval_RestoreThread(thread);
-    if (status) {
+    if (run_kernel(call, slots)) {
         free(pos);
         return out_of_memory();
     }
@@ -379,7 +426,6 @@ static object *slots_of(const call_t *call) {
     long long slots[SLOTS], lengths[SLOTS], *result = (long long *)PyBytes_AsString(call->result), rows, bound = 0, nnz;
     long used, status;
     int zeroed, ours, parts, part;
-    void *thread;
     managed_t *made[DIMS + 2] = {0};
     if (PyErr_Occurred() || (status = gather(call, slots, &used, lengths)) < 0) return 0;
     if (status) return nothing();
@@ -398,18 +444,18 @@ static object *slots_of(const call_t *call) {
         }
         slots[used + part] = address_of(made[part]);
     }
-    thread = PyEval_SaveThread();
-    status = (long)call->compute(slots);
+    status = run_kernel(call, slots);
     nnz = slots[used + parts];
-    int has_gaps = !status && call->finish && slots[used + parts + 1] > 1, is_short = !status && !has_gaps && nnz < bound;
-    for (part = 1; part < parts && ours && is_short; part++) made[part] = cut(made[part], nnz);
-    PyEval_RestoreThread(thread);
+    int has_gaps = !status && call->finish && slots[used + parts + 1] > 1, is_cut = !status && !has_gaps && nnz < bound;
+    void *thread = is_cut && ours && bound > MOST_CHECKED ? PyEval_SaveThread() : 0;
+    for (part = 1; part < parts && ours && is_cut; part++) made[part] = cut(made[part], nnz);
+    if (thread) PyEval_RestoreThread(thread);
     if (status) {
         given_out(made, parts, -1, 0);
         return out_of_memory();
     }
     if (has_gaps) return given_out(made, parts, nnz, made_exact(made, parts, ours, call->finish, slots, used + parts));
-    for (part = 1; part < parts && !ours && is_short; part++) { /* torch's memory cannot be cut */
+    for (part = 1; part < parts && !ours && is_cut; part++) { /* torch's memory cannot be cut */
         managed_t *whole = made[part], *copy;
         copy = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
         if (!copy) {
