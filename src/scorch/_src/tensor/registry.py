@@ -35,9 +35,7 @@ class Entry:
     # a builtin that computes it of a sparse tensor, or repeats its last call of a sparse tensor and another, that
     # nothing tracks; None where there is more to do
     quick: Rule = None
-    repeats: tuple[Any, int] | None = (
-        None  # what calls are cached by, and by which rule (``backends.repeated_calls``)
-    )
+    repeats: tuple[Any, int] | None = None  # what calls are cached by, and by which rule (``backends.repeated_calls``)
     # repeats the call of a sparse tensor and another that nothing tracks; None where there is more to do
     repeat: Rule = None
     record: Rule = None  # the rule of ``scorch.compile`` that makes it a statement

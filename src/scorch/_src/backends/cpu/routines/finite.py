@@ -10,7 +10,6 @@ from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.launch import FINITE, MIN_SEARCHED_PER_THREAD, builtins
 from scorch._src.backends.launcher import address_of
 
-
 def are_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
     """Check that all numbers in arrays are finite; None where only torch can read them."""
     functions = builtins()
