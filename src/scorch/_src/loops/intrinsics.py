@@ -55,6 +55,7 @@ static inline i64 ${name}_bound_$t(const $t *restrict crd, i64 lo, i64 hi, i64 c
 
 _BALANCE = Template("""\
 static i64 balance_$t(const $t *restrict pos, i64 n, i64 part, i64 parts) {
+  if (part <= 0 || part >= parts) return part <= 0 ? 0 : n;
   const i64 total = (i64)pos[n] - pos[0] + n;
   const i64 goal = total / parts * part + total % parts * part / parts;
   i64 lo = 0, hi = n;
