@@ -31,6 +31,7 @@ GROWING = {
     "scorch.compat.pyg._replaced": "what install() replaces, until uninstall()",
     "scorch.compat.torch_sparse.imported_pyg._replaced": "what install() replaces, until uninstall()",
     "scorch.compat.torch_sparse.install._libraries": "what install() registers, until uninstall()",
+    "scorch._src.tensor.registry.QUICK": "functions of torch",
     "scorch._src.tensor.dispatch_rules._registered": "names of operators of torch",
     "scorch.settings.BACKENDS": "filled by register_backend",
     "scorch._src.engine.notes.NODES": "filled by an import: the classes of nodes",

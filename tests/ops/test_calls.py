@@ -202,7 +202,7 @@ def test_calls_that_convert_an_operand_take_the_short_way(monkeypatch: pytest.Mo
 
     clear_plans()
     product(0)
-    if not any(run.__qualname__.startswith("_run_converted") for run in call_cache._recent.values()):
+    if not any(run.__qualname__.startswith("run_converted") for run in call_cache._recent.values()):
         pytest.skip("the plan for this processor converts nothing")
     with monkeypatch.context() as quick:
         quick.setattr("scorch._src.statements.call_cache._known_run", fail)
@@ -234,7 +234,7 @@ def test_large_results_take_the_short_way_while_memory_is_free(
         assert torch.equal(S @ X, X)
     monkeypatch.setattr("scorch._src.storage.budget._unused_memory", lambda: 0)
     assert torch.equal(S @ X, X)
-    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda: 4000)
+    monkeypatch.setattr("scorch._src.storage.budget._free_memory", lambda device: 4000)
     for _ in range(2):
         with pytest.raises(DensityError, match="budget of 1,000"):
             S @ X

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
+from scorch._src.backends.repeated_calls import CallObjects, Repeater, Run, RunParts
 from scorch._src.backends.routines import Routines
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.lower.assemble import identity_of
@@ -141,6 +142,9 @@ class Direct(Protocol):
 
     def bind_output(self, guard: Any, output: Any) -> Callable[..., Any]:
         """Return a function of the arrays alone, as short as can be: it may raise a plain ``MemoryError``."""
+
+    def bind_run(self, guard: Any, parts: RunParts) -> Run | None:
+        """Return a builtin of storages and dense tensors that also wraps its result, if there is one."""
 
 
 class Executable(ABC):
@@ -278,6 +282,11 @@ class Backend(ABC):
         """Return an uninitialized tensor, in memory of an earlier result if the backend pools it."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
+    def repeater(self, objects: CallObjects) -> Repeater | None:
+        """Return the builtins that repeat calls, if it has them."""
+        del objects
+        return None
+
     @property
     def device(self) -> torch.device:
         """Where its arrays are."""
@@ -350,6 +359,11 @@ def served_in_words() -> str:
     if _DEVICES.keys() >= _NEEDS.keys():
         return known
     return f"{known}, of which this build of PyTorch has {' and '.join(_DEVICES)}"
+
+
+def repeater(objects: CallObjects) -> Repeater | None:
+    """Return the builtins of the host that repeat calls; None if there are none."""
+    return backend_named(_DEFAULT).repeater(objects)
 
 
 def host_threads() -> int:

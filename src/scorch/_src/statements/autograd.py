@@ -24,7 +24,6 @@ from scorch._src.statements.batches import batched, gradients_of_batch
 from scorch._src.statements.call_cache import (
     MAX_CALLS,
     MAX_OTHERS,
-    Run,
     describe,
     full_key,
     may_repeat,
@@ -32,6 +31,7 @@ from scorch._src.statements.call_cache import (
 )
 from scorch._src.statements.formula import Call, Formula, Source, formula_of
 from scorch._src.statements.gradients import change_of, forward_of, gradient_of, repeat_gradient
+from scorch._src.statements.short_runs import Run
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import (
     apply,

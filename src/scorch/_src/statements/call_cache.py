@@ -10,6 +10,8 @@ Only calls that run one kernel are cached here; the others look up their prepare
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,33 +19,35 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from scorch._src.backends.base import Direct
+from scorch._src.backends.base import repeater
+from scorch._src.backends.repeated_calls import ATTRIBUTES, CallObjects
 from scorch._src.bounded import BoundedCache
-from scorch._src.engine.executable import Prepared, Tensor, arrays_of, has_no_gaps, stride_order
+from scorch._src.engine.executable import Prepared, Tensor, has_no_gaps, stride_order
 from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled
-from scorch._src.storage.budget import is_within_budget
+from scorch._src.statements.short_runs import Run, run_checked, run_converted
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import LIVE
-from scorch._src.tensor.sparse_tensor import SparseTensor, tensor_of
+from scorch._src.tensor.registry import QUICK, TABLE
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, tensor_of
 from scorch._src.torch_internals import (
     any_requires_grad,
     is_any_autocast_enabled,
     len_torch_dispatch_stack,
+    make_wrapper_subclass,
     peek_interpreter_stack,
 )
 from scorch.settings import DEFAULT, Settings, applied, current, in_block
 
 MAX_CALLS = 4096
 MAX_OTHERS = 7  # calls on the same sparse operands that are tried after the last one
+MIN_VALUES = 4096  # of tensors on one pattern, from which on PyTorch combines them
 _COMPLEX = frozenset({torch.complex64, torch.complex128, torch.complex32})  # may be lazily conjugated
 
 Operands = Sequence[Any]
 Result = SparseTensor | torch.Tensor
-Run = Callable[[Sequence[Any]], Tensor | None]  # of storages and dense tensors
-Call = Callable[..., Any]  # takes the output, and the arrays of the operands
 
 _recent: BoundedCache[Hashable, Run] = BoundedCache(MAX_CALLS, "recent calls")
 _others: BoundedCache[Hashable, tuple[Run, ...]] = BoundedCache(MAX_CALLS, "calls before recent ones")
@@ -116,6 +120,70 @@ def repeat_pair(
         if result is None:
             result = _repeat_other(key, (first, second))
     return tensor_of(result) if type(result) is Storage else result
+
+
+def _repeat_by_python(head: tuple[Any, ...], rule: int, *operands: Any) -> Any:
+    """Repeat the last such call of two tensors that nothing tracks; None where there is more to do."""
+    del rule  # which only operators have
+    if len(operands) == 2 and type(operands[0]) is SparseTensor and type(operands[1]) in TENSORS:
+        return repeat_pair(head, *operands)
+    return None
+
+
+class _Quick:
+    """The quickest way to repeat a call: a builtin, once there is a cached call that it may run."""
+
+    def __init__(self) -> None:
+        self.repeat: Callable[..., Any] = _repeat_by_python
+        self.is_known = False
+
+
+quickest = _Quick()
+
+
+def _find_repeater() -> None:
+    """Have builtins repeat calls from now on, also those of operators and of functions of values."""
+    found = repeater(
+        CallObjects(
+            sparse=SparseTensor,
+            storage=Storage,
+            pattern=Pattern,
+            dense=torch.Tensor,
+            parameter=Parameter,
+            format=Format,
+            call=types.FunctionType,
+            builtin=types.BuiltinFunctionType,
+            make_wrapper=make_wrapper_subclass,
+            wrap=tensor_of,
+            default_dtype=torch.get_default_dtype,
+            float32=torch.float32,
+            float64=torch.float64,
+            is_grad_enabled=is_grad_enabled,
+            any_requires_grad=any_requires_grad,
+            is_autocast=is_any_autocast_enabled,
+            is_neg=torch.Tensor.is_neg,
+            forward=forward_ad,
+            level="_current_level",
+            no_level=-1,
+            in_block=in_block,
+            applied=applied,
+            usual=DEFAULT,
+            is_usual=_is_usual,
+            quiet=(peek_interpreter_stack, len_torch_dispatch_stack),
+            empty=(LIVE, LISTENERS),
+            most_on_pattern=MIN_VALUES,
+            names=ATTRIBUTES,
+        )
+    )
+    quickest.is_known = True
+    if found is None:
+        return
+    quickest.repeat = functools.partial(found.repeat, _recent, _others)
+    for function, entry in TABLE.items():
+        if entry.maps_values == 1 and entry.routine in found.functions:
+            QUICK[function] = found.functions[entry.routine]
+        elif entry.repeats is not None:
+            entry.quick = functools.partial(quickest.repeat, *entry.repeats)
 
 
 def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:
@@ -225,8 +293,10 @@ def keep_call(
     dense = [source for source in sources if type(source) is not Storage]
     is_kernel = all(map(has_no_gaps, dense)) and all(kind.is_floating_point for kind in dtypes)
     if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
-        run_shortly = _run_converted if prepared.converts else _run_checked
+        run_shortly = run_converted if prepared.converts else run_checked
         checked = run_shortly(prepared, prepared.direct, places, sources)
+        if type(checked) is types.BuiltinFunctionType and not quickest.is_known:
+            _find_repeater()
     contiguous = all(value.is_contiguous() for value in dense)
     converts = isinstance(prepared, Prepared) and prepared.converts
     _known[key] = lambda s: prepared([s[place] for place in places], contiguous), checked, converts
@@ -292,154 +362,3 @@ def full_key(quick: Hashable, sources: Sequence[Any]) -> Hashable | None:
         order = None if value.is_contiguous() else stride_order(value)
         key.append((value.shape, dtype, order, None if value.is_cpu else value.device))
     return tuple(key)
-
-
-def _run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
-    """Return a shorter way to run a call; its result is None if a dense operand does not match its guard."""
-    run = _run_bound(prepared, direct, places, sources)
-    if not prepared.is_large:
-        return run
-    size = prepared.dense_bytes  # beyond the budget the long way raises the error
-    device = prepared.backend.device
-    return lambda sources: run(sources) if is_within_budget(size, device) else None
-
-
-def _run_converted(
-    prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]
-) -> Run | None:
-    """Return a shorter way to run a call that converts sparse operands first; None if it converts others."""
-    forms = [form for _, form in prepared.sources]
-    changes = [(place, form) for place, form in zip(places, forms, strict=True) if form is not None]
-    if prepared.assembly != "dense" or any(type(sources[place]) is not Storage for place, _ in changes):
-        return None
-
-    def convert(sources: Sequence[Any]) -> list[Any]:
-        converted = [*sources]
-        for place, form in changes:
-            converted[place] = prepared.convert(sources[place], form)
-        return converted
-
-    run = _run_checked(prepared, direct, places, convert(sources))
-    # without it another kernel may need no conversion
-    return lambda sources: run(convert(sources)) if current().deterministic else None
-
-
-def _run_bound(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
-    """Return that shorter way for results within the budget; the usual cases need no loop over operands."""
-    guard = direct.guard([_guarded(sources[place]) for place in places])
-    call = direct.bind(guard)
-    if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
-        return _run_on_pattern(prepared, direct, places, call)
-    output = None if prepared.assembly == "shared" else direct.output
-    is_dense = prepared.assembly == "dense" and not prepared.back
-    is_stored = [type(source) is Storage for source in sources]
-    if is_dense and places == [0] and is_stored[0]:  # such as a sum
-        return lambda sources: call(output, *sources[0].tensors)
-    if is_dense and places == [0, 1] and is_stored == [True, False]:  # a sparse tensor times a dense one
-        return _run_with_dense(output, call, direct.bind_output(guard, output))
-    is_new = bool(prepared.slots) or prepared.assembly == "rows"
-    if is_new and places == [0, 1] and is_stored == [True, True]:
-        return _run_sparse_pair(prepared, output, call, direct.bind_output(guard, output))
-    if is_dense:
-        return _run_dense(output, places, call, direct.bind_output(guard, output))
-    return _run_any(prepared, direct, output, places, call)
-
-
-def _guarded(source: Any) -> int | tuple[torch.Tensor, tuple[int, ...]]:
-    """Return what the guard checks of an operand: of a sparse one only its number of arrays."""
-    if type(source) is Storage:
-        return len(source.tensors)
-    return source, stride_order(source)
-
-
-def _run_with_dense(output: Any, call: Call, short_call: Call) -> Run:
-    """Compute a dense result of a sparse tensor and a dense one."""
-
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        first, second = sources
-        try:
-            result: Tensor | None = short_call(*first.tensors, second)
-        except MemoryError:  # raised again, in words about the kernel
-            result = call(output, *first.tensors, second)
-        return result
-
-    return run
-
-
-def _run_sparse_pair(prepared: Prepared, output: Any, call: Call, short_call: Call) -> Run:
-    """Compute a new pattern from two sparse tensors."""
-    wrap = prepared.wrap_new
-
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        first, second = sources
-        try:
-            arrays = short_call(*first.tensors, *second.tensors)
-        except MemoryError:  # raised again, in words about the kernel
-            arrays = call(output, *first.tensors, *second.tensors)
-        return None if arrays is None else wrap(arrays)
-
-    return run
-
-
-def _run_on_pattern(prepared: Prepared, direct: Direct, places: list[int], call: Call) -> Run:
-    """Compute values on the whole pattern of an operand, such as a sampled product."""
-    shared, output_of = places[prepared.pattern_source], direct.output_of
-    form, shape = prepared.format, prepared.shape
-    same = form  # the last object that was equal: identity is faster to check than equality
-    entries, output = -1, None  # the last number of them, and what was allocated
-
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        nonlocal same, entries, output
-        pattern = sources[shared].pattern
-        if pattern.format is not same:
-            if pattern.format != form:
-                return None
-            same = pattern.format
-        if pattern.shape != shape:
-            return None
-        arrays: list[torch.Tensor] = []  # as ``arrays_of``
-        for place in places:
-            source = sources[place]
-            if type(source) is Storage:
-                arrays += source.tensors
-            else:
-                arrays.append(source)
-        count = pattern.counts[-1]
-        if count != entries:
-            entries, output = count, output_of(count, True)
-        values = call(output, *arrays)
-        return None if values is None else Storage.of_new(pattern, values)
-
-    return run
-
-
-def _run_dense(output: Any, places: list[int], call: Call, short_call: Call) -> Run:
-    """Compute a dense result, which lies row by row."""
-
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        arrays: list[torch.Tensor] = []  # as ``arrays_of``
-        for place in places:
-            source = sources[place]
-            if type(source) is Storage:
-                arrays += source.tensors
-            else:
-                arrays.append(source)
-        try:
-            result: Tensor | None = short_call(*arrays)
-        except MemoryError:  # raised again, in words about the kernel
-            result = call(output, *arrays)
-        return result
-
-    return run
-
-
-def _run_any(prepared: Prepared, direct: Direct, output: Any, places: list[int], call: Call) -> Run:
-    is_in_order = places == [*range(len(places))]
-
-    def run(sources: Sequence[Any]) -> Tensor | None:
-        chosen = sources if is_in_order else [sources[place] for place in places]
-        allocated = prepared.output_for(direct, chosen) if output is None else output
-        result = call(allocated, *arrays_of(chosen))
-        return None if result is None else prepared.wrap(result, chosen)
-
-    return run

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import is_served
+from scorch._src.backends.repeated_calls import NO_RULE
 from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch._src.engine.execute import single_kernel
@@ -20,13 +22,13 @@ from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
-from scorch._src.statements.call_cache import keep_call, repeat_call, repeat_pair
+from scorch._src.statements.call_cache import keep_call, quickest, repeat_call
 from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contractions
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
 from scorch._src.statements.statement import run_statement
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
-from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
+from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 from scorch._src.torch_internals import is_any_autocast_enabled
 
 
@@ -65,12 +67,10 @@ def einsum(
     if unknown:  # checked here, because a decorator would take time in every call
         raise unknown_keyword("einsum", next(iter(unknown)), keywords_of(_shown))
     count = len(args)
-    if count == 3 and type(args[1]) is SparseTensor and not is_captured(args) and active.recorder is None:
-        equation, left, right = args
-        if type(equation) is str and type(right) in TENSORS:
-            repeated = repeat_pair((equation, format), left, right)
-            if repeated is not None:
-                return repeated
+    if count > 1 and type(args[1]) is SparseTensor and not is_dynamo_compiling() and active.recorder is None:
+        repeated = quickest.repeat((args[0], format), NO_RULE, *args[1:])
+        if repeated is not None:
+            return repeated  # type: ignore[no-any-return]
     if count > MAX_OPERANDS or (count == 2 and type(args[1]) in (list, tuple)):
         equation, operands = _arguments(args)
         if len(operands) > MAX_OPERANDS:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from scorch._src.backends.repeated_calls import NO_RULE
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.cut import Short
@@ -14,7 +16,7 @@ from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
-from scorch._src.statements.call_cache import repeat_call, repeat_pair
+from scorch._src.statements.call_cache import quickest, repeat_call
 from scorch._src.statements.modes import active
 from scorch._src.statements.operands import as_differentiable, as_operand
 from scorch._src.statements.statement import (
@@ -26,7 +28,7 @@ from scorch._src.statements.statement import (
     short_statements,
 )
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
-from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, wrap
+from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
 
 # Dtypes in which a tensor of its own rounds a reduction as the kernel of the whole expression does.
 SPLIT = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -66,6 +68,11 @@ def evaluate(
     """
     if type(expression) is str and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
+    head = (expression, format, *tensors)
+    if active.recorder is None and not is_dynamo_compiling():
+        repeated = quickest.repeat(head, NO_RULE, *tensors.values())
+        if repeated is not None:
+            return repeated  # type: ignore[no-any-return]
     if is_captured(tensors.values()):
         arguments = expression, list(tensors), list(tensors.values()), spelled(format)
         return call_captured(torch.ops.scorch.evaluate, *arguments)  # type: ignore[no-any-return]
@@ -73,18 +80,10 @@ def evaluate(
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
-    head = (expression, format, *tensors)
-    known: SparseTensor | torch.Tensor | None
-    if len(tensors) == 2:
-        left, right = tensors.values()
-        if type(left) is SparseTensor and type(right) in TENSORS:
-            known = repeat_pair(head, left, right)
-            if known is not None:
-                return known
     operands = list(tensors.values())
     if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)
-    known = repeat_call(head, operands)
+    known: SparseTensor | torch.Tensor | None = repeat_call(head, operands)
     if known is not None:
         return known
     return wrap(run_new(head, parse(expression), tensors, format))

@@ -151,6 +151,10 @@ def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
         is_plain = kind in PLAIN and type(self) is SparseTensor and not is_dynamo_compiling()
         if is_plain and is_torch_function_enabled() and not len_torch_function_stack():
             if kind in TENSORS and registered.repeat is not None:
+                if registered.quick is not None:
+                    known = registered.quick(self, other)
+                    if known is not None:
+                        return known
                 try:
                     known = registered.repeat(self, other)
                 except Exception:  # the usual way raises it, in words about this call

@@ -32,6 +32,9 @@ class Entry:
     # with so many arguments, numbers after the first, it is the function of the stored values
     maps_values: int = 0
     routine: str = ""  # the routine (``backends.routines``) that computes it of stored values
+    quick: Rule = None  # a builtin in place of ``repeat``
+    # what its calls are cached by, and a rule of ``backends.repeated_calls``
+    repeats: tuple[Any, int] | None = None
     # repeats the call of a sparse tensor and another that nothing tracks; None where there is more to do
     repeat: Rule = None
     record: Rule = None  # the rule of ``scorch.compile`` that makes it a statement
@@ -41,6 +44,8 @@ class Entry:
 
 
 TABLE: dict[Any, Entry] = {}
+# builtins for sparse tensors that nothing tracks; they return None where there is more to do
+QUICK: dict[Any, Callable[..., Any]] = {}
 EMPTY_ENTRY = Entry()
 
 

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 
 _default_dtype = torch.get_default_dtype
+_tuple = tuple.__new__  # of a named tuple takes half the time of its constructor
+_quick_function = registry.QUICK.get
 NUMBERS = frozenset({int, float})
 MAX_CONSTANTS = 256
 _EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
@@ -169,6 +171,11 @@ class SparseTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        quick = _quick_function(func)
+        if quick is not None and not kwargs:
+            mapped = quick(*args)
+            if mapped is not None:
+                return mapped
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
         entry = registry.TABLE.get(func, registry.EMPTY_ENTRY)
@@ -484,9 +491,10 @@ def join_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
     if origin is not None:
         above = origin.source
     if view.storage is not source.storage:
-        view.storage.follow(Origin(above, steps if origin is None else (*origin.steps, *steps)))
+        view.storage.follow(_tuple(Origin, (above, steps if origin is None else (*origin.steps, *steps))))
     link = source.view_of
-    view.view_of = ViewOf(source, steps) if link is None else ViewOf(link.parent, (*link.steps, *steps))
+    parts = (source, steps) if link is None else (link.parent, (*link.steps, *steps))
+    view.view_of = _tuple(ViewOf, parts)
     _register(view)
 
 
@@ -563,15 +571,19 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
 
 def tensor_of(storage: Storage) -> SparseTensor:
     """Return ``SparseTensor(storage)``, in less time for a storage of the usual kind."""
-    values = storage.values
+    return tensor_with(storage, storage.pattern.shape, storage.values)
+
+
+def tensor_with(storage: Storage, shape: tuple[int, ...], values: torch.Tensor) -> SparseTensor:
+    """Return ``SparseTensor(storage, shape, values)``, in less time for values of the usual kind."""
     if values.dtype is _default_dtype() and values.is_cpu:
         try:
-            tensor: SparseTensor = make_wrapper_subclass(SparseTensor, storage.pattern.shape)
+            tensor: SparseTensor = make_wrapper_subclass(SparseTensor, shape)
         except RuntimeError:
-            return SparseTensor(storage)  # raises the error
+            return SparseTensor(storage, shape, values)  # raises the error
         tensor.storage = storage
         return tensor
-    return SparseTensor(storage)
+    return SparseTensor(storage, shape, values)
 
 
 def wrap(result: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:

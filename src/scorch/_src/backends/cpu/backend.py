@@ -11,6 +11,7 @@ from scorch._src.backends.cpu import launch, toolchain
 from scorch._src.backends.cpu.cpu_routines import CpuRoutines
 from scorch._src.backends.cpu.executable import CpuExecutable, CpuGroup, build_together
 from scorch._src.backends.print.c import print_kernel
+from scorch._src.backends.repeated_calls import CallObjects, Repeater
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
 from scorch.errors import CompilerNotFoundError
@@ -45,6 +46,9 @@ class CpuBackend(base.Backend):
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return launch.empty(shape, dtype)
+
+    def repeater(self, objects: CallObjects) -> Repeater | None:
+        return launch.repeater(objects)
 
 
 base.register_backend("cpu", CpuBackend(), "kernels in C, compiled on this machine")

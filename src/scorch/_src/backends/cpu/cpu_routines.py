@@ -9,13 +9,14 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from scorch._src.backends.cpu import launch
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
 from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
-from scorch._src.backends.cpu.routines.few_values import ABS, NEG, RELU, add_row, of_few
+from scorch._src.backends.cpu.routines.few_values import add_row, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.groups import multiply_groups
@@ -85,15 +86,15 @@ class CpuRoutines(Routines):
 
     @functools.cached_property
     def relu(self) -> Callable[[Tensor], Tensor]:
-        return of_few(RELU, torch.relu)
+        return of_few(launch.RELU, torch.relu)
 
     @functools.cached_property
     def neg(self) -> Callable[[Tensor], Tensor]:
-        return of_few(NEG, torch.neg)
+        return of_few(launch.NEG, torch.neg)
 
     @functools.cached_property
     def abs(self) -> Callable[[Tensor], Tensor]:
-        return of_few(ABS, torch.abs)
+        return of_few(launch.ABS, torch.abs)
 
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads

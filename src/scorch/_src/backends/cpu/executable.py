@@ -17,6 +17,7 @@ from scorch._src.backends.cpu import invoke, jit, launch, parallel, toolchain
 from scorch._src.backends.launcher import Launcher, address_of
 from scorch._src.backends.print.c import print_kernel
 from scorch._src.backends.print.scalar import print_scalar
+from scorch._src.backends.repeated_calls import Run, RunParts
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.names import safe_tensor
@@ -234,27 +235,58 @@ class DirectCall:
 
     def bind(self, guard: bytes | None) -> Callable[..., Any]:
         builtin, address, executable = self.builtin, self.address, self.executable
-        serial = executable.packed_headers(1)[0] if executable.is_serial else None
-        headers, busy = executable.headers, ctypes.c_longlong(0) if serial else parallel.busy_until()
+        serial, find_header = self._serial_header, self._find_header
 
         def call(output: bytes, *arrays: torch.Tensor) -> Any:
-            header = serial
-            if header is None:  # as ``threads_for`` decides
-                allowed = (in_block() or applied[0]).threads or get_num_threads()
-                either = headers.get(allowed) or executable.packed_headers(allowed)
-                header = either[monotonic_ns() < busy.value]
             try:
-                return builtin(address, header, output, guard, *arrays)
+                return builtin(address, serial or find_header(), output, guard, *arrays)
             except MemoryError as error:
                 raise executable.out_of_memory(error) from error
 
         return call
 
+    @functools.cached_property
+    def _serial_header(self) -> bytes | None:
+        """The first slots of a kernel that always runs on one thread."""
+        return self.executable.packed_headers(1)[0] if self.executable.is_serial else None
+
+    @functools.cached_property
+    def _find_header(self) -> Callable[[], bytes]:
+        """The function that returns the first slots, with as many threads as ``threads_for`` decides."""
+        executable, headers = self.executable, self.executable.headers
+        busy = ctypes.c_longlong(0) if executable.is_serial else parallel.busy_until()
+
+        def find() -> bytes:
+            allowed = (in_block() or applied[0]).threads or get_num_threads()
+            either = headers.get(allowed) or executable.packed_headers(allowed)
+            return either[monotonic_ns() < busy.value]
+
+        return find
+
     def bind_output(self, guard: bytes | None, output: bytes) -> Callable[..., Any]:
-        if self.executable.is_serial:
-            header = self.executable.packed_headers(1)[0]
-            return functools.partial(self.builtin, self.address, header, output, guard)
+        if self._serial_header is not None:
+            return functools.partial(self.builtin, self.address, self._serial_header, output, guard)
         return functools.partial(self.bind(guard), output)
+
+    def bind_run(self, guard: bytes, parts: RunParts) -> Run | None:
+        functions, plan = launch.builtins(), self.plan
+        assert functions is not None
+        if parts.appended is not None and len(parts.appended[2]) >= launch.MAX_DIMS:
+            return None
+        if plan.slots:
+            kind = launch.IN_SLOTS if parts.appended is None else launch.APPENDED
+        else:
+            kinds = {"dense": launch.AS_DENSE, "shared": launch.ON_PATTERN, "rows": launch.BY_ROWS}
+            kind = kinds[plan.assembly]
+        addresses = self.address if isinstance(self.address, tuple) else (self.address, 0)
+        is_short = self.executable.is_serial and self.executable.work < SERIAL_WORK
+        numbers = [kind, *addresses, parts.pattern, parts.combines, int(is_short)]
+        numbers += [int(number) for source in parts.sources for number in source]
+        output = self.output_of(1, is_usual=True) if kind == launch.ON_PATTERN else self.output
+        wrap = parts.wrap if parts.appended is None else parts.appended
+        return functions.bind_run(
+            (launch.pack(numbers), self._serial_header or self._find_header, output, guard, wrap)
+        )
 
 
 class CpuGroup(Compiled, GroupExecutable):

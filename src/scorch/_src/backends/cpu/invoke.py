@@ -79,13 +79,17 @@ def _trampoline() -> Caller | None:
 
 def builtin(name: bytes, address: int) -> Callable[..., Any]:
     """Wrap the C function at ``address``, which takes arguments as ``METH_FASTCALL`` does, as a builtin."""
+    return bound_builtin(name, address)(None)
+
+
+def bound_builtin(name: bytes, address: int) -> Callable[[Any], Callable[..., Any]]:
+    """Return what wraps the C function at ``address`` as builtins, each bound to a first argument."""
     definition = _MethodDef(name, address, _METH_FASTCALL, None)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(definition))  # for ever: a builtin may outlive this module
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.c_void_p, ctypes.c_void_p]
-    function: Callable[..., Any] = make(ctypes.byref(definition), None, None)
-    return function
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+        ("PyCFunction_NewEx", ctypes.pythonapi)
+    )
+    return lambda bound: make(ctypes.addressof(definition), bound, None)
 
 
 def _through_ctypes() -> Caller:

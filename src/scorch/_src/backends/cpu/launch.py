@@ -22,33 +22,43 @@ import math
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from scorch._src.backends.cpu import invoke, jit, toolchain
+from scorch._src.backends.repeated_calls import CallObjects, Repeater, Run
 from scorch._src.compiler.bounds import HUGE_PAGE
+from scorch._src.compiler.target import target
 from scorch._src.compiler.typing import type_of_dtype
-from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import INT8, INT16, INT32, INT64, Type
 from scorch.errors import CompilerNotFoundError
 from scorch.settings import enabled
 
 MAX_POOLED_BYTES = 1 << 29
+MIN_SEARCHED_PER_THREAD = 1 << 17  # numbers that may not be finite
 
 _LARGE = f"#define LARGE {HUGE_PAGE}ul /* from here on pages of its own, and the size of a huge page */\n"
+FINITE = jit.read_source("finite.c").replace("$VECTOR", str(target().vector_bytes))
 SOURCES = (
-    jit.read_source("launch_types.c") + _LARGE + jit.read_source("allocate.c") + jit.read_source("launch.c"),
+    jit.read_source("launch_types.c")
+    + _LARGE
+    + jit.read_source("allocate.c")
+    + FINITE
+    + f"#define MIN_PER_THREAD {MIN_SEARCHED_PER_THREAD}\n"
+    + jit.read_source("launch.c")
+    + jit.read_source("repeat.c"),
 )
 NOTHING = "long long scorch_compute(long long *args) { (void)args; return 0; }\n"
+RELU, NEG, ABS = range(3)  # functions of values
+AS_DENSE, ON_PATTERN, IN_SLOTS, BY_ROWS, APPENDED = range(5)  # results of a run, as in ``c/repeat.c``
 MAX_SLOTS = 96
 MAX_DIMS = 16
 BITS: dict[int, Type] = {1: INT8, 2: INT16, 4: INT32, 8: INT64}  # for what is only moved, by its bytes
 _CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
 
 
-@dataclass(frozen=True)
-class Builtins:
+class Builtins(NamedTuple):
     """``fill(kernel, header, result, guard, *tensors)``; ``rows``, ``slots((compute, finish), header, ...)``.
 
     ``header`` holds the first argument slots (``pack``), ``result`` what to allocate (``result_descriptor``,
@@ -63,6 +73,10 @@ class Builtins:
     finite: Callable[..., bool | None]
     map: Callable[[int, torch.Tensor], torch.Tensor | None]
     add: Callable[[torch.Tensor, torch.Tensor], bool]
+    repeat: Callable[..., Any]
+    map_tensor: Callable[..., Any]
+    set_objects: Callable[..., None]
+    bind_run: Callable[[tuple[Any, ...]], Run]  # ``c/repeat.c`` says what it takes
 
 
 def builtins() -> Builtins | None:
@@ -73,6 +87,17 @@ def builtins() -> Builtins | None:
         if toolchain.has_compiler():  # raises where somebody has named one that does not work
             raise
         return None
+
+
+def repeater(objects: CallObjects) -> Repeater | None:
+    """Return the builtins that repeat calls, which look at these objects; None where there are none."""
+    functions = builtins()
+    if functions is None:
+        return None
+    functions.set_objects(*objects[:-1], *objects.names)
+    names = {"relu": RELU, "neg": NEG, "abs": ABS}
+    by_name = {name: functools.partial(functions.map_tensor, code) for name, code in names.items()}
+    return Repeater(functions.repeat, by_name)
 
 
 def exchange_table() -> int | None:
@@ -95,8 +120,10 @@ def _builtins() -> Builtins | None:
             return None
         library = jit.load(*SOURCES, "the functions that call kernels on tensors")
         invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, max_pooled_bytes())
-        names = ("fill", "rows", "slots", "pool", "finite", "map", "add")
-        functions = Builtins(*(invoke.builtin(n.encode(), library.address(f"scorch_{n}")) for n in names))
+        names = [name for name in Builtins._fields if name != "bind_run"]
+        run = invoke.bound_builtin(b"run", library.address("scorch_run"))
+        builtins = [invoke.builtin(name.encode(), library.address(f"scorch_{name}")) for name in names]
+        functions = Builtins._make([*builtins, run])
     except CompilerNotFoundError:
         raise
     except Exception:  # an unusual torch or Python: the plain way works there

@@ -12,6 +12,7 @@ import torch
 from scorch._src.backends.cpu.launch import tensor_descriptor
 from scorch._src.backends.cuda.kernel import LAUNCHES
 from scorch._src.backends.cuda.one_call import by_pattern, in_one_call
+from scorch._src.backends.repeated_calls import Run, RunParts
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.torch_internals import cuda_device
 
@@ -83,6 +84,10 @@ class CudaCall:
         if not only_launches(self.executable) or not math.prod(output):
             return call
         return in_one_call(self.executable, call, output, b"" if guard is None else guard.facts)
+
+    def bind_run(self, guard: Guard, parts: RunParts) -> Run | None:
+        del guard, parts  # a launch is bound to a pattern: ``in_one_call``
+        return None
 
     def _bind_output(self, guard: Guard | None, output: tuple[int, ...]) -> Call:
         fill = quick_fill(self.executable, output)

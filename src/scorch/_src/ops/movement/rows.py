@@ -21,7 +21,7 @@ from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Step, Storage
 from scorch._src.tensor.dynamo import skip_tracing
 from scorch._src.tensor.flatten import LIVE
-from scorch._src.tensor.sparse_tensor import SparseTensor, join_view
+from scorch._src.tensor.sparse_tensor import SparseTensor, join_view, tensor_with
 from scorch._src.torch_internals import (
     any_requires_grad,
     disable_current_modes,
@@ -77,10 +77,11 @@ def getitem(self: SparseTensor, key: Any) -> Any:
     form, shape = source.pattern.format.row, source.pattern.shape
     if form is None or not -shape[0] <= key < shape[0]:
         return _getitem(self, key)
-    row: Storage = Storage.__new__(Storage)
+    row: Storage = object.__new__(Storage)
     row.pending = _Row(source, key if key >= 0 else key + shape[0], form)
-    view = SparseTensor(row, shape[1:], source.values)
-    join_view(view, self, (Step(_select, (0, key), _no_names, None, is_grad_enabled()),))
+    view = tensor_with(row, shape[1:], source.values)
+    step = tuple.__new__(Step, (_select, (0, key), _no_names, None, is_grad_enabled()))  # as in ``join_view``
+    join_view(view, self, (step,))
     return view
 
 

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import routines_for
+from scorch._src.backends.repeated_calls import PRODUCT, SUM
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_called_from, is_differentiable, is_plain_inference
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select, slice_
 from scorch._src.ops.pointwise.elementwise import undo_expand
-from scorch._src.statements.call_cache import keep_as, repeat_call, repeat_pair
+from scorch._src.statements.call_cache import MIN_VALUES, keep_as, repeat_call, repeat_pair
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.slices import element
@@ -40,7 +41,6 @@ from scorch.errors import CallError, DensityError
 
 _FLOATS = (torch.float32, torch.float64)
 _LETTERS = "abcdefghijklmnop"
-MIN_VALUES = 4096  # of tensors on one pattern, from which on PyTorch combines them
 
 
 # arithmetic ------------------------------------------------------------------------------------------
@@ -101,7 +101,10 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return known
         return None
 
-    entry(getattr(torch.Tensor, f"__{METHODS[sign]}__")).repeat = repeat
+    operator = entry(getattr(torch.Tensor, f"__{METHODS[sign]}__"))
+    operator.repeat = repeat
+    if sign != "/":
+        operator.repeats = key, SUM if is_sum else PRODUCT
     return run
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import routines_for
+from scorch._src.backends.repeated_calls import NO_RULE
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely, write_out
@@ -38,7 +39,9 @@ def matmul(input: Any, other: Any, *, out: Any = None) -> Result:
     return _product(torch.matmul, input, other, out)
 
 
-entry(torch.Tensor.__matmul__).repeat = functools.partial(repeat_pair, (("matmul",), None))
+_operator = entry(torch.Tensor.__matmul__)
+_operator.repeats = (("matmul",), None), NO_RULE
+_operator.repeat = functools.partial(repeat_pair, _operator.repeats[0])
 
 
 MM = (("mm",), None)  # by which calls of ``mm`` are remembered

@@ -17,6 +17,7 @@ object *PyBool_FromLong(long);
 void *calloc(unsigned long, unsigned long);
 
 #define MOST_CHECKED 65536 /* numbers, above which torch's threads are faster */
+#define MOST_SEARCHED (2 * MIN_PER_THREAD) /* numbers, from which on threads share the search */
 #define SLOTS 112 /* MAX_SLOTS and the few that rows adds */
 typedef long long (*kernel_t)(long long *);
 static table_t *table;
@@ -55,20 +56,36 @@ static int has_elements(const tensor_t *seen) {
     return 1;
 }
 
-/* The addresses of tensors from given[4] on; 1: one does not fit its facts, -1: an error is set. */
-static int gather(object *const *given, long count, long long *slots, long *used, long long *lengths) {
-    char *first = PyBytes_AsString(given[1]);
-    long long *facts = given[3] == none ? 0 : (long long *)PyBytes_AsString(given[3]);
-    if (!first || (given[3] != none && !facts)) return -1;
-    *used = PyBytes_Size(given[1]) / 8;
-    if (*used + count + 16 > SLOTS) {
+/* What a builtin calls: facts of its tensors, which are checked where there are some, and what to allocate. A kernel
+   that takes no longer than others wait for the interpreter's lock keeps it: that is what is_short says. */
+typedef struct {
+    kernel_t compute, finish;
+    object *header, *result, *facts, *const *tensors;
+    long count;
+    int is_short;
+} call_t;
+
+static long run_kernel(const call_t *call, long long *slots) {
+    void *thread = call->is_short ? 0 : PyEval_SaveThread();
+    long status = (long)call->compute(slots);
+    if (thread) PyEval_RestoreThread(thread);
+    return status;
+}
+
+/* The addresses of tensors; 1: one does not fit its facts, -1: an error is set. */
+static int gather(const call_t *call, long long *slots, long *used, long long *lengths) {
+    char *first = PyBytes_AsString(call->header);
+    long long *facts = call->facts == none ? 0 : (long long *)PyBytes_AsString(call->facts);
+    if (!first || (call->facts != none && !facts)) return -1;
+    *used = PyBytes_Size(call->header) / 8;
+    if (*used + call->count + 20 > SLOTS) {
         PyErr_SetString(PyExc_RuntimeError, "a kernel with too many arguments");
         return -1;
     }
     memcpy(slots, first, *used * 8);
-    for (long i = 4; i < count; i++) {
+    for (long i = 0; i < call->count; i++) {
         tensor_t seen;
-        if (table->look(given[i], &seen)) {
+        if (table->look(call->tensors[i], &seen)) {
             if (facts) { /* another layout, say: let the long way see to it */
                 PyErr_Clear();
                 return 1;
@@ -87,10 +104,18 @@ static int gather(object *const *given, long count, long long *slots, long *used
             if (length && (seen.device != 1 || !fits(&seen, facts))) return 1;
             facts += length;
         }
-        if (lengths) lengths[i - 4] = seen.ndim ? seen.shape[0] : 1;
+        if (lengths) lengths[i] = seen.ndim ? seen.shape[0] : 1;
         slots[(*used)++] = (long long)((char *)seen.data + seen.offset);
     }
     return 0;
+}
+
+/* The call that builtins take as kernel or (compute, finish), first slots, result, facts or None, tensors... */
+static call_t call_of(object *const *given, long count, int is_pair) {
+    call_t call = {0, 0, given[1], given[2], given[3], given + 4, count - 4, 0};
+    call.compute = (kernel_t)PyLong_AsLongLong(is_pair ? PyTuple_GetItem(given[0], 0) : given[0]);
+    if (is_pair) call.finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
+    return call;
 }
 
 static object *nothing(void) {
@@ -108,38 +133,25 @@ static long long dense_length(const tensor_t *seen) {
     return step;
 }
 
-static int is_finite_float(const void *data, long long length) {
-    const unsigned *bits = (const unsigned *)data;
-    unsigned found = 0;
-    for (long long i = 0; i < length; i++) found |= (bits[i] & 0x7f800000u) == 0x7f800000u;
-    return !found;
-}
-
-static int is_finite_double(const void *data, long long length) {
-    const unsigned long long *bits = (const unsigned long long *)data, all = 0x7ff0000000000000ull;
-    unsigned long long found = 0;
-    for (long long i = 0; i < length; i++) found |= (bits[i] & all) == all;
-    return !found;
+/* Whether all numbers of a tensor are finite; -1 for one that is large, or no dense float or double */
+static int is_finite(object *tensor) {
+    tensor_t seen;
+    if (table->look(tensor, &seen)) {
+        PyErr_Clear();
+        return -1;
+    }
+    long long length = dense_length(&seen);
+    const char *data = (const char *)seen.data + seen.offset;
+    if (seen.device != 1 || seen.code != 2 || (seen.bits != 32 && seen.bits != 64)) return -1;
+    if (length < 0 || length >= MOST_SEARCHED || (!seen.data && length)) return -1;
+    return seen.bits == 32 ? !has_other_f32((const f32 *)data, length) : !has_other_f64((const f64 *)data, length);
 }
 
 /* finite(tensors...): whether all numbers are; None for tensors that are large, or no dense float or double */
 object *scorch_finite(object *self, object *const *given, long count) {
-    for (long i = 0; i < count; i++) {
-        tensor_t seen;
-        const char *data;
-        long long length;
-        if (table->look(given[i], &seen)) {
-            PyErr_Clear();
-            return nothing();
-        }
-        length = dense_length(&seen);
-        if (seen.device != 1 || seen.code != 2 || (seen.bits != 32 && seen.bits != 64)) return nothing();
-        if (length < 0 || length > MOST_CHECKED || (!seen.data && length)) return nothing();
-        data = (const char *)seen.data + seen.offset;
-        if (!(seen.bits == 32 ? is_finite_float(data, length) : is_finite_double(data, length)))
-            return PyBool_FromLong(0);
-    }
-    return PyBool_FromLong(1);
+    int found = 1;
+    for (long i = 0; i < count && found == 1; i++) found = is_finite(given[i]);
+    return found < 0 ? nothing() : PyBool_FromLong(found);
 }
 
 /* A new tensor, ours or torch's; *zeroed says whether its memory is known to be zero. */
@@ -188,25 +200,64 @@ ADD(add_double, double)
 MAP(map_float, float, __builtin_fabsf)
 MAP(map_double, double, __builtin_fabs)
 
-/* map(code, values): 0: relu, 1: neg, 2: abs; None where they are many, or no list of floats or doubles */
-object *scorch_map(object *self, object *const *given, long count) {
-    long long code = PyLong_AsLongLong(given[0]), length;
+/* A function of a short list of floats or doubles, of *bits, 0: relu, 1: neg, 2: abs; None for other values */
+static object *mapped(long long code, object *values, int *bits) {
+    long long length;
     tensor_t seen;
     void *out = 0;
     int zeroed;
     managed_t *made;
-    if (table->look(given[1], &seen)) {
+    if (table->look(values, &seen)) {
         PyErr_Clear();
         return nothing();
     }
     if (seen.device != 1 || seen.code != 2 || (seen.bits != 32 && seen.bits != 64)) return nothing();
     if (seen.ndim != 1 || (length = dense_length(&seen)) < 0 || length > MOST_CHECKED) return nothing();
     if (!seen.data) return nothing();
-    if (!(made = make(1, 2, seen.bits, 1, &length, &zeroed))) return 0;
+    if (!(made = make(1, 2, *bits = seen.bits, 1, &length, &zeroed))) return 0;
     const char *data = (const char *)seen.data + seen.offset;
     if (seen.bits == 32) map_float(code, (const float *)data, (float *)address_of(made), length);
     else map_double(code, (const double *)data, (double *)address_of(made), length);
     return table->give(made, &out) ? 0 : (object *)out;
+}
+
+#define COMBINE(name, type)                                                                                 \
+    static void name(long long code, const type *restrict a, const type *restrict b, type *restrict out,    \
+                     long long length) {                                                                    \
+        if (code == 0) for (long long i = 0; i < length; i++) out[i] = a[i] + b[i];                         \
+        if (code == 1) for (long long i = 0; i < length; i++) out[i] = a[i] - b[i];                         \
+        if (code == 2) for (long long i = 0; i < length; i++) out[i] = a[i] * b[i];                         \
+    }
+COMBINE(combine_float, float)
+COMBINE(combine_double, double)
+
+/* The sum (0), difference (1) or product (2) of two short lists of floats or doubles; None for other values */
+static object *combined(long long code, object *const *values) {
+    tensor_t seen[2];
+    long long length = 0;
+    void *out = 0;
+    int zeroed;
+    for (int i = 0; i < 2; i++) {
+        if (table->look(values[i], &seen[i])) {
+            PyErr_Clear();
+            return nothing();
+        }
+        length = dense_length(&seen[i]);
+        if (seen[i].device != 1 || seen[i].code != 2 || (seen[i].bits != 32 && seen[i].bits != 64)) return nothing();
+        if (seen[i].ndim != 1 || length < 0 || length > MOST_CHECKED || !seen[i].data) return nothing();
+    }
+    if (seen[0].bits != seen[1].bits || seen[0].shape[0] != seen[1].shape[0]) return nothing();
+    managed_t *made = make(1, 2, seen[0].bits, 1, &length, &zeroed);
+    if (!made) return 0;
+    const char *a = (const char *)seen[0].data + seen[0].offset, *b = (const char *)seen[1].data + seen[1].offset;
+    if (seen[0].bits == 32) combine_float(code, (const float *)a, (const float *)b, (float *)address_of(made), length);
+    else combine_double(code, (const double *)a, (const double *)b, (double *)address_of(made), length);
+    return table->give(made, &out) ? 0 : (object *)out;
+}
+
+object *scorch_map(object *self, object *const *given, long count) { /* map(code, values) */
+    int bits;
+    return mapped(PyLong_AsLongLong(given[0]), given[1], &bits);
 }
 
 /* add(result, row): adds row to every row of result, and says whether it did: both are dense floats or doubles, and
@@ -243,31 +294,39 @@ static object *out_of_memory(void) {
     return 0;
 }
 
-/* fill(kernel, first slots, result: ours code bits bytes ndim shape..., facts or None, tensors...)
-   returns None if a tensor does not fit its facts; bytes of the result, if any, begin as zero */
-object *scorch_fill(object *self, object *const *given, long count) {
-    long long slots[SLOTS], *result;
+/* The result of a kernel as a tensor: of as many values as the array called ``like``, if that is not negative;
+   None if a tensor does not fit its facts */
+static object *filled(const call_t *call, long like) {
+    long long slots[SLOTS], lengths[SLOTS], *result = (long long *)PyBytes_AsString(call->result), bytes, count;
     long used, status;
     int zeroed;
-    void *thread, *out = 0;
-    kernel_t kernel = (kernel_t)PyLong_AsLongLong(given[0]);
+    void *out = 0;
     managed_t *made;
-    result = (long long *)PyBytes_AsString(given[2]);
-    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, 0)) < 0) return 0;
+    if (PyErr_Occurred() || (status = gather(call, slots, &used, like < 0 ? 0 : lengths)) < 0) return 0;
     if (status) return nothing();
-    made = make((int)result[0], result[1], result[2], (int)result[4], result + 5, &zeroed);
-    if (!made) return given[3] == none ? 0 : shell();
+    bytes = result[3];
+    if (like >= 0) count = lengths[like], bytes *= count;
+    made = make((int)result[0], result[1], result[2], (int)result[4], like < 0 ? result + 5 : &count, &zeroed);
+    if (!made) return call->facts == none ? 0 : shell();
     slots[used] = address_of(made);
-    thread = PyEval_SaveThread();
-    if (result[3] && !zeroed) clear((char *)slots[used], (unsigned long)result[3], slots);
-    status = (long)kernel(slots);
-    PyEval_RestoreThread(thread);
-    if (status) {
+    if (bytes && !zeroed && bytes < (long long)SHARED) memset((char *)slots[used], 0, (unsigned long)bytes);
+    else if (bytes && !zeroed) {
+        void *thread = PyEval_SaveThread();
+        clear((char *)slots[used], (unsigned long)bytes, slots);
+        PyEval_RestoreThread(thread);
+    }
+    if (run_kernel(call, slots)) {
         made->deleter(made);
         return out_of_memory();
     }
-    if (table->give(made, &out)) return 0;
-    return (object *)out;
+    return table->give(made, &out) ? 0 : (object *)out;
+}
+
+/* fill(kernel, first slots, result: ours code bits bytes ndim shape..., facts or None, tensors...)
+   returns None if a tensor does not fit its facts; bytes of the result, if any, begin as zero */
+object *scorch_fill(object *self, object *const *given, long count) {
+    const call_t call = call_of(given, count, 0);
+    return filled(&call, -1);
 }
 
 /* The tensors as Python has them, with nnz unless it is negative, or all freed. */
@@ -289,25 +348,19 @@ static object *given_out(managed_t **made, int parts, long long nnz, int wanted)
 /* rows((compute, finish), first slots, result: ours, rows, bits of indices, code and bits of values,
         facts or None, tensors...)
    returns (pos, crd, values); the slots after the tensors are those of compiler.collect.Rows */
-object *scorch_rows(object *self, object *const *given, long count) {
-    long long slots[SLOTS], *result, rows, nnz, *pos;
+static object *rows_of(const call_t *call) {
+    long long slots[SLOTS], *result = (long long *)PyBytes_AsString(call->result), rows, nnz, *pos;
     long used, status;
     int zeroed, ours;
     void *thread;
     managed_t *made[3] = {0, 0, 0};
-    kernel_t compute = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 0));
-    kernel_t finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
-    result = (long long *)PyBytes_AsString(given[2]);
-    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, 0)) < 0) return 0;
+    if (PyErr_Occurred() || (status = gather(call, slots, &used, 0)) < 0) return 0;
     if (status) return nothing();
     ours = (int)*result++, rows = result[0];
     if (!(pos = (long long *)calloc((unsigned long)rows + 1, 8))) return out_of_memory();
     slots[used] = (long long)pos;
     slots[used + 6] = 0;
-    thread = PyEval_SaveThread();
-    status = (long)compute(slots);
-    PyEval_RestoreThread(thread);
-    if (status) {
+    if (run_kernel(call, slots)) {
         free(pos);
         return out_of_memory();
     }
@@ -320,7 +373,7 @@ object *scorch_rows(object *self, object *const *given, long count) {
     slots[used + 6] = !made[2]; /* discard */
     if (made[2]) slots[used + 7] = address_of(made[1]), slots[used + 8] = address_of(made[2]);
     thread = PyEval_SaveThread();
-    finish(slots);
+    call->finish(slots);
     if (made[2] && wide) memcpy((void *)address_of(made[0]), pos, (unsigned long)length * 8);
     if (made[2] && !wide) {
         int *narrow = (int *)address_of(made[0]);
@@ -328,13 +381,18 @@ object *scorch_rows(object *self, object *const *given, long count) {
     }
     free(pos);
     PyEval_RestoreThread(thread);
-    if (!made[2] && given[3] != none && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+    if (!made[2] && call->facts != none && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
         PyErr_Clear();
         for (int part = 0; part < 2; part++)
             if (made[part]) made[part]->deleter(made[part]);
         return nothing();
     }
     return given_out(made, 3, -1, !!made[2]);
+}
+
+object *scorch_rows(object *self, object *const *given, long count) {
+    const call_t call = call_of(given, count, 1);
+    return rows_of(&call);
 }
 
 /* Arrays of nnz elements, filled by finish from those that threads have written with gaps, which are freed; 0: there is
@@ -364,16 +422,12 @@ static int made_exact(managed_t **made, int parts, int ours, kernel_t finish, lo
 /* slots((compute, finish or 0), first slots, result: ours, rows, bits of indices, code and bits of values, how many
          arrays of coordinates, how many tensors bound the result and which, facts or None, tensors...)
    returns (pos, crd..., values, nnz); the slots after the tensors are those of compiler.collect_in_place */
-object *scorch_slots(object *self, object *const *given, long count) {
-    long long slots[SLOTS], lengths[SLOTS], *result, rows, bound = 0, nnz;
+static object *slots_of(const call_t *call) {
+    long long slots[SLOTS], lengths[SLOTS], *result = (long long *)PyBytes_AsString(call->result), rows, bound = 0, nnz;
     long used, status;
     int zeroed, ours, parts, part;
-    void *thread;
     managed_t *made[DIMS + 2] = {0};
-    kernel_t compute = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 0));
-    kernel_t finish = (kernel_t)PyLong_AsLongLong(PyTuple_GetItem(given[0], 1));
-    result = (long long *)PyBytes_AsString(given[2]);
-    if (PyErr_Occurred() || (status = gather(given, count, slots, &used, lengths)) < 0) return 0;
+    if (PyErr_Occurred() || (status = gather(call, slots, &used, lengths)) < 0) return 0;
     if (status) return nothing();
     ours = (int)result[0], rows = result[1] + 1;
     parts = (int)result[5] + 2;
@@ -386,22 +440,22 @@ object *scorch_slots(object *self, object *const *given, long count) {
                               part ? &bound : &rows, &zeroed);
         if (!made[part]) {
             given_out(made, parts, -1, 0);
-            return given[3] == none ? 0 : shell();
+            return call->facts == none ? 0 : shell();
         }
         slots[used + part] = address_of(made[part]);
     }
-    thread = PyEval_SaveThread();
-    status = (long)compute(slots);
+    status = run_kernel(call, slots);
     nnz = slots[used + parts];
-    int has_gaps = !status && finish && slots[used + parts + 1] > 1, is_short = !status && !has_gaps && nnz < bound;
-    for (part = 1; part < parts && ours && is_short; part++) made[part] = cut(made[part], nnz);
-    PyEval_RestoreThread(thread);
+    int has_gaps = !status && call->finish && slots[used + parts + 1] > 1, is_cut = !status && !has_gaps && nnz < bound;
+    void *thread = is_cut && ours && bound > MOST_CHECKED ? PyEval_SaveThread() : 0;
+    for (part = 1; part < parts && ours && is_cut; part++) made[part] = cut(made[part], nnz);
+    if (thread) PyEval_RestoreThread(thread);
     if (status) {
         given_out(made, parts, -1, 0);
         return out_of_memory();
     }
-    if (has_gaps) return given_out(made, parts, nnz, made_exact(made, parts, ours, finish, slots, used + parts));
-    for (part = 1; part < parts && !ours && is_short; part++) { /* torch's memory cannot be cut */
+    if (has_gaps) return given_out(made, parts, nnz, made_exact(made, parts, ours, call->finish, slots, used + parts));
+    for (part = 1; part < parts && !ours && is_cut; part++) { /* torch's memory cannot be cut */
         managed_t *whole = made[part], *copy;
         copy = make(0, whole->tensor.code, whole->tensor.bits, 1, &nnz, &zeroed);
         if (!copy) {
@@ -413,4 +467,9 @@ object *scorch_slots(object *self, object *const *given, long count) {
         whole->deleter(whole);
     }
     return given_out(made, parts, nnz, 1);
+}
+
+object *scorch_slots(object *self, object *const *given, long count) {
+    const call_t call = call_of(given, count, 1);
+    return slots_of(&call);
 }

@@ -8,8 +8,6 @@ import torch
 
 from scorch._src.backends.cpu.launch import builtins
 
-RELU, NEG, ABS = range(3)
-
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 

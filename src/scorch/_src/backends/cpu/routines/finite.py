@@ -7,13 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cpu import invoke, jit, parallel
-from scorch._src.backends.cpu.launch import builtins
+from scorch._src.backends.cpu.launch import FINITE, MIN_SEARCHED_PER_THREAD, builtins
 from scorch._src.backends.launcher import address_of
-from scorch._src.compiler.target import target
-
-SOURCE = jit.read_source("finite.c").replace("$VECTOR", str(target().vector_bytes))
-
-MIN_NUMBERS_PER_THREAD = 1 << 17
 
 
 def are_finite(arrays: Sequence[torch.Tensor]) -> bool | None:
@@ -28,7 +23,7 @@ def _search(arrays: Sequence[torch.Tensor]) -> bool | None:
         at = _address(array.dtype)
         if not at or not array.is_contiguous() or array.is_neg():
             return None
-        shared = parallel.shared_by(array.numel(), MIN_NUMBERS_PER_THREAD)
+        shared = parallel.shared_by(array.numel(), MIN_SEARCHED_PER_THREAD)
         if not invoke.make_caller().call(at, *shared, array.numel(), address_of(array)):
             return False
     return True
@@ -38,5 +33,5 @@ def _address(dtype: torch.dtype) -> int:
     if dtype not in (torch.float32, torch.float64):
         return 0
     return jit.function_address(
-        SOURCE, "the search for non-finite values", f"scorch_finite_f{8 * dtype.itemsize}"
+        FINITE, "the search for non-finite values", f"scorch_finite_f{8 * dtype.itemsize}"
     )
