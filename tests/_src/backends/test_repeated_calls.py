@@ -246,3 +246,27 @@ def test_what_no_call_is_known_by_is_left_to_python(fresh: None) -> None:
     for operands in [(S, [1.0]), (S, None), (x, S), (S, x.to_sparse()), (S,) * 20, ()]:
         assert quickest.repeat(("ij,j->i", None), 0, *operands) is None
     assert quickest.repeat(([], None), 0, S, x) is None  # cannot be hashed
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, RuntimeError])
+def test_signals_during_repeated_calls_are_raised(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    S, x = scorch.from_torch(torch.eye(4), format="csr"), torch.ones(4)
+    raised = 0
+
+    def interrupt(in_force: object) -> bool:  # as the handler of a signal does once, wherever Python runs
+        nonlocal raised
+        raised += 1
+        if raised == 1:
+            raise error("a signal")
+        return True
+
+    for call in (lambda: S @ x, lambda: S + S, lambda: torch.relu(S), lambda: scorch.einsum("ij,j->i", S, x)):
+        for _ in range(3):
+            call()
+        raised = 0
+        with scorch.settings(threads=1), monkeypatch.context() as patched:
+            patched.setattr("scorch._src.statements.call_cache._is_same_kernel", interrupt)
+            with pytest.raises(error, match="a signal"):
+                call()

@@ -25,7 +25,7 @@ from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
 from scorch._src.torch_internals import is_torch_function_enabled, len_torch_function_stack
-from scorch.errors import ArgumentError, InPlaceError, UnsupportedError
+from scorch.errors import ArgumentError, InPlaceError, ScorchError, UnsupportedError
 
 PLAIN = TENSORS | {int, float}
 
@@ -151,13 +151,11 @@ def _with_matrix_on_the_right(name: str) -> Callable[[SparseTensor, Any], Any]:
         is_plain = kind in PLAIN and type(self) is SparseTensor and not is_dynamo_compiling()
         if is_plain and is_torch_function_enabled() and not len_torch_function_stack():
             if kind in TENSORS and registered.repeat is not None:
-                if registered.quick is not None:
-                    known = registered.quick(self, other)
-                    if known is not None:
-                        return known
                 try:
-                    known = registered.repeat(self, other)
-                except Exception:  # the usual way raises it, in words about this call
+                    known = None if registered.quick is None else registered.quick(self, other)
+                    if known is None:
+                        known = registered.repeat(self, other)
+                except (ScorchError, MemoryError):  # the usual way raises it, in words about this call
                     known = None
                 if known is not None:
                     return known

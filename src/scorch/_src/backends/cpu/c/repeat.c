@@ -1,6 +1,7 @@
 /* Cached calls repeated without Python in between: what they take, what they look up and what they return are objects of
    the layers above, which ``launch.Objects`` lists in this order. Where anything is unusual these functions return
-   None, and what happens then, errors included, is left to the long way. */
+   None, and what happens then is left to the long way, which finds words for errors of kernels, too. An error of Python
+   code is passed on: it may be that of a signal, such as Ctrl-C, which nobody would raise again. */
 
 enum { SPARSE, STORAGE, PATTERN, DENSE, PARAMETER, FORMAT, CALL, BUILTIN, MAKE_WRAPPER, WRAP, DEFAULT_DTYPE, FLOAT32, FLOAT64,
        IS_GRAD_ENABLED, ANY_REQUIRES_GRAD, IS_AUTOCAST, IS_NEG, FORWARD, LEVEL, NO_LEVEL, IN_BLOCK, APPLIED, USUAL, IS_USUAL, QUIET,
@@ -25,6 +26,7 @@ object *(*PyCFunction_GetFunction(object *))(object *, object *const *, long);
 object *PyList_GetItem(object *, long);
 void Py_DecRef(object *);
 
+extern object *PyExc_TypeError;
 static object *known[OBJECTS], *no_arguments;
 
 object *scorch_set_objects(object *self, object *const *given, long count) { /* set_objects(objects...) */
@@ -37,7 +39,13 @@ object *scorch_set_objects(object *self, object *const *given, long count) { /* 
     return nothing();
 }
 
-static object *unusual(void) {
+static object *unusual(void) { /* None, or 0 where an error is set */
+    return PyErr_Occurred() ? 0 : nothing();
+}
+
+/* What C code returns: None in place of its errors */
+static object *without_error(object *found) {
+    if (found) return found;
     PyErr_Clear();
     return nothing();
 }
@@ -195,26 +203,26 @@ static object *appended(object *wrap, object *arrays) { /* takes over the arrays
 
 static object *run_on(const long long *plan, const call_t *call, object *wrap, object *pattern, long like) {
     object *found;
-    if (plan[KIND] == AS_DENSE) return filled(call, -1);
+    if (plan[KIND] == AS_DENSE) return without_error(filled(call, -1));
     if (plan[KIND] == ON_PATTERN) {
-        if (!(found = filled(call, like)) || found == none) return found;
+        if ((found = without_error(filled(call, like))) == none) return found;
         Py_IncRef(pattern);
         return storage_of(pattern, found);
     }
-    if (!(found = plan[KIND] == BY_ROWS ? rows_of(call) : slots_of(call)) || found == none) return found;
+    if ((found = without_error(plan[KIND] == BY_ROWS ? rows_of(call) : slots_of(call))) == none) return found;
     if (plan[KIND] == APPENDED) return appended(wrap, found);
     object *storage = PyObject_CallOneArg(wrap, found);
     Py_DecRef(found);
     return storage;
 }
 
-/* The storage of two sources that have one pattern, combined value by value; 0 where that is not so */
+/* The storage of two sources that have one pattern, combined value by value; 0: that is not so, or an error is set */
 static object *combined_on_pattern(long long code, object *const *sources) {
     object *patterns[2], *values[2] = {0, 0}, *found = 0;
     for (int i = 0; i < 2; i++) patterns[i] = PyObject_GetAttr(sources[i], known[pattern_]);
     if (patterns[0] && patterns[0] == patterns[1]) {
         for (int i = 0; i < 2; i++) values[i] = PyObject_GetAttr(sources[i], known[values_]);
-        found = values[0] && values[1] ? combined(code, values) : 0;
+        found = values[0] && values[1] ? without_error(combined(code, values)) : 0;
         if (found == none) {
             Py_DecRef(found);
             found = 0;
@@ -227,7 +235,6 @@ static object *combined_on_pattern(long long code, object *const *sources) {
         if (patterns[i]) Py_DecRef(patterns[i]);
         if (values[i]) Py_DecRef(values[i]);
     }
-    if (!found) PyErr_Clear();
     return found;
 }
 
@@ -237,7 +244,7 @@ static object *run_plan(object *self, object *const *sources) {
     const long operands = PyBytes_Size(PyTuple_GetItem(self, 0)) / 16 - SOURCES / 2;
     object *held[SLOTS], *arrays[SLOTS], *header = PyTuple_GetItem(self, 1), *pattern = 0, *found = 0;
     long holds = 0, used = 0, like = -1;
-    if (plan[COMBINES] >= 0 && (found = combined_on_pattern(plan[COMBINES], sources))) return found;
+    if (plan[COMBINES] >= 0 && ((found = combined_on_pattern(plan[COMBINES], sources)) || PyErr_Occurred())) return found;
     for (long i = 0; i < operands; i++) { /* what is held lives until the kernel has run */
         object *source = sources[plan[SOURCES + 2 * i]], *tensors;
         if (!plan[SOURCES + 2 * i + 1]) {
@@ -275,7 +282,7 @@ object *scorch_run(object *self, object *const *given, long count) {
     while (used < most && (sources[used] = PySequence_GetItem(given[0], used))) used++;
     if (used == most) found = run_plan(self, sources);
     while (used > 0) Py_DecRef(sources[--used]);
-    return found ? found : unusual(); /* out of memory, for one, is an error in words about the kernel */
+    return found ? found : unusual();
 }
 
 /* The result of a run of sources, without a call where the run is one of ours */
@@ -286,6 +293,7 @@ static object *result_of(object *run, object *const *sources, long count) {
         return found;
     }
     tuple = tuple_of(sources, count);
+    if (!tuple) return 0;
     found = PyObject_CallOneArg(run, tuple);
     Py_DecRef(tuple);
     return found;
@@ -304,9 +312,10 @@ static int is_right(object *const *sources, object *const *operands, int is_prod
         if (patterns[0] && patterns[1] && values[0] && values[1]) {
             if (patterns[0] != patterns[1])
                 answer = !is_product || (is_finite(values[0]) == 1 && is_finite(values[1]) == 1);
+            else if (table->look(values[0], &seen))
+                PyErr_Clear();
             else
-                answer = !table->look(values[0], &seen) && seen.ndim == 1 &&
-                         seen.shape[0] < PyLong_AsLongLong(known[MOST_ON_PATTERN]);
+                answer = seen.ndim == 1 && seen.shape[0] < PyLong_AsLongLong(known[MOST_ON_PATTERN]);
         }
         for (int i = 0; i < 2; i++) {
             if (patterns[i]) Py_DecRef(patterns[i]);
@@ -338,6 +347,7 @@ object *scorch_repeat(object *self, object *const *given, long count) {
     long used = 0;
     if (most < 1 || most > FEW || heads < 2 || heads > FEW || is_of(PyTuple_GetItem(given[2], 1), FORMAT))
         return unusual();
+    if (rule && (most != 2 || !is_of(operands[0], SPARSE))) return nothing();
     if (rule == 1 && !is_of(operands[1], SPARSE)) return nothing(); /* what that is, depends on more */
     for (long i = 0; i < heads; i++) items[i] = PyTuple_GetItem(given[2], i);
     for (long i = 0; i < heads; i++) Py_IncRef(items[i]);
@@ -358,10 +368,13 @@ object *scorch_repeat(object *self, object *const *given, long count) {
         items[heads + used] = number;
     }
     tuple = tuple_of(operands, most);
-    if (!is_quiet(tuple, rule != 0)) goto done;
+    if (!tuple || !is_quiet(tuple, rule != 0)) goto done;
     if (rule && !is_right(sources, operands, rule == 2)) goto done;
     key = tuple_of(items, heads + most);
-    if (!(run = PyDict_GetItemWithError(given[0], key))) goto done;
+    if (!key || !(run = PyDict_GetItemWithError(given[0], key))) {
+        if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear(); /* what cannot be hashed */
+        goto done;
+    }
     Py_IncRef(run); /* which another thread may drop from the cache */
     found = result_of(run, sources, most);
     Py_DecRef(run);
@@ -386,10 +399,10 @@ object *scorch_map_tensor(object *self, object *const *given, long count) {
     if (count != 2 || !is_of(given[1], SPARSE) || !(storage = plain_storage(given[1]))) return unusual();
     if (!(values = PyObject_GetAttr(storage, known[values_])) || !is_of(values, DENSE)) goto done;
     operands = tuple_of(given + 1, 1);
-    if (!is_quiet(operands, 1) || is_true(PyObject_GetAttr(values, known[requires_grad_]))) goto done;
+    if (!operands || !is_quiet(operands, 1) || is_true(PyObject_GetAttr(values, known[requires_grad_]))) goto done;
     if (!(pattern = PyObject_GetAttr(storage, known[pattern_]))) goto done;
     int bits;
-    if (!(found = mapped(PyLong_AsLongLong(given[0]), values, &bits)) || found == none) goto done;
+    if ((found = without_error(mapped(PyLong_AsLongLong(given[0]), values, &bits))) == none) goto done;
     Py_IncRef(pattern);
     if ((found = storage_of(pattern, found))) found = wrapped(found, bits);
 done:
