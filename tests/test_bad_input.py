@@ -32,6 +32,7 @@ from scorch.errors import (
     OperandError,
     ScorchError,
     ShapeError,
+    kind_of,
 )
 
 EYE = torch.eye(3)
@@ -197,16 +198,16 @@ def test_missing_and_unused_tensors() -> None:
     "value", [[1.0, 2.0, 3.0], None, "x", {"a": 1}, object()], ids=lambda v: type(v).__name__
 )
 def test_operand_that_is_no_tensor(value: Any) -> None:
-    kind = type(value).__name__
+    kind = kind_of(value)
     refused(
         OperandError,
-        f"operand 1 must be a tensor, but got a {kind}; create one with",
+        f"operand 1 must be a tensor, but got {kind}; create one with",
         scorch.einsum,
         "ij,j->i",
         A,
         value,
     )
-    message = f"tensor 'x' must be a tensor, but got a {kind}; create one with"
+    message = f"tensor 'x' must be a tensor, but got {kind}; create one with"
     refused(OperandError, message, scorch.evaluate, "y[i] = A[i,j] * x[j]", A=A, x=value)
     assert issubclass(OperandError, TypeError)
 
@@ -217,17 +218,17 @@ NO_TENSORS = [(ARRAY, "torch.from_numpy"), ([[1.0]], "torch.tensor"), (None, "to
 
 @pytest.mark.parametrize(("value", "advice"), NO_TENSORS, ids=lambda value: type(value).__name__)
 def test_what_is_no_tensor_is_told_how_to_become_one(value: Any, advice: str) -> None:
-    kind, edges = type(value).__name__, torch.tensor([[0, 1], [1, 0]])
-    message = f"must be a tensor, but got a {kind}; create one with {advice}"
+    kind, edges = kind_of(value), torch.tensor([[0, 1], [1, 0]])
+    message = f"must be a tensor, but got {kind}; create one with {advice}"
     refused(OperandError, f"operand 1 {message}", scorch.einsum, "ij,jk->ik", A, value)
     refused(OperandError, f"h {message}", scorch.topk_sparse, value, 1)
     refused(OperandError, f"the input {message}", scorch.nn.SparseLinear(3, 2), value)
     refused(OperandError, f"the input {message}", scorch.nn.Linear(3, 2, sparse_grad=True), value)
     refused(OperandError, f"input {message}", scorch.nn.TopKAutoencoder(3, 4, 2), value)
     refused(OperandError, f"input {message}", scorch.nn.SparseEmbeddingBag(3, 2), value)
-    message = f"x must be a tensor of node features, but got a {kind}; create one with {advice}"
+    message = f"x must be a tensor of node features, but got {kind}; create one with {advice}"
     refused(OperandError, message, scorch.nn.GCNConv(3, 2), value, edges)
-    message = f"the right-hand side to be a tensor, but got a {kind}; create one with {advice}"
+    message = f"the right-hand side to be a tensor, but got {kind}; create one with {advice}"
     refused(OperandError, message, scorch.linalg.cg, scorch.eye(3, format="csr"), value)
 
 

@@ -567,5 +567,5 @@ def test_node_features_in_the_layouts_of_torch() -> None:
 
 
 def test_a_gin_layer_needs_a_module() -> None:
-    with pytest.raises(scorch.errors.OperandError, match=r"nn must be a module, such as .* but got a int"):
+    with pytest.raises(scorch.errors.OperandError, match=r"nn must be a module, such as .* but got an int"):
         nn.GINConv(3, 4)

@@ -414,7 +414,7 @@ def test_modules_to_skip_by_name_class_and_module() -> None:
         scorch.sparsify(named, skip="layer")
     with pytest.raises(errors.ArgumentError, match="by name, class or module, but got a Linear"):
         scorch.sparsify(model, skip=[torch.nn.Linear(2, 2)])
-    with pytest.raises(errors.ArgumentError, match="by name, class or module, but got a int"):
+    with pytest.raises(errors.ArgumentError, match="by name, class or module, but got an int"):
         scorch.sparsify(model, skip=[0])
 
 

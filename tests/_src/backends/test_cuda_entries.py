@@ -172,7 +172,7 @@ def test_a_call_asks_first_and_waits_last(sign: str, monkeypatch: pytest.MonkeyP
     A, dense = torch.rand(30, 40) * (torch.rand(30, 40) < 0.2), torch.rand(30, 40) + 0.5
     monkeypatch.setattr(call_cache, "_is_same_kernel", lambda in_force: True)  # as with the usual settings
     monkeypatch.setattr(arithmetic, "HOST", None)  # as if tensors were elsewhere
-    monkeypatch.setattr(call_cache._Quick, "is_known", True)  # builtins repeat calls on the host alone
+    monkeypatch.setattr(call_cache.quickest, "is_known", True)  # builtins repeat calls on the host alone
     monkeypatch.setattr(entry(getattr(torch.Tensor, f"__{arithmetic.METHODS[sign]}__")), "quick", None)
     clear_plans()
     with scorch.settings(backend="emulated"):

@@ -21,7 +21,7 @@ from scorch._src.name_hints import unknown_keyword
 from scorch._src.statements.modes import active
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import peek_interpreter_stack, tree_leaves
-from scorch.errors import OperandError
+from scorch.errors import OperandError, kind_of
 from scorch.settings import current
 
 CALL_ATTRIBUTE = "_compiled_call_impl"  # what a module calls instead, as set by Module.compile
@@ -67,9 +67,7 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     if model is None:
         return functools.partial(compile, **options)
     if not callable(model):
-        raise OperandError(
-            f"compile expected a function or a torch.nn.Module, but got a {type(model).__name__}"
-        )
+        raise OperandError(f"compile expected a function or a torch.nn.Module, but got {kind_of(model)}")
     if isinstance(model, torch.nn.Module):
         return CompiledModule(model, options)
     return functools.wraps(model)(Compiled(model, options))

@@ -30,7 +30,7 @@ from scorch._src.nn.sparsification import reason_for
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
-from scorch.errors import ArgumentError, OperandError
+from scorch.errors import ArgumentError, OperandError, kind_of
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
 MAX_SPARSE_INPUT_DENSITY = 0.2  # up to which an input is tried as a sparse one
@@ -75,7 +75,7 @@ def doctor(
         ['0', '2']
     """
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"doctor expected a torch.nn.Module, but got a {type(model).__name__}")
+        raise OperandError(f"doctor expected a torch.nn.Module, but got {kind_of(model)}")
     sparsities = (sparsities,) if isinstance(sparsities, int | float) else tuple(sparsities)
     for sparsity in sparsities:
         if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:

@@ -59,7 +59,7 @@ from scorch._src.statements.evaluate import evaluate
 from scorch._src.statements.operands import as_operand, shape_of, squeezed
 from scorch._src.statements.statement import accumulation_format, is_long, read_statement, short_statements
 from scorch._src.storage.storage import Storage
-from scorch.errors import NotationError
+from scorch.errors import NotationError, kind_of
 from scorch.settings import enabled
 
 _IMPLICIT_ZERO_PURPOSES = (
@@ -135,7 +135,7 @@ def explain(
         return explainer(*operands, **tensors) if operands or tensors else explainer
     if not isinstance(text, str):
         raise NotationError(
-            f"explain expected an equation such as 'ij,jk->ik' or a function, but got a {type(text).__name__}"
+            f"explain expected an equation such as 'ij,jk->ik' or a function, but got {kind_of(text)}"
         )
     if "=" in text or "[" in text:
         if operands:

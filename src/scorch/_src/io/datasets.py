@@ -21,7 +21,7 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import collate_functions
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError, kind_of
 
 
 class Sample(tuple[Any, ...]):
@@ -110,9 +110,7 @@ def _as_row_tensor(tensor: Any) -> Any:
         return tensor if has_row_index else tensor.to_format("csr")
     if isinstance(tensor, torch.Tensor) or (hasattr(tensor, "shape") and hasattr(tensor, "__getitems__")):
         return tensor
-    raise OperandError(
-        f"SparseDataset expected tensors or MemmapSparseDatasets, but got a {type(tensor).__name__}"
-    )
+    raise OperandError(f"SparseDataset expected tensors or MemmapSparseDatasets, but got {kind_of(tensor)}")
 
 
 # batches ---------------------------------------------------------------------------------------------

@@ -32,7 +32,15 @@ from scorch._src.name_hints import unknown_keyword
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, KeywordError, MissingFileError, OperandError, ScorchError, add_note
+from scorch.errors import (
+    FileError,
+    KeywordError,
+    MissingFileError,
+    OperandError,
+    ScorchError,
+    add_note,
+    kind_of,
+)
 
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta)(:\d+)?")
 
@@ -169,7 +177,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
     if is_scipy(value):
         return from_scipy(value)
     raise OperandError(
-        f"expected a tensor to save, but got a {type(value).__name__}; create one with scorch.tensor, or "
+        f"expected a tensor to save, but got {kind_of(value)}; create one with scorch.tensor, or "
         "save it as .pt"
         if not isinstance(value, Mapping)
         else "this file type stores one tensor; save a dictionary of tensors as .safetensors or .pt"

@@ -36,7 +36,7 @@ from scorch._src.tensor.create.build import index_dtype, rows_pattern
 from scorch._src.tensor.create.check import as_shape, check_coordinates, is_sorted_below
 from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError, add_note
+from scorch.errors import FileError, IndexRangeError, OperandError, UnsupportedError, add_note, kind_of
 
 
 class MemmapSparseDataset(Dataset[Any]):
@@ -68,7 +68,7 @@ class MemmapSparseDataset(Dataset[Any]):
     def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:
         if not isinstance(name, str):
             raise OperandError(
-                f"name must be the name of a matrix in the file, but got a {type(name).__name__}; for rows "
+                f"name must be the name of a matrix in the file, but got {kind_of(name)}; for rows "
                 "with labels, use SparseDataset(MemmapSparseDataset(path), labels)"
             )
         self.path = Path(path).resolve()

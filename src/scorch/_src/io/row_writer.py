@@ -31,7 +31,7 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, FileError, MissingFileError, ShapeError
+from scorch.errors import ArgumentError, DtypeError, FileError, MissingFileError, ShapeError, kind_of
 
 HEADER_BYTES = 4096  # before the first array
 COPY_BYTES = 1 << 20
@@ -193,5 +193,5 @@ def _as_csr(rows: Any) -> SparseTensor:
         matrix = matrix.unsqueeze(0)
     if not isinstance(matrix, torch.Tensor) or matrix.dim() != 2:
         shape = tuple(getattr(matrix, "shape", ()))
-        raise ShapeError(f"expected the rows of a matrix, but got a {type(rows).__name__} of shape {shape}")
+        raise ShapeError(f"expected the rows of a matrix, but got {kind_of(rows)} of shape {shape}")
     return as_sparse(from_torch(matrix.to(HOST), format="csr"))

@@ -18,7 +18,7 @@ from scorch._src.nn.sparsify import replace_modules
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FileError, OperandError
+from scorch.errors import FileError, OperandError, kind_of
 
 
 @suggests_keywords
@@ -51,12 +51,12 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(
-            f"load_sparse expected a torch.nn.Module, but got a {type(model).__name__}; call it as "
+            f"load_sparse expected a torch.nn.Module, but got {kind_of(model)}; call it as "
             "load_sparse(model, state_dict)"
         )
     if not isinstance(state_dict, Mapping):
         raise OperandError(
-            f"load_sparse expected a state_dict, but got a {type(state_dict).__name__}; load a file first, "
+            f"load_sparse expected a state_dict, but got {kind_of(state_dict)}; load a file first, "
             "as in scorch.nn.load_sparse(model, scorch.load(path))"
         )
     sparse = _sparse_layers(state_dict)

@@ -31,7 +31,7 @@ from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer,
 from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
 from scorch._src.nn.stored_values import check_weight_dtype
 from scorch._src.nn.timing import Call
-from scorch.errors import ArgumentError, OperandError, nearest, warn
+from scorch.errors import ArgumentError, OperandError, kind_of, nearest, warn
 
 CLEAR_GAIN = 1.3  # times as fast, from which on a layer that wins alone is taken to win in the model
 MIN_GAIN = 1.03  # times as fast that a model must be with sparse layers
@@ -313,8 +313,7 @@ def _resolve_skip(model: torch.nn.Module, skip: Any) -> tuple[str | type, ...]:
             raise ArgumentError(f"skip names {name!r}, but the model has no such module{hint}")
         if not isinstance(name, (str, type)) or not name:
             raise ArgumentError(
-                "skip must name modules of the model, by name, class or module, but got "
-                f"a {type(each).__name__}"
+                f"skip must name modules of the model, by name, class or module, but got {kind_of(each)}"
             )
         resolved.append(name)
     return tuple(resolved)

@@ -15,7 +15,7 @@ from scorch._src.tensor.create.check import advice_on, check_device, checked_dty
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
-from scorch.errors import FreedError, OperandError, UnsupportedError
+from scorch.errors import FreedError, OperandError, UnsupportedError, kind_of
 
 
 def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
@@ -27,7 +27,7 @@ def as_operand(name: str, value: Any) -> Storage | torch.Tensor:
     if isinstance(value, (int, float, complex, np.generic)):
         value = _scalar(name, value)
     if not isinstance(value, torch.Tensor):
-        raise OperandError(f"{name} must be a tensor, but got a {type(value).__name__}; {_advice_on(value)}")
+        raise OperandError(f"{name} must be a tensor, but got {kind_of(value)}; {_advice_on(value)}")
     _check_has_memory(name, value)
     check_device(name, value.device)
     checked_dtype(name, value.dtype)

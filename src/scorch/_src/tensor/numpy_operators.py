@@ -25,7 +25,7 @@ from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
 from scorch._src.torch_internals import is_torch_function_enabled, len_torch_function_stack
-from scorch.errors import ArgumentError, InPlaceError, ScorchError, UnsupportedError
+from scorch.errors import ArgumentError, InPlaceError, ScorchError, UnsupportedError, kind_of
 
 PLAIN = TENSORS | {int, float}
 
@@ -113,9 +113,7 @@ def _of_one_dtype(operands: list[Any]) -> list[Any]:
 def _written(out: Any, computed: torch.Tensor, name: str) -> Any:
     """Write the result to the array, for ``array += S``."""
     if not isinstance(out, np.ndarray):
-        raise UnsupportedError(
-            f"numpy.{name} expected out to be a NumPy array, but got a {type(out).__name__}"
-        )
+        raise UnsupportedError(f"numpy.{name} expected out to be a NumPy array, but got {kind_of(out)}")
     if not out.flags.writeable:
         raise ArgumentError(f"numpy.{name} cannot write to a read-only array")
     if tuple(computed.shape) != out.shape:

@@ -29,7 +29,7 @@ from scorch._src.tensor.interop.torch_layouts import compressed_arrays, compress
 from scorch._src.tensor.registry import Handler, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.traced import as_symbol, recorded
-from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError
+from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError, kind_of
 
 
 def implements_method(*names: str) -> Callable[[Handler], Handler]:
@@ -309,9 +309,7 @@ def sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> SparseTensor:
     if LIVE and any_traced((self, mask)):
         return hooks.record(torch.Tensor.sparse_mask, (self, mask), {})  # type: ignore[no-any-return]
     if not isinstance(mask, torch.Tensor):
-        raise OperandError(
-            f"sparse_mask expected mask to be a sparse tensor, but got a {type(mask).__name__}"
-        )
+        raise OperandError(f"sparse_mask expected mask to be a sparse tensor, but got {kind_of(mask)}")
     if tuple(self.shape) != tuple(mask.shape):
         raise ShapeError(
             f"sparse_mask expected a mask of shape {tuple(self.shape)}, but got {tuple(mask.shape)}"

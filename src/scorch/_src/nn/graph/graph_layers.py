@@ -42,7 +42,7 @@ from scorch._src.ops.graph.aggregations import Names, aggregate_neighbours, chec
 from scorch._src.ops.graph.neighbours import sum_neighbours
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, OperandError, UnsupportedError
+from scorch.errors import ArgumentError, OperandError, UnsupportedError, kind_of
 
 
 class GCNConv(Module):
@@ -292,9 +292,7 @@ class GINConv(Module):
     def __init__(self, nn: Module, eps: float = 0.0, train_eps: bool = False, aggr: str = "add") -> None:
         super().__init__()
         if not callable(nn):
-            raise OperandError(
-                f"nn must be a module, such as torch.nn.Linear(8, 4), but got a {type(nn).__name__}"
-            )
+            raise OperandError(f"nn must be a module, such as torch.nn.Linear(8, 4), but got {kind_of(nn)}")
         self.nn, self.initial_eps, self.aggr = nn, eps, check_aggr(aggr)
         exchange_aggr_buffers(self)
         start = torch.full((1,), float(eps))

@@ -14,7 +14,7 @@ import torch
 
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_product, tolerance
-from scorch.errors import ArgumentError, ConvergenceError, LinAlgError, ShapeError
+from scorch.errors import ArgumentError, ConvergenceError, LinAlgError, ShapeError, kind_of
 
 RESTART_VECTORS = 50  # of gmres
 Callback = Callable[[torch.Tensor], object]
@@ -328,7 +328,7 @@ def _check(
             f"{tuple(start.shape)}"
         )
     if callback is not None and not callable(callback):
-        raise ArgumentError(f"{name}: callback must be a function, but got a {type(callback).__name__}")
+        raise ArgumentError(f"{name}: callback must be a function, but got {kind_of(callback)}")
     max_steps = 10 * max(rows, 10) if maxiter is None else maxiter
     return columns, start, times, precondition, tolerance(tol, columns.dtype), max_steps
 

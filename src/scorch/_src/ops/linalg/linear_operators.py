@@ -15,7 +15,7 @@ from scorch._src.ops.products import matmul
 from scorch._src.tensor.create.check import advice_on
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DeviceError, DtypeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, DeviceError, DtypeError, OperandError, ShapeError, kind_of
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,7 +39,7 @@ def as_matrix(name: str, A: Any) -> torch.Tensor:
     """Return ``A`` as a floating-point or complex matrix; torch's sparse layouts become ours."""
     if not isinstance(A, torch.Tensor):
         raise OperandError(
-            f"{name} expected a matrix, but got a {type(A).__name__}; create one with scorch.from_scipy"
+            f"{name} expected a matrix, but got {kind_of(A)}; create one with scorch.from_scipy"
         )
     if A.dim() != 2:
         raise ShapeError(f"{name} expected a matrix, but got a tensor of shape {tuple(A.shape)}")
@@ -71,9 +71,7 @@ def as_columns(
     It has the dtype and the device of ``matrix``, which may also be other columns.
     """
     if not isinstance(b, torch.Tensor):
-        raise OperandError(
-            f"{name} expected {role} to be a tensor, but got a {type(b).__name__}; {advice_on(b)}"
-        )
+        raise OperandError(f"{name} expected {role} to be a tensor, but got {kind_of(b)}; {advice_on(b)}")
     if b.dim() not in (1, 2):
         raise ShapeError(f"{name}: {role} must have shape (n,) or (n, k), but got {tuple(b.shape)}")
     if rows is not None and b.shape[0] != rows:

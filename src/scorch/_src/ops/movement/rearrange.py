@@ -18,7 +18,7 @@ import torch
 
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import NotationError, OperandError, ShapeError
+from scorch.errors import NotationError, OperandError, ShapeError, kind_of
 
 ELLIPSIS = "..."
 _TOKENS = {  # by whether each letter is a name
@@ -84,7 +84,7 @@ def _as_tensor(x: Any) -> torch.Tensor:
     if isinstance(x, (list, tuple)) and x and all(isinstance(item, torch.Tensor) for item in x):
         return torch.stack(list(x))
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"rearrange expected a tensor or a list of tensors, but got a {type(x).__name__}")
+        raise OperandError(f"rearrange expected a tensor or a list of tensors, but got {kind_of(x)}")
     return x if x.layout is torch.strided else from_torch(x)
 
 

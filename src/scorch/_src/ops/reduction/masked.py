@@ -29,7 +29,7 @@ from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, entries_of, format_for
 from scorch._src.tensor.entries_autograd import differentiable_entries, from_differentiable_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, OperandError, ShapeError
+from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of
 
 Operation = Callable[..., Any]
 
@@ -90,7 +90,7 @@ def _define_with_position(name: str) -> Operation:
             return extreme(S)
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise OperandError(
-                f"{name} with masked=True expected dim to be an integer, but got a {type(dim).__name__}"
+                f"{name} with masked=True expected dim to be an integer, but got {kind_of(dim)}"
             )
         is_tracked = is_differentiable(S)
         values = _extreme_value(S, dim, keepdim, f"a{name}") if is_tracked else extreme(S, dim, keepdim)

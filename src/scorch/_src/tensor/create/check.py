@@ -31,6 +31,7 @@ from scorch.errors import (
     ShapeError,
     UnsupportedError,
     add_note,
+    kind_of,
 )
 
 MAX_SIZE = 2**63 - 1
@@ -51,7 +52,7 @@ def advice_on(value: object) -> str:
 def check_tensor(name: str, value: object) -> None:
     """Refuse what is no tensor, and say how to make one of it."""
     if not isinstance(value, torch.Tensor):
-        raise OperandError(f"{name} must be a tensor, but got a {type(value).__name__}; {advice_on(value)}")
+        raise OperandError(f"{name} must be a tensor, but got {kind_of(value)}; {advice_on(value)}")
 
 
 def check_device(name: str, device: Any) -> None:

@@ -39,7 +39,7 @@ from scorch._src.tensor.create.check import (
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.interop.torch_layouts import LAYOUTS, from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import FormatError, OperandError, ShapeError, UnsupportedError, kind_of
 
 Constructor = TypeVar("Constructor", bound=Callable[..., Any])
 
@@ -73,7 +73,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
         return t if format is None else t.to_format(format)
     if not isinstance(t, torch.Tensor):
         raise OperandError(
-            f"from_torch expected a torch.Tensor, but got a {type(t).__name__}; use scorch.from_scipy for "
+            f"from_torch expected a torch.Tensor, but got {kind_of(t)}; use scorch.from_scipy for "
             "SciPy arrays and scorch.tensor(data, format=...) for lists and NumPy arrays"
         )
     check_device("the tensor", t.device)

@@ -28,7 +28,7 @@ from scorch._src.tensor.create.check import MAX_SIZE, as_shape, check_device, de
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError, kind_of
 
 AnyTensor = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
@@ -566,4 +566,4 @@ def check_names(name: str, options: Mapping[str, Any], known: Iterable[str]) -> 
 
 def check_tensor(name: str, input: Any) -> None:
     if not isinstance(input, torch.Tensor):
-        raise OperandError(f"{name} expected a tensor, but got a {type(input).__name__}")
+        raise OperandError(f"{name} expected a tensor, but got {kind_of(input)}")

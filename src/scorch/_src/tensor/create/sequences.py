@@ -35,7 +35,7 @@ from scorch._src.tensor.create.factories import (
 )
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError, kind_of
 
 # lists -----------------------------------------------------------------------------------------------
 
@@ -388,5 +388,5 @@ def from_numpy(array: np.ndarray[Any, Any], *, format: AnyFormat = None) -> AnyT
     if format is None:
         return torch.from_numpy(array)
     if not isinstance(array, np.ndarray):
-        raise OperandError(f"from_numpy expected a numpy.ndarray, but got a {type(array).__name__}")
+        raise OperandError(f"from_numpy expected a numpy.ndarray, but got {kind_of(array)}")
     return from_torch(as_dense("the array", array), as_format(format, array.ndim))

@@ -21,7 +21,7 @@ from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.traced import as_symbol
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError, kind_of
 
 Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -126,7 +126,7 @@ def from_networkx(
     """
     module = optional_module("networkx", "networkx")
     if not isinstance(graph, module.Graph):
-        raise OperandError(f"from_networkx expected a networkx graph, but got a {type(graph).__name__}")
+        raise OperandError(f"from_networkx expected a networkx graph, but got {kind_of(graph)}")
     listed = list(graph) if nodes is None else list(nodes)
     number = {node: place for place, node in enumerate(listed)}
     if len(number) != len(listed):
@@ -179,7 +179,7 @@ def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight
     """
     if not isinstance(S, SparseTensor):
         raise OperandError(
-            f"to_networkx expected a sparse tensor, but got a {type(S).__name__}; use scorch.from_torch"
+            f"to_networkx expected a sparse tensor, but got {kind_of(S)}; use scorch.from_torch"
         )
     module = optional_module("networkx", "networkx")
     rows, columns = sparse_sizes(S)

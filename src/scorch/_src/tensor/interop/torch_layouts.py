@@ -23,7 +23,7 @@ from scorch._src.tensor.create.check import from_numpy, own
 from scorch._src.tensor.entries import stored_as
 from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import DtypeError, OperandError, ShapeError
+from scorch.errors import DtypeError, OperandError, ShapeError, kind_of
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -136,7 +136,7 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
     """
     if not optional_module("scipy.sparse", "SciPy").issparse(m):
         raise OperandError(
-            f"from_scipy expected a SciPy sparse array, but got a {type(m).__name__}; use "
+            f"from_scipy expected a SciPy sparse array, but got {kind_of(m)}; use "
             "scorch.from_torch or scorch.tensor(data, format=...)"
         )
     if m.format in LAYOUTS and m.ndim == 2:

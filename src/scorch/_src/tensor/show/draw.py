@@ -14,7 +14,7 @@ from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.show.text import describe
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError
+from scorch.errors import OperandError, kind_of
 
 MAX_VALUES_PER_LINE = 8  # of a dense level
 
@@ -54,9 +54,7 @@ def draw(S: SparseTensor, most: int = 40) -> Drawing:
            └─ 2: 3.0
     """
     if not isinstance(S, SparseTensor):
-        raise OperandError(
-            f"draw expected a sparse tensor, but got a {type(S).__name__}; use scorch.from_torch"
-        )
+        raise OperandError(f"draw expected a sparse tensor, but got {kind_of(S)}; use scorch.from_torch")
     tree = _Tree(S.storage)
     lines = list(itertools.islice(tree.lines(0, 0, "", {}), most + 1))
     if len(lines) > most:

@@ -18,7 +18,7 @@ from scorch._src.storage.coordinates import entries
 from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.show.text import autograd_facts
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError
+from scorch.errors import OperandError, kind_of
 
 MAX_CELLS = 200
 SHADES = (0.35, 0.6, 0.85)  # from few entries in a cell to many
@@ -143,9 +143,7 @@ def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) ->
         ''
     """
     if not isinstance(S, SparseTensor):
-        raise OperandError(
-            f"spy expected a sparse tensor, but got a {type(S).__name__}; use scorch.from_torch"
-        )
+        raise OperandError(f"spy expected a sparse tensor, but got {kind_of(S)}; use scorch.from_torch")
     axes = optional_module("matplotlib.pyplot", "matplotlib").subplots()[1] if ax is None else ax
     counts, (rows, columns) = grid(S, cells)
     extent = (-0.5, max(columns, 1) - 0.5, max(rows, 1) - 0.5, -0.5)
