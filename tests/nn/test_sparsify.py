@@ -414,8 +414,9 @@ def test_modules_to_skip_by_name_class_and_module() -> None:
         scorch.sparsify(named, skip="layer")
     with pytest.raises(errors.ArgumentError, match="by name, class or module, but got a Linear"):
         scorch.sparsify(model, skip=[torch.nn.Linear(2, 2)])
-    with pytest.raises(errors.ArgumentError, match="by name, class or module, but got an int"):
-        scorch.sparsify(model, skip=[0])
+    for wrong in ([0], 0):
+        with pytest.raises(errors.ArgumentError, match="by name, class or module, but got an int"):
+            scorch.sparsify(model, skip=wrong)
 
 
 def test_shapes_of_blocks_and_groups_are_checked() -> None:
@@ -424,6 +425,11 @@ def test_shapes_of_blocks_and_groups_are_checked() -> None:
     assert torch.equal(small[0].weight.to_dense(), scorch.sparsify(model, nm=(2, 4))[0].weight.to_dense())
     with pytest.raises(errors.ArgumentError, match=r"nm must be of the form 'N:M', .* but got '2'"):
         scorch.sparsify(model, nm="2")
-    for blocks in ((-1, 4), 0, (4,), (4, 2.0)):
+    for blocks in ((-1, 4), 0, (4,), (4, 2.0), True):
         with pytest.raises(errors.ArgumentError, match="blocks must be a pair of positive integers"):
             scorch.sparsify(model, blocks=blocks)
+    with pytest.raises(errors.ArgumentError, match="nm must be a pair of positive integers"):
+        scorch.sparsify(model, nm=(True, 4))
+    for batch in (4.0, None, [True]):
+        with pytest.raises(errors.ArgumentError, match="batch must be a positive integer or a sequence"):
+            scorch.sparsify(model, batch=batch)

@@ -109,14 +109,14 @@ def sparsify(
         raise ArgumentError("pass pattern or nm, not both")
     nm = _parse_pattern("pattern", pattern) if pattern is not None else nm
     nm = _parse_pattern("nm", nm) if isinstance(nm, str) else nm
-    batches = (batch,) if isinstance(batch, int) else tuple(batch)
+    batches = tuple(batch) if isinstance(batch, Iterable) else (batch,)
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify expected a torch.nn.Module, but got {type(model).__name__}")
     pruning = _Pruning(sparsity, blocks, nm, method, distribution)
     check_weight_dtype(weight_dtype)
     if prefer not in ("speed", "size"):
         raise ArgumentError(f"prefer must be 'speed' or 'size', but got {prefer!r}")
-    if not batches or not all(isinstance(size, int) and size > 0 for size in batches):
+    if not batches or not all(map(_is_count, batches)):
         raise ArgumentError(f"batch must be a positive integer or a sequence of them, but got {batches!r}")
     formats = _candidate_formats(format, blocks)
     skipped_modules = _resolve_skip(model, skip)
@@ -236,7 +236,7 @@ class _Pruning:
             )
         for name, pair, least in (("blocks", self.blocks, 1), ("nm", self.nm, 0)):
             is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
-            if pair is not None and not (is_pair and all(isinstance(n, int) and n >= least for n in pair)):
+            if pair is not None and not (is_pair and all(_is_count(n, least) for n in pair)):
                 raise ArgumentError(f"{name} must be a pair of positive integers, but got {pair!r}")
         if self.nm is not None and (self.blocks is not None or not is_plain):
             raise ArgumentError(
@@ -274,6 +274,10 @@ class _Pruning:
         return [make_mask(weight, share, self.blocks) for weight, share in zip(weights, shares, strict=True)]
 
 
+def _is_count(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def _parse_pattern(name: str, pattern: str) -> tuple[int, int]:
     """Return N and M of a text such as ``"2:4"``."""
     found = re.fullmatch(r"(\d+):(\d+)", pattern) if isinstance(pattern, str) else None
@@ -305,7 +309,8 @@ def _resolve_skip(model: torch.nn.Module, skip: Any) -> tuple[str | type, ...]:
     """Return the names and classes in ``skip``, with the name in the model for each module."""
     names = {module: name for name, module in model.named_modules()}
     resolved: list[str | type] = []
-    for each in (skip,) if isinstance(skip, (str, type, torch.nn.Module)) else skip:
+    is_one = isinstance(skip, (str, type, torch.nn.Module)) or not isinstance(skip, Iterable)
+    for each in (skip,) if is_one else skip:
         name = names.get(each, "") if isinstance(each, torch.nn.Module) else each
         if isinstance(name, str) and name not in names.values():
             question = nearest(name, names.values())

@@ -343,6 +343,11 @@ def _not_converged(
     has_preconditioner: bool,
 ) -> ConvergenceError:
     relative = float((residual / b.norm(dim=0).clamp(min=1e-300)).max())
+    if not math.isfinite(relative):
+        return ConvergenceError(
+            f"{name} did not converge: the matrix, the right-hand side, x0 or M has non-finite values, or "
+            "the solution has"
+        )
     hint = "use a better preconditioner M" if has_preconditioner else "pass M (such as one over the diagonal)"
     return ConvergenceError(
         f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the "
