@@ -23,6 +23,7 @@ GROWING = {
     "scorch._src.backends.cuda.rows._facts": "one entry for each array that lives",
     "scorch._src.backends.cuda.streams._free": "a few for each device",
     "scorch._src.backends.cuda.streams._pinned": "as many as are waited for at once, and one for each error",
+    "scorch._src.backends.cuda.nvrtc._at_work": "one entry for each thread that compiles",
     "scorch._src.backends.cuda.kernel.LAUNCHES": "whoever records launches leaves again",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",

@@ -319,18 +319,6 @@ def test_what_a_keyword_hint_names_is_a_keyword() -> None:
     assert {name for names in KEYWORD_HINTS.values() for name in names} <= known
 
 
-def test_layers_suggest_keywords_of_their_calls() -> None:
-    attention, x = scorch.nn.MultiheadAttention(8, 2, batch_first=True), torch.ones(1, 4, 8)
-    mask = scorch.nn.masks.window(4, 1)
-    message = r"MultiheadAttention\.forward\(\) got an unexpected keyword argument 'mask'; use pairs="
-    with pytest.raises(KeywordError, match=message):
-        attention(x, x, x, mask=mask)
-    edges = torch.tensor([[0, 1], [1, 0]])
-    for layer in (scorch.nn.GCNConv(8, 2), scorch.nn.APPNP(2, 0.1), scorch.nn.SGConv(8, 2)):
-        with pytest.raises(KeywordError, match=r"\.forward\(\) got .* 'edge_weights'; use edge_weight="):
-            layer(x[0], edges, edge_weights=torch.ones(2))
-
-
 def test_exchanged_letters_are_suggested_first() -> None:
     assert nearest("cfs", ("csr", "csc", "csf")) == "did you mean 'csf'?"
     with pytest.raises(scorch.errors.FormatError, match=r"did you mean 'csf'\?"):

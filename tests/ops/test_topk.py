@@ -68,7 +68,7 @@ def test_wrong_calls_are_named() -> None:
         scorch.topk_sparse(h, 1, 2)
     with pytest.raises(ShapeError, match="at least one"):
         scorch.topk_sparse(torch.ones(()), 1)
-    with pytest.raises(OperandError, match="expected a tensor, but got a list"):
+    with pytest.raises(OperandError, match="h must be a tensor, but got a list; create one"):
         scorch.topk_sparse([1.0, 2.0], 1)
     with pytest.raises(DtypeError):
         scorch.topk_sparse(h.to(torch.complex64), 1)

@@ -224,7 +224,6 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
     "batch_size": ("batch",),
     "window_size": ("radius",),
-    **dict.fromkeys(("mask", "attention_mask", "sparse_mask"), ("pairs",)),
     **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
     **dict.fromkeys(("rtol", "atol", "eps"), ("tol",)),
     **dict.fromkeys(("max_iter", "max_iterations", "niter"), ("maxiter",)),
@@ -280,7 +279,8 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
 def suggests_keywords(function: Function) -> Function:
     """Let a function or constructor say what to use instead of a keyword argument that it does not have.
 
-    In graphs of ``torch.compile``, Python's own error is raised.
+    In graphs of ``torch.compile``, Python's own error is raised. Not for ``forward``: torch would not compile
+    a layer by itself whose ``forward`` is wrapped by a function that wraps others, too.
     """
     known = keywords_of(function)
 
@@ -289,9 +289,8 @@ def suggests_keywords(function: Function) -> Function:
         if kwargs and not is_dynamo_compiling():
             for keyword in kwargs:
                 if keyword not in known:
-                    name = function.__name__
-                    if name in ("__init__", "forward"):
-                        name = type(args[0]).__name__ + (".forward" if name == "forward" else "")
+                    is_constructor = function.__name__ == "__init__"
+                    name = type(args[0]).__name__ if is_constructor else function.__name__
                     raise unknown_keyword(name, keyword, known, kwargs[keyword])
         return function(*args, **kwargs)
 

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 import scorch
+from fork_server import run_python
 from scorch import SparseTensor
 from scorch._src.bounded import clear_plans
 from scorch._src.events import LISTENERS, Event
@@ -270,3 +271,20 @@ def test_signals_during_repeated_calls_are_raised(
             patched.setattr("scorch._src.statements.call_cache._is_same_kernel", interrupt)
             with pytest.raises(error, match="a signal"):
                 call()
+
+
+FIRST_IN_A_PROCESS = """
+import torch
+import scorch
+from scorch._src.engine import executable
+
+executable.UNCHECKED_BYTES = 1000  # results beyond it are compared with the free memory before each call
+S, x = scorch.from_torch(torch.eye(30), format="csr"), torch.rand(30, 20)
+for _ in range(4):
+    assert torch.equal(S @ x, x)
+"""
+
+
+def test_the_first_call_of_a_process_may_be_one_that_python_checks() -> None:
+    done = run_python(["-c", FIRST_IN_A_PROCESS])
+    assert done.returncode == 0, done.stderr

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
-from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.masks import csr_from_rows, row_pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import find_pairs
@@ -46,7 +45,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         torch.Size([2, 64, 32])
     """
 
-    @suggests_keywords
     def forward(
         self,
         query: torch.Tensor,

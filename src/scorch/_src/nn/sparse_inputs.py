@@ -163,7 +163,6 @@ class SparseEmbeddingBag(torch.nn.Module):
         layer.weight.requires_grad_(not freeze)
         return layer
 
-    @suggests_keywords
     def forward(
         self,
         input: torch.Tensor,

@@ -27,6 +27,7 @@ from scorch._src.engine.execute import DenseProduct
 from scorch._src.events import LISTENERS
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_grad_enabled
+from scorch._src.statements import short_runs
 from scorch._src.statements.short_runs import Run, run_checked, run_converted
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import LIVE
@@ -143,6 +144,8 @@ quickest = _Quick()
 
 def _find_repeater() -> None:
     """Have builtins repeat calls from now on, also those of operators and of functions of values."""
+    if quickest.is_known:
+        return
     found = repeater(
         CallObjects(
             sparse=SparseTensor,
@@ -184,6 +187,9 @@ def _find_repeater() -> None:
             QUICK[function] = found.functions[entry.routine]
         elif entry.repeats is not None:
             entry.quick = functools.partial(quickest.repeat, *entry.repeats)
+
+
+short_runs.on_first_builtin = _find_repeater
 
 
 def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:
@@ -295,8 +301,6 @@ def keep_call(
     if isinstance(prepared, Prepared) and is_kernel and prepared.direct is not None:
         run_shortly = run_converted if prepared.converts else run_checked
         checked = run_shortly(prepared, prepared.direct, places, sources)
-        if type(checked) is types.BuiltinFunctionType and not quickest.is_known:
-            _find_repeater()
     contiguous = all(value.is_contiguous() for value in dense)
     converts = isinstance(prepared, Prepared) and prepared.converts
     _known[key] = lambda s: prepared([s[place] for place in places], contiguous), checked, converts

@@ -23,6 +23,14 @@ Run = Callable[[Sequence[Any]], Tensor | None]  # of storages and dense tensors
 Call = Callable[..., Any]  # takes the output, and the arrays of the operands
 
 
+def _ignore() -> None:
+    """Do nothing."""
+
+
+# called whenever a builtin was bound, before it runs: the cache of calls tells builtins what they look at
+on_first_builtin: Callable[[], None] = _ignore
+
+
 def run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
     """Return a shorter way to run a call; its result is None if a dense operand does not match its guard."""
     run = _run_bound(prepared, direct, places, sources)
@@ -98,7 +106,10 @@ def _bind_run(
         prepared.wrap_new if is_new else None,
         appended if is_new and prepared.appends_rows else None,
     )
-    return direct.bind_run(guard, parts)
+    run = direct.bind_run(guard, parts)
+    if run is not None:
+        on_first_builtin()
+    return run
 
 
 def _combination(prepared: Prepared, places: list[int], sources: Sequence[Any]) -> int:

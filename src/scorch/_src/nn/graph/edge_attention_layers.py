@@ -141,7 +141,6 @@ class GATv2Conv(_EdgeAttention):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    @suggests_keywords
     def forward(
         self,
         x: Nodes,
@@ -246,7 +245,6 @@ class TransformerConv(_EdgeAttention):
         for module in self.children():
             module.reset_parameters()  # type: ignore[operator]
 
-    @suggests_keywords
     def forward(
         self,
         x: Nodes,

@@ -112,7 +112,6 @@ class GATConv(Module):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    @suggests_keywords
     def forward(
         self,
         x: Nodes,

@@ -105,7 +105,6 @@ class GCNConv(Module):
             torch.nn.init.zeros_(self.bias)
         self._first = None
 
-    @suggests_keywords
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Return the new node features.
 
@@ -208,7 +207,6 @@ class SAGEConv(Module):
         for module in self.children():
             module.reset_parameters()  # type: ignore[operator]
 
-    @suggests_keywords
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """Return the new features of the targets.
 
@@ -310,7 +308,6 @@ class GINConv(Module):
         with torch.no_grad():
             self.eps.fill_(self.initial_eps)
 
-    @suggests_keywords
     def forward(self, x: Nodes, edge_index: Tensor, size: tuple[int, int] | None = None) -> Tensor:
         """Return the new features of the targets; the arguments are those of ``SAGEConv.forward``."""
         first, second = x if isinstance(x, (tuple, list)) else (x, x)

@@ -78,7 +78,6 @@ class SGConv(Module):
         self.lin.reset_parameters()
         self._cached_x = None
 
-    @suggests_keywords
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Return the new node features; the arguments are those of ``GCNConv.forward``."""
         settle(self.lin, x)
@@ -154,7 +153,6 @@ class APPNP(Module):
         """Drop the cached graph."""
         self._first = None
 
-    @suggests_keywords
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Return the propagated features; the arguments are those of ``GCNConv.forward``, ``x`` is dense."""
         x = as_nodes("x", x, -1)
