@@ -64,8 +64,8 @@ def _pool(loop: int) -> jit.Library | None:
         library = jit.load(_POOL, "the loops that threads share")
     except CompilationError:
         return None
-    set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong)
-    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores())
+    set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores(), os.cpu_count() or 1)
     forget = ctypes.CFUNCTYPE(None)(library.address("scorch_forget_threads"))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
@@ -100,6 +100,9 @@ class _Cost:
 
     def measure(self, threads: int) -> None:
         took = _time_of_loop(threads)
+        if took < 0:
+            self.due = time.monotonic_ns() + FIRST_WAIT
+            return
         now = min(max(took / USUAL_NANOSECONDS, CHEAPEST), DEAREST) if took > 0 else 1.0
         self.relative = min(self.relative, now)
         self.due = time.monotonic_ns() + (FIRST_WAIT << 2 * self.measurements)
@@ -113,18 +116,18 @@ def relative_cost(threads: int) -> float:
     """Return the overhead of a loop on ``threads``, relative to the usual overhead.
 
     It is measured once, and a few more times where it is high: threads of other libraries that have just
-    worked wait for more by spinning, and take the cores for a while.
+    worked wait for more by spinning, and take the cores for a while. On a busy machine, it is taken for usual.
     """
     cost = _costs.get(threads)
     if cost is None:
         cost = _costs[threads] = _Cost()
     if not cost.is_settled and time.monotonic_ns() >= cost.due:
         cost.measure(threads)
-    return cost.relative
+    return cost.relative if cost.measurements else 1.0
 
 
 def _time_of_loop(threads: int) -> int:
-    """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured."""
+    """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured, negative if not now."""
     pool = _pool(_torch_loop())
     if pool is None:
         return 0
