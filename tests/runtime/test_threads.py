@@ -101,7 +101,7 @@ def test_a_thread_that_has_more_to_do_is_not_late() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
 @pytest.mark.parametrize("waiting", [True, False])
 def test_a_machine_is_busy_while_more_threads_than_it_has_cores_want_one(waiting: bool, load: Path) -> None:
-    set_running(load, (os.cpu_count() or 1) + waiting)
+    set_running(load, (os.cpu_count() or 1) * (2 if waiting else 1))
     now = time.monotonic_ns()
     for until in (0, now - 1):  # it was quiet; it was busy until just now
         parallel.busy_until().value = until

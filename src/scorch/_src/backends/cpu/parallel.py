@@ -116,7 +116,7 @@ def relative_cost(threads: int) -> float:
     """Return the overhead of a loop on ``threads``, relative to the usual overhead.
 
     It is measured once, and a few more times where it is high: threads of other libraries that have just
-    worked wait for more by spinning, and take the cores for a while. On a busy machine, it is taken for usual.
+    worked wait for more by spinning, and take the cores for a while. A busy machine is taken for a usual one.
     """
     cost = _costs.get(threads)
     if cost is None:
@@ -127,7 +127,7 @@ def relative_cost(threads: int) -> float:
 
 
 def _time_of_loop(threads: int) -> int:
-    """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured, negative if not now."""
+    """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured, -1 if not now."""
     pool = _pool(_torch_loop())
     if pool is None:
         return 0

@@ -32,6 +32,7 @@ enum { MOST_THREADS = 256, OPAQUE = 256 };
 enum { TRIES = 16 }; /* loops of one thread before two are tried again */
 enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
 enum { BETWEEN_LOOKS = 1000000, MOST_DEBT = 50000000 };
+enum { SPARE = 8 }; /* one thread too many for so many cores is no crowd */
 enum { PAID = 4, WORTH = 16 }; /* a part of the work pays off debt; to try torch's threads takes a part of the time */
 enum { FEWEST_TIMED = 3 };
 #ifdef __APPLE__
@@ -204,7 +205,7 @@ static int look(i64 time) {
     const i64 spent = read_clock(OWN_TIME);
     const i64 since = time - __atomic_exchange_n(&looked, time, __ATOMIC_RELAXED);
     const i64 before = __atomic_exchange_n(&spent_then, spent, __ATOMIC_RELAXED);
-    if (count_running() <= machine_cores) return 0;
+    if (count_running() <= machine_cores + machine_cores / SPARE) return 0;
     if (scorch_has_all_cores(spent - before, since)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
     be_busy(time, 0);
     return 1;
