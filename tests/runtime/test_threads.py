@@ -70,11 +70,6 @@ def counted(name: str, parts: int = 2) -> list[int]:
     return times.tolist()
 
 
-def is_busy(at: int) -> bool:
-    found: int = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong)(pool().address("scorch_is_busy"))(at)
-    return bool(found)
-
-
 def be_busy() -> None:
     parallel.busy_until().value = time.monotonic_ns() + 10**12
 
@@ -103,20 +98,19 @@ def test_a_thread_that_has_more_to_do_is_not_late() -> None:
 def test_a_machine_is_busy_while_more_threads_than_it_has_cores_want_one(waiting: bool, load: Path) -> None:
     set_running(load, (os.cpu_count() or 1) * (2 if waiting else 1))
     now = time.monotonic_ns()
-    for until in (0, now - 1):  # it was quiet; it was busy until just now
-        parallel.busy_until().value = until
-        assert is_busy(now) == waiting
-        assert (parallel.busy_until().value > now) == waiting
-        now += 10**9
+    parallel.busy_until().value = now - 1
+    assert parallel.is_busy() == waiting
+    assert (parallel.busy_until().value > now) == waiting
     set_running(load, 1)
     parallel.busy_until().value = now - 1
-    assert not is_busy(now)
+    assert not parallel.is_busy()
     assert parallel.busy_until().value == 0
 
 
 def test_a_system_that_does_not_say_how_many_threads_wait_is_taken_for_quiet(load: Path) -> None:
     load.unlink()
-    assert not is_busy(time.monotonic_ns())
+    parallel.busy_until().value = 1
+    assert not parallel.is_busy()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")

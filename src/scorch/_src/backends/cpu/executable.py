@@ -6,7 +6,6 @@ import ctypes
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic_ns
 from typing import Any
 
 import torch
@@ -259,7 +258,7 @@ class DirectCall:
 
         def find() -> bytes:
             allowed = (in_block() or applied[0]).threads or get_num_threads()
-            is_busy = monotonic_ns() < busy.value
+            is_busy = busy.value > 0 and parallel.is_busy()
             either = headers.get(allowed)
             return (either and either[is_busy]) or executable.packed_headers(allowed)[is_busy]
 

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +80,24 @@ def _cores() -> int:
 
 @functools.cache
 def busy_until() -> ctypes.c_longlong:
-    """Return the time until which the machine is taken for busy, in nanoseconds of the monotonic clock."""
+    """Return until when the machine is busy, in nanoseconds of the monotonic clock; 0 while it is quiet."""
     pool = _pool(_torch_loop())
     at = None if pool is None else pool.address("scorch_busy_until")
     return ctypes.c_longlong(0) if at is None else ctypes.c_longlong.from_address(at)
+
+
+@functools.cache
+def _still_busy() -> Callable[[int], int]:
+    pool = _pool(_torch_loop())
+    assert pool is not None  # which has said that it was busy
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong)
+    return kind(pool.address("scorch_is_busy"))
+
+
+def is_busy() -> bool:
+    """Check whether threads wait for cores: ask the system again, now and then, where they did."""
+    until = busy_until().value
+    return until > 0 and (time.monotonic_ns() < until or bool(_still_busy()(time.monotonic_ns())))
 
 
 @dataclass
@@ -145,7 +160,7 @@ def is_settled(threads: int, work: float, least: float) -> bool:
 
 def threads_for(work: float, least: float) -> int:
     """Return how many threads share ``work`` now: all from ``least`` on, if loops cost what is usual."""
-    return threads_by_load(allowed_threads(), work, least)[time.monotonic_ns() < busy_until().value]
+    return threads_by_load(allowed_threads(), work, least)[is_busy()]
 
 
 def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:

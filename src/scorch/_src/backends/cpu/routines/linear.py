@@ -13,7 +13,6 @@ two passes, those of what follows, and much of the time of small calls. Values m
 from __future__ import annotations
 
 import functools
-from time import monotonic_ns
 from typing import NamedTuple
 
 import torch
@@ -117,12 +116,11 @@ def _bind(layer: Layer) -> BatchProduct | None:
     facts = (_facts(tensor.dtype, tensor.shape) for tensor in (values, *others, x))
     guard = _NO_FACTS + _NO_FACTS + b"".join(facts) + _NO_FACTS
     plans: dict[tuple[int, bool], _Plan] = {}  # by allowed threads, and whether the machine is busy
-    busy = parallel.busy_until()
 
     def multiply(
         values: Tensor, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None, x: Tensor
     ) -> Tensor | None:
-        allowed, is_busy = key = parallel.allowed_threads(), monotonic_ns() < busy.value
+        allowed, is_busy = key = parallel.allowed_threads(), parallel.is_busy()
         plan = plans.get(key)
         if plan is None:
             plan = _plan_by_load(allowed, work, size, follows)[is_busy]
