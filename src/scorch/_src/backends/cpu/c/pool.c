@@ -178,9 +178,9 @@ static i64 owe(i64 more) {
 
 /* How many threads of all processes have a core or wait for one; 0 where the system does not say */
 static i64 count_running(void) {
-    enum { SPACES = 3 };
+    enum { CLOSED_BY_EXEC = 02000000, SPACES = 3 }; /* as Linux counts, which has the file */
     char text[128];
-    const int file = open(scorch_load_file, 0);
+    const int file = open(scorch_load_file, CLOSED_BY_EXEC);
     const long length = file < 0 ? 0 : read(file, text, sizeof text);
     i64 running = 0;
     int spaces = 0;
