@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,14 +33,34 @@ i64 wait_for_one(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, linger, (v
 """
 
 
+def load_file() -> ctypes.c_char_p:
+    return ctypes.c_char_p.from_address(pool().address("scorch_load_file"))
+
+
+def pool() -> jit.Library:
+    found = parallel._pool(parallel._torch_loop())
+    assert found is not None
+    return found
+
+
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
+def load(tmp_path: Path) -> Iterator[Path]:
+    """Two threads on a quiet machine, whatever else is running on it: the file that says so."""
+    before, file = torch.get_num_threads(), tmp_path / "load"
     torch.set_num_threads(2)
-    parallel.busy_until().value = 0
-    yield
-    parallel.busy_until().value = 0
+    set_running(file, 1)
+    name = str(file).encode()  # which the library does not copy
+    said, forget = load_file().value, ctypes.CFUNCTYPE(None)(pool().address("scorch_forget_load"))
+    load_file().value = name
+    forget()
+    yield file
+    load_file().value = said
+    forget()
     torch.set_num_threads(before)
+
+
+def set_running(file: Path, threads: int) -> None:
+    file.write_text(f"1.50 1.20 0.90 {threads}/200000 4711\n")
 
 
 def counted(name: str, parts: int = 2) -> list[int]:
@@ -63,21 +85,61 @@ def test_a_thread_that_is_late_again_and_again_makes_the_machine_busy() -> None:
 
 def test_a_thread_that_has_more_to_do_is_not_late() -> None:
     """One that clears new pages takes longer than others, though it has a core all the time."""
-    pool = parallel._pool(parallel._torch_loop())
-    assert pool is not None
     kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_longlong] * 4)
-    is_late = kind(pool.address("scorch_is_late"))
+    is_late = kind(pool().address("scorch_is_late"))
     started, done, ended = 0, 100_000, 1_000_000
     assert is_late(started, done, ended, -1)  # nobody has measured for how long threads had no core
     assert is_late(started, done, ended, 800_000)
     assert not is_late(started, done, ended, 20_000)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_machine_is_busy_while_more_threads_than_it_has_cores_want_one(waiting: bool, load: Path) -> None:
+    set_running(load, (os.cpu_count() or 1) * (2 if waiting else 1))
+    now = time.monotonic_ns()
+    parallel.busy_until().value = now - 1
+    assert parallel.is_busy() == waiting
+    assert (parallel.busy_until().value > now) == waiting
+    set_running(load, 1)
+    parallel.busy_until().value = now - 1
+    assert not parallel.is_busy()
+    assert parallel.busy_until().value == 0
+
+
+def test_a_system_that_does_not_say_how_many_threads_wait_is_taken_for_quiet(load: Path) -> None:
+    load.unlink()
+    parallel.busy_until().value = 1
+    assert not parallel.is_busy()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_loops_on_a_crowded_machine_keep_off_the_threads_of_torch(load: Path) -> None:
+    set_running(load, 100_000)
+    start = time.monotonic_ns()
+    assert counted("count_parts") == [1, 1]
+    assert parallel.busy_until().value > start
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_costs_are_not_measured_on_a_busy_machine(load: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where loops may take a hundred times as long as usual."""
+    monkeypatch.setattr(parallel, "_costs", {})
+    monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
+    set_running(load, 100_000)
+    assert parallel.relative_cost(2) == 1
+    assert not parallel.is_settled(2, 1000.0, 1000.0)
+    assert not parallel._costs[2].measurements
+    set_running(load, 1)
+    parallel.busy_until().value = 0
+    parallel.relative_cost(2)
+    assert parallel._costs[2].measurements == 1
+
+
 def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
-    pool, cores = parallel._pool(parallel._torch_loop()), parallel._cores()
-    assert pool is not None
+    cores = parallel._cores()
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
-    has_all_cores = kind(pool.address("scorch_has_all_cores"))
+    has_all_cores = kind(pool().address("scorch_has_all_cores"))
     assert has_all_cores(cores * 1_000_000, 1_000_000)
     assert not has_all_cores((2 * cores - 1) * 500_000, 1_000_000)  # half of one core is somebody else's
 

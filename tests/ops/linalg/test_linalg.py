@@ -455,3 +455,15 @@ def test_matrices_that_need_other_pivots_are_solved(small: float):
     b = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     found = torch.linalg.solve(scorch.from_torch(dense, format="csr"), b)
     torch.testing.assert_close(dense @ found, b)
+
+
+def test_cg_of_one_column_calls_no_dot_product_of_torch() -> None:
+    """Which shares short vectors among threads, and waits milliseconds for one on a busy machine."""
+    dense = torch.eye(40, dtype=torch.float64) * 4 - torch.ones(40, 40, dtype=torch.float64) / 40
+    A, b = scorch.from_torch(dense, format="csr"), torch.arange(40.0, dtype=torch.float64)
+    with torch.profiler.profile() as profile:
+        x = scorch.linalg.cg(A, b)
+    torch.testing.assert_close(dense @ x, b)
+    called = {event.name for event in profile.events() or ()}
+    assert "aten::mul" in called
+    assert not called & {"aten::dot", "aten::vdot"}

@@ -6,7 +6,6 @@ import ctypes
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from time import monotonic_ns
 from typing import Any
 
 import torch
@@ -126,7 +125,7 @@ class CpuExecutable(Compiled, Launcher):
         if self.plan.slots:
             least_work *= MERGE_WORK_FACTOR
         Compiled.__init__(self, schedule.functions, work, least_work, self.plan.parallel)
-        self.headers: dict[int, tuple[bytes, bytes]] = {}  # by the number of threads that are allowed
+        self.headers: dict[int, tuple[bytes, bytes]] = {}  # by how many threads are allowed; empty: not known
         self._known_threads: dict[int, int] = {}  # by the same, where results depend on how many there are
 
     def loops(self) -> Kernel:
@@ -141,8 +140,9 @@ class CpuExecutable(Compiled, Launcher):
         if self.plan.is_private:
             numbers = (self._adding_threads(allowed),) * 2
         quiet, busy = (launch.pack([self.parallel_for, threads, *self.sizes]) for threads in numbers)
-        if self.is_serial or self.plan.is_private or parallel.is_settled(allowed, self.work, self.least_work):
-            self.headers[allowed] = quiet, busy
+        is_fixed = self.is_serial or self.plan.is_private
+        is_settled = is_fixed or parallel.is_settled(allowed, self.work, self.least_work)
+        self.headers[allowed] = quiet if is_settled else b"", busy
         return quiet, busy
 
     def workers(self) -> int:
@@ -258,8 +258,9 @@ class DirectCall:
 
         def find() -> bytes:
             allowed = (in_block() or applied[0]).threads or get_num_threads()
-            either = headers.get(allowed) or executable.packed_headers(allowed)
-            return either[monotonic_ns() < busy.value]
+            is_busy = busy.value > 0 and parallel.is_busy()
+            either = headers.get(allowed)
+            return (either and either[is_busy]) or executable.packed_headers(allowed)[is_busy]
 
         return find
 

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +65,8 @@ def _pool(loop: int) -> jit.Library | None:
         library = jit.load(_POOL, "the loops that threads share")
     except CompilationError:
         return None
-    set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong)
-    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores())
+    set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores(), os.cpu_count() or 1)
     forget = ctypes.CFUNCTYPE(None)(library.address("scorch_forget_threads"))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
@@ -79,10 +80,24 @@ def _cores() -> int:
 
 @functools.cache
 def busy_until() -> ctypes.c_longlong:
-    """Return the time until which the machine is taken for busy, in nanoseconds of the monotonic clock."""
+    """Return until when the machine is busy, in nanoseconds of the monotonic clock; 0 while it is quiet."""
     pool = _pool(_torch_loop())
     at = None if pool is None else pool.address("scorch_busy_until")
     return ctypes.c_longlong(0) if at is None else ctypes.c_longlong.from_address(at)
+
+
+@functools.cache
+def _still_busy() -> Callable[[int], int]:
+    pool = _pool(_torch_loop())
+    assert pool is not None  # which has said that it was busy
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong)
+    return kind(pool.address("scorch_is_busy"))
+
+
+def is_busy() -> bool:
+    """Check whether threads wait for cores: ask the system again, now and then, where they did."""
+    until = busy_until().value
+    return until > 0 and (time.monotonic_ns() < until or bool(_still_busy()(time.monotonic_ns())))
 
 
 @dataclass
@@ -100,6 +115,9 @@ class _Cost:
 
     def measure(self, threads: int) -> None:
         took = _time_of_loop(threads)
+        if took < 0:
+            self.due = time.monotonic_ns() + FIRST_WAIT
+            return
         now = min(max(took / USUAL_NANOSECONDS, CHEAPEST), DEAREST) if took > 0 else 1.0
         self.relative = min(self.relative, now)
         self.due = time.monotonic_ns() + (FIRST_WAIT << 2 * self.measurements)
@@ -113,18 +131,18 @@ def relative_cost(threads: int) -> float:
     """Return the overhead of a loop on ``threads``, relative to the usual overhead.
 
     It is measured once, and a few more times where it is high: threads of other libraries that have just
-    worked wait for more by spinning, and take the cores for a while.
+    worked wait for more by spinning, and take the cores for a while. A busy machine is taken for a usual one.
     """
     cost = _costs.get(threads)
     if cost is None:
         cost = _costs[threads] = _Cost()
     if not cost.is_settled and time.monotonic_ns() >= cost.due:
         cost.measure(threads)
-    return cost.relative
+    return cost.relative if cost.measurements else 1.0
 
 
 def _time_of_loop(threads: int) -> int:
-    """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured."""
+    """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured, -1 if not now."""
     pool = _pool(_torch_loop())
     if pool is None:
         return 0
@@ -142,7 +160,7 @@ def is_settled(threads: int, work: float, least: float) -> bool:
 
 def threads_for(work: float, least: float) -> int:
     """Return how many threads share ``work`` now: all from ``least`` on, if loops cost what is usual."""
-    return threads_by_load(allowed_threads(), work, least)[time.monotonic_ns() < busy_until().value]
+    return threads_by_load(allowed_threads(), work, least)[is_busy()]
 
 
 def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:

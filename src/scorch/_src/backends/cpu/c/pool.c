@@ -1,11 +1,14 @@
 /* Loops on torch's threads while the machine is quiet, and on threads of our own while it is not.
  *
  * torch's loops end when every thread has reported, also one that got no core to run on: beside other processes
- * the caller waits milliseconds for a thread that did nothing. So the time from the end of the caller's part to
- * that of the loop is watched. Where it is long, parts of the next loops are timed: if threads have been without a
- * core, and not just had more to do than the caller, the machine is busy for a while. Then the caller takes all parts
- * that nobody else has begun, and waits only for those that somebody has; if that takes long as well, fewer threads
- * are asked, in the end none.
+ * the caller waits milliseconds, often without giving up its own core, for a thread that did nothing. So the system is
+ * asked now and then how many threads want a core: with more than there are cores, the machine is busy for a while.
+ * Then the caller takes all parts that nobody else has begun, and waits only for those that somebody has; if that
+ * takes long as well, fewer threads are asked, in the end none. Afterwards the system is asked again.
+ * Not every system says, nor knows who shares the cores that are left to this process. So the time from the end of
+ * the caller's part to that of the loop is watched. Where it is long, parts of the next loops are timed: if threads
+ * have been without a core, and not just had more to do than the caller, that time is a debt, which other loops pay off
+ * by a share of the work they save the caller; if it is not paid off before the next such loop, the machine is busy.
  * Where it is this process that takes all the cores, by threads of another library that wait for work in vain, it
  * soon ends, and torch's threads are tried again at once.
  */
@@ -14,19 +17,23 @@ typedef void (*body_t)(i64, i64, void *);
 typedef int (*loop_t)(i64, i64, i64, body_t, void *);
 
 static loop_t torch_loop;
-i64 scorch_busy_until; /* of the clock that Python calls monotonic */
+i64 scorch_busy_until; /* of the clock that Python calls monotonic; 0 if it has not been busy since a quiet loop */
 
 #ifdef _WIN32
 int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
     return torch_loop(begin, end, grain, body, context);
 }
 void scorch_forget_threads(void) {}
+void scorch_forget_load(void) {}
+int scorch_is_busy(i64 time) { return (void)time, 0; }
 #else
 
 enum { MOST_THREADS = 256, OPAQUE = 256 };
-enum { ENOUGH = 6, PER_LATE = 3, MOST_LATE = 12 }; /* late loops count, others take back: one alone is an accident */
 enum { TRIES = 16 }; /* loops of one thread before two are tried again */
 enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
+enum { BETWEEN_LOOKS = 1000000, MOST_DEBT = 50000000 };
+enum { SPARE = 8 }; /* one thread too many for so many cores is no crowd */
+enum { PAID = 4, WORTH = 16 }; /* a part of the work pays off debt; to try torch's threads takes a part of the time */
 enum { FEWEST_TIMED = 3 };
 #ifdef __APPLE__
 enum { MONOTONIC = 6, OWN_TIME = 12, THREAD_TIME = 16, SETMASK = 3 };
@@ -35,6 +42,9 @@ enum { MONOTONIC = 1, OWN_TIME = 2, THREAD_TIME = 3, SETMASK = 2 };
 #endif
 
 int clock_gettime(int, void *);
+int open(const char *, int, ...);
+long read(int, void *, unsigned long);
+int close(int);
 int pthread_create(void *, const void *, void *(*)(void *), void *);
 int pthread_detach(void *);
 int pthread_mutex_init(void *, const void *);
@@ -58,9 +68,11 @@ static struct {
     i64 next __attribute__((aligned(64)));
 } pool;
 
-static i64 next_wait = FIRST_WAIT, own_threads = MOST_THREADS, late_loops, tries;
+static i64 next_wait, own_threads, tries, debt;
+static i64 looked, spent_then; /* when the system was asked, and the time that all threads had run for */
 
-static i64 cores = MOST_THREADS;
+static i64 cores = MOST_THREADS, machine_cores = MOST_THREADS; /* that this process may use, and all */
+const char *scorch_load_file = "/proc/loadavg"; /* such as 1.50 1.20 0.90 3/250 4711: three threads want a core */
 
 static i64 read_clock(int clock) {
     long time[2];
@@ -157,11 +169,56 @@ static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
     __atomic_store_n(&own_threads, threads < MOST_THREADS ? threads : MOST_THREADS, __ATOMIC_RELAXED);
 }
 
-static i64 count_late(i64 more) {
-    i64 count = __atomic_load_n(&late_loops, __ATOMIC_RELAXED) + more;
-    count = count < 0 ? 0 : count > MOST_LATE ? MOST_LATE : count;
-    __atomic_store_n(&late_loops, count, __ATOMIC_RELAXED);
-    return count;
+static i64 owe(i64 more) {
+    i64 sum = __atomic_load_n(&debt, __ATOMIC_RELAXED) + more;
+    sum = sum < 0 ? 0 : sum > MOST_DEBT ? MOST_DEBT : sum;
+    __atomic_store_n(&debt, sum, __ATOMIC_RELAXED);
+    return sum;
+}
+
+/* How many threads of all processes have a core or wait for one; 0 where the system does not say */
+static i64 count_running(void) {
+    enum { CLOSED_BY_EXEC = 02000000, SPACES = 3 }; /* as Linux counts, which has the file */
+    char text[128];
+    const int file = open(scorch_load_file, CLOSED_BY_EXEC);
+    const long length = file < 0 ? 0 : read(file, text, sizeof text);
+    i64 running = 0;
+    int spaces = 0;
+    if (file < 0) return 0;
+    close(file);
+    for (long at = 0; at < length && text[at] != '/'; at++) {
+        if (text[at] == ' ') spaces++;
+        else if (spaces == SPACES && text[at] >= '0' && text[at] <= '9') running = 10 * running + (text[at] - '0');
+    }
+    return running;
+}
+
+/* Busy for at least as long as given, and each time for longer than the last if that ended just now */
+static void be_busy(i64 from, i64 least) {
+    i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
+    __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
+    __atomic_store_n(&scorch_busy_until, from + (wait > least ? wait : least), __ATOMIC_RELAXED);
+}
+
+/* Ask the system whether more threads want a core than there are cores, in which case the machine is busy. */
+static int look(i64 time) {
+    const i64 spent = read_clock(OWN_TIME);
+    const i64 since = time - __atomic_exchange_n(&looked, time, __ATOMIC_RELAXED);
+    const i64 before = __atomic_exchange_n(&spent_then, spent, __ATOMIC_RELAXED);
+    if (count_running() <= machine_cores + machine_cores / SPARE) return 0;
+    if (scorch_has_all_cores(spent - before, since)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
+    be_busy(time, 0);
+    return 1;
+}
+
+/* Whether loops keep off torch's threads at a time. */
+int scorch_is_busy(i64 time) {
+    i64 until = __atomic_load_n(&scorch_busy_until, __ATOMIC_RELAXED);
+    if (time < until) return 1;
+    if (!until && time - __atomic_load_n(&looked, __ATOMIC_RELAXED) < BETWEEN_LOOKS) return 0;
+    if (look(time)) return 1;
+    if (until) __atomic_compare_exchange_n(&scorch_busy_until, &until, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return 0;
 }
 
 /* A loop whose parts tell when the caller has done its own, and, if is_timed, when the last one was done, and how long
@@ -196,27 +253,34 @@ static void run_watched(i64 begin, i64 end, void *given) {
     if (begin == watch->first) watch->done = now();
 }
 
+/* After a loop on torch's threads: whether these are to be tried again. */
+static void judge(const watched *watch, i64 ended, i64 spent) {
+    const i64 late = ended - watch->done;
+    if (!watch->done) return; /* the caller was given no part */
+    if (!scorch_is_late(watch->started, watch->done, ended, time_without_core(watch, ended))) {
+        if (!owe((watch->started - watch->done) / PAID)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
+    } else if (!look(ended) && owe(late) > late) { /* one alone is an accident */
+        const int is_own = spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, ended - watch->started);
+        if (is_own) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
+        be_busy(ended, is_own ? 0 : WORTH * late < LAST_WAIT ? WORTH * late : LAST_WAIT);
+    }
+}
+
 int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
-    watched watch = {body, context, begin, now(), 0, 0, 0, __atomic_load_n(&late_loops, __ATOMIC_RELAXED) > 0};
-    i64 spent = -1;
-    if (watch.started < __atomic_load_n(&scorch_busy_until, __ATOMIC_RELAXED)) {
+    watched watch = {body, context, begin, now(), 0, 0, 0, __atomic_load_n(&debt, __ATOMIC_RELAXED) > 0};
+    if (scorch_is_busy(watch.started)) {
         run_on_own(begin, end, body, context);
         return 0;
     }
-    if (watch.is_timed) spent = read_clock(OWN_TIME);
+    const i64 spent = watch.is_timed ? read_clock(OWN_TIME) : -1;
     int status = torch_loop(begin, end, grain, run_watched, &watch);
-    i64 ended = now();
-    if (watch.done && scorch_is_late(watch.started, watch.done, ended, time_without_core(&watch, ended))) {
-        if (count_late(PER_LATE) < ENOUGH) return status;
-        if (spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, ended - watch.started))
-            __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
-        i64 wait = __atomic_load_n(&next_wait, __ATOMIC_RELAXED);
-        __atomic_store_n(&scorch_busy_until, ended + wait, __ATOMIC_RELAXED);
-        __atomic_store_n(&next_wait, 2 * wait < LAST_WAIT ? 2 * wait : LAST_WAIT, __ATOMIC_RELAXED);
-    } else {
-        if (!count_late(-1)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
-    }
+    judge(&watch, now(), spent);
     return status;
+}
+
+void scorch_forget_load(void) {
+    scorch_busy_until = debt = tries = looked = spent_then = 0;
+    next_wait = FIRST_WAIT, own_threads = MOST_THREADS;
 }
 
 /* After a fork: the child has none of the threads, and locks may be held by those. */
@@ -229,24 +293,27 @@ void scorch_forget_threads(void) {
 
 static void no_part(i64 begin, i64 end, void *context) { (void)begin, (void)end, (void)context; }
 
-void scorch_set_torch_loop(loop_t loop, i64 count) {
+void scorch_set_torch_loop(loop_t loop, i64 count, i64 in_machine) {
     torch_loop = loop;
 #ifndef _WIN32
-    cores = count;
+    cores = count, machine_cores = in_machine;
 #else
-    (void)count;
+    (void)count, (void)in_machine;
 #endif
     scorch_forget_threads();
+    scorch_forget_load();
 }
 
 /* The shortest of ``times`` loops of ``threads`` parts that do nothing, in nanoseconds; of fewer, but some, where
-   they take longer than ``limit`` together. The first one, in which threads may be created, does not count. */
+   they take longer than ``limit`` together. The first one, in which threads may be created, does not count.
+   -1 if the machine is busy, where some might take very long. */
 i64 scorch_time_of_loop(i64 threads, i64 times, i64 limit) {
 #ifdef _WIN32
     (void)threads, (void)times, (void)limit;
     return 0;
 #else
     i64 best = -1, ended;
+    if (scorch_is_busy(now())) return -1;
     torch_loop(0, threads, 1, no_part, 0);
     limit += ended = now();
     for (i64 done = 0; done < times && (done < FEWEST_TIMED || ended < limit); done++) {

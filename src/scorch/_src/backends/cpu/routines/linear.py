@@ -13,7 +13,6 @@ two passes, those of what follows, and much of the time of small calls. Values m
 from __future__ import annotations
 
 import functools
-from time import monotonic_ns
 from typing import NamedTuple
 
 import torch
@@ -116,19 +115,18 @@ def _bind(layer: Layer) -> BatchProduct | None:
     others = (values if other is None else other for other in (scales, bias, residual))
     facts = (_facts(tensor.dtype, tensor.shape) for tensor in (values, *others, x))
     guard = _NO_FACTS + _NO_FACTS + b"".join(facts) + _NO_FACTS
-    plans: dict[int, tuple[_Plan, _Plan]] = {}  # on a quiet machine and on a busy one, by allowed threads
-    busy = parallel.busy_until()
+    plans: dict[tuple[int, bool], _Plan] = {}  # by allowed threads, and whether the machine is busy
 
     def multiply(
         values: Tensor, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None, x: Tensor
     ) -> Tensor | None:
-        allowed = parallel.allowed_threads()
-        either = plans.get(allowed)
-        if either is None:
-            either = _plan_by_load(allowed, work, size, follows)
-            if parallel.is_settled(allowed, work, MIN_WORK):
-                plans[allowed] = either
-        header, elements = either[monotonic_ns() < busy.value]
+        allowed, is_busy = key = parallel.allowed_threads(), parallel.is_busy()
+        plan = plans.get(key)
+        if plan is None:
+            plan = _plan_by_load(allowed, work, size, follows)[is_busy]
+            if is_busy or parallel.is_settled(allowed, work, MIN_WORK):
+                plans[key] = plan
+        header, elements = plan
         space = empty((elements,), dtype) if elements else x
         scales, bias = values if scales is None else scales, values if bias is None else bias
         rest = values if residual is None else residual
