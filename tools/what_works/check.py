@@ -17,7 +17,8 @@ from tools.what_works.operators import PRODUCTS, TRANSFORMS
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-9, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 SMALL = 8  # results with fewer elements may be dense
-TIED = {"argsort", "kthvalue", "median", "mode", "nanmedian", "sort", "topk"}  # of equal elements they may name any
+# of equal elements they may name any
+TIED = {"argsort", "kthvalue", "median", "mode", "nanmedian", "sort", "topk"}
 
 OUTCOMES = ("passed", "refused", "cryptic", "wrong", "crashed", "too slow")
 

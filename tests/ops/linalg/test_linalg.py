@@ -461,7 +461,7 @@ def test_cg_of_one_column_calls_no_dot_product_of_torch() -> None:
     """Which shares short vectors among threads, and waits milliseconds for one on a busy machine."""
     dense = torch.eye(40, dtype=torch.float64) * 4 - torch.ones(40, 40, dtype=torch.float64) / 40
     A, b = scorch.from_torch(dense, format="csr"), torch.arange(40.0, dtype=torch.float64)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         x = scorch.linalg.cg(A, b)
     torch.testing.assert_close(dense @ x, b)
     called = {event.name for event in profile.events() or ()}
