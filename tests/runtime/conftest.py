@@ -1,12 +1,18 @@
-"""Every test of this directory starts with an empty kernel cache and no compiler looked for."""
+"""Every test of this directory starts with an empty kernel cache and no compiler looked for.
+
+Tests of what threads do ask for a quiet machine.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from machine_load import load_file, pool, set_running
 from scorch._src.backends import cache
 from scorch._src.backends.cpu import jit, toolchain
 
@@ -21,3 +27,19 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     found = toolchain._toolchain
     yield place
     toolchain._toolchain = found
+
+
+@pytest.fixture
+def quiet(tmp_path: Path) -> Iterator[Path]:
+    """Two threads on a quiet machine, whatever else is running on it: the file that says so."""
+    before, file = torch.get_num_threads(), tmp_path / "load"
+    torch.set_num_threads(2)
+    set_running(file, 1)
+    name = str(file).encode()  # which the library does not copy
+    said, forget = load_file().value, ctypes.CFUNCTYPE(None)(pool().address("scorch_forget_load"))
+    load_file().value = name
+    forget()
+    yield file
+    load_file().value = said
+    forget()
+    torch.set_num_threads(before)

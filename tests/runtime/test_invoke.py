@@ -202,7 +202,7 @@ def test_kernels_borrow_the_threads_of_torch(caller: Caller) -> None:
 
 
 @pytest.fixture(params=["torch", "OpenMP", "busy"])
-def runtime(request: pytest.FixtureRequest) -> Iterator[int]:
+def runtime(request: pytest.FixtureRequest, quiet: Path) -> Iterator[int]:
     """The thread pool: torch's, that of versions before 2.10, and our own, for a busy machine."""
     if request.param == "busy":
         busy_until().value = time.monotonic_ns() + 10**12

@@ -6,13 +6,13 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import scorch
+from machine_load import pool, set_running
 from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.invoke import make_caller
 
@@ -33,34 +33,10 @@ i64 wait_for_one(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, linger, (v
 """
 
 
-def load_file() -> ctypes.c_char_p:
-    return ctypes.c_char_p.from_address(pool().address("scorch_load_file"))
-
-
-def pool() -> jit.Library:
-    found = parallel._pool(parallel._torch_loop())
-    assert found is not None
-    return found
-
-
 @pytest.fixture(autouse=True)
-def load(tmp_path: Path) -> Iterator[Path]:
-    """Two threads on a quiet machine, whatever else is running on it: the file that says so."""
-    before, file = torch.get_num_threads(), tmp_path / "load"
-    torch.set_num_threads(2)
-    set_running(file, 1)
-    name = str(file).encode()  # which the library does not copy
-    said, forget = load_file().value, ctypes.CFUNCTYPE(None)(pool().address("scorch_forget_load"))
-    load_file().value = name
-    forget()
-    yield file
-    load_file().value = said
-    forget()
-    torch.set_num_threads(before)
-
-
-def set_running(file: Path, threads: int) -> None:
-    file.write_text(f"1.50 1.20 0.90 {threads}/200000 4711\n")
+def load(quiet: Path) -> Path:
+    """The file that says how many threads want a core."""
+    return quiet
 
 
 def counted(name: str, parts: int = 2) -> list[int]:
