@@ -189,7 +189,7 @@ def _find_repeater() -> None:
             entry.quick = functools.partial(quickest.repeat, *entry.repeats)
 
 
-short_runs.on_first_builtin = _find_repeater
+short_runs.prepare_builtins = _find_repeater
 
 
 def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:

@@ -27,8 +27,8 @@ def _ignore() -> None:
     """Do nothing."""
 
 
-# called whenever a builtin was bound, before it runs: the cache of calls tells builtins what they look at
-on_first_builtin: Callable[[], None] = _ignore
+# called where a builtin is bound, before it runs: the cache of calls tells builtins, once, what they look at
+prepare_builtins: Callable[[], None] = _ignore
 
 
 def run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
@@ -108,7 +108,7 @@ def _bind_run(
     )
     run = direct.bind_run(guard, parts)
     if run is not None:
-        on_first_builtin()
+        prepare_builtins()
     return run
 
 

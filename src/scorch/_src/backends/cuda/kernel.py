@@ -24,10 +24,8 @@ from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
 MAX_COMPILERS = 8  # at once: each needs memory
-DELAY, PAUSE = (
-    0.05,
-    0.01,
-)  # seconds before kernels are compiled ahead, and between looks at who compiles others
+DELAY = 0.05  # seconds before kernels are compiled ahead
+PAUSE = 0.01  # seconds between looks whether others are still being compiled
 PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
 
