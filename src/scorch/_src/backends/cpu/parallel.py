@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 
 from scorch._src.backends.cpu import jit, openmp
+from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError
 from scorch.settings import applied, in_block
 
-_POOL = jit.read_source("pool.c")
+_POOL = at_most(ONCE_A_ROW) + jit.read_source("pool.c")  # no loop in it has much to do
 SOURCES = (_POOL,)
 
 USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is

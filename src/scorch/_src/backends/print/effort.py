@@ -68,6 +68,11 @@ def pragma(level: str) -> str:
     return f'#pragma GCC optimize("{level}")'
 
 
+def at_most(level: str) -> str:
+    """Return lines that set the effort for what follows, where the compiler is asked to optimize at all."""
+    return f"#ifdef __OPTIMIZE__\n{pragma(level)}\n#endif\n"
+
+
 def with_effort(level: str, text: str, usual: str) -> str:
     """Return the text of functions with the effort that compilers spend on them, if it is not the usual."""
     if level == usual:
