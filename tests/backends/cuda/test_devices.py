@@ -15,9 +15,10 @@ import scorch
 from fork_server import CAN_FORK, run_python
 from scorch._src.backends import base
 from scorch._src.backends.cuda.device import driver, nvrtc, streams
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch
 from scorch._src.backends.cuda.executables import direct
-from scorch._src.backends.cuda.executables.executable import CudaExecutable, in_context
+from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.devices import META
 from scorch._src.loops.grid import FUNCTIONS
 from scorch._src.tensor import call_errors, metadata

@@ -14,7 +14,7 @@ import torch
 import scorch
 from grid_emulator import EmulatedBackend, EmulatedExecutable, EmulatedRoutines, run_grid
 from scorch._src.backends.cpu import invoke, jit, launch, toolchain
-from scorch._src.backends.cuda.device import driver, streams
+from scorch._src.backends.cuda.device import builtins, driver, streams
 from scorch._src.backends.cuda.device.kernel import LAUNCHES, CudaKernel, Launches
 from scorch._src.backends.cuda.executables import one_call
 from scorch._src.backends.cuda.routines import coalescing, entries
@@ -84,16 +84,16 @@ class Driver:
         address = launch.exchange_table()
         assert address is not None
         table = (ctypes.c_void_p * 7)(*(ctypes.c_void_p * 7).from_address(address))
-        table[one_call.STREAM_OF] = ctypes.cast(self.library.stream_of, ctypes.c_void_p).value
+        table[builtins.STREAM_OF] = ctypes.cast(self.library.stream_of, ctypes.c_void_p).value
         return table
 
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """Have the second call of a kernel prepare the builtin."""
-    found, builtin = Driver(), one_call.make_builtin()
+    found, builtin = Driver(), builtins.make_builtin()
     assert builtin is not None
-    table, library = found.table(), jit.load(*one_call.SOURCES)
+    table, library = found.table(), jit.load(*builtins.SOURCES)
     set_table = invoke.builtin(b"set_exchange", library.address("scorch_set_exchange"))
     set_table(ctypes.addressof(table), None)
     monkeypatch.setattr(driver, "driver", lambda: found)
@@ -240,10 +240,10 @@ def test_widths_take_turns(made_up: Driver) -> None:
 
 
 def test_a_thread_compiles_the_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = one_call.Builtin()
+    made = builtins.Builtin()
     found = made.find() or (made._thread and made._thread.join()) or made.find()
     assert found is not None and callable(found.launch)
-    failing = one_call.Builtin()
+    failing = builtins.Builtin()
     monkeypatch.setattr(toolchain, "has_compiler", lambda: 1 / 0)
     assert failing.find() is None
     assert failing._thread is not None
@@ -257,10 +257,10 @@ def test_streams_of_torchs_table_are_checked(made_up: Driver, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     for told, is_right in ((71, True), (72, False)):
-        one_call._knows_streams.cache_clear()
-        monkeypatch.setattr(one_call, "cuda_stream_of", lambda device, told=told: told)
-        assert one_call._knows_streams(0) is is_right
-    one_call._knows_streams.cache_clear()
+        builtins._knows_streams.cache_clear()
+        monkeypatch.setattr(builtins, "cuda_stream_of", lambda device, told=told: told)
+        assert builtins._knows_streams(0) is is_right
+    builtins._knows_streams.cache_clear()
 
 
 # several launches -------------------------------------------------------------------------------------
@@ -273,10 +273,10 @@ def listed(made_up: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[li
         f"scorch_{name}" for name in ("sample", "rank", "spread", "sort", "place", "few", "find_infinite")
     ]
     runs: list[list[str]] = []
-    builtin = one_call.make_builtin()
+    builtin = builtins.make_builtin()
     table, wait = made_up.table(), streams.Told.wait
     assert builtin is not None
-    set_table = invoke.builtin(b"set_exchange", jit.load(*one_call.SOURCES).address("scorch_set_exchange"))
+    set_table = invoke.builtin(b"set_exchange", jit.load(*builtins.SOURCES).address("scorch_set_exchange"))
     set_table(ctypes.addressof(table), None)
     routines = EmulatedRoutines()
 

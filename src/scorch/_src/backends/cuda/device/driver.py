@@ -8,7 +8,10 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
+
+import torch
 
 from scorch._src.backends.print.cuda import THREADS as THREADS
 from scorch._src.bounded import BoundedCache
@@ -16,6 +19,7 @@ from scorch._src.torch_internals import cuda_device, cuda_stream_of
 from scorch.errors import KernelError
 
 MAX_BLOCKS = (1 << 31) - 1
+ALIGNMENT = 16  # bytes, of what a thread reads or writes at once
 
 MAX_MODULES = 4096  # which stay loaded
 MAX_STREAMS = 64  # of which a launcher knows how to launch on them
@@ -25,6 +29,8 @@ MAX_SLOTS = 500  # of 8 bytes each: a kernel takes 4 KB of arguments
 # Numbers of attributes, as the driver has them.
 MAX_DYNAMIC_SHARED_SIZE, NUM_REGISTERS, LOCAL_SIZE, SHARED_SIZE = 8, 4, 3, 1  # of functions
 MAX_SHARED_MEMORY, MULTIPROCESSORS, MEMORY_CLOCK, BUS_WIDTH = 97, 16, 36, 37  # of devices
+
+HERE = nullcontext()
 
 _modules: BoundedCache[tuple[bytes, int], ctypes.c_void_p] = BoundedCache(MAX_MODULES)
 
@@ -213,6 +219,12 @@ def function_facts(function: ctypes.c_void_p) -> FunctionFacts:
 def is_current(device: int) -> bool:
     """Check whether a device is the one that calls go to."""
     return bool(cuda_device() == device)
+
+
+def in_context(device: torch.device) -> AbstractContextManager[Any]:
+    """Make ``device`` the current one, which it usually is."""
+    is_here = device.index is None or is_current(device.index)
+    return HERE if is_here else torch.cuda.device(device)
 
 
 def _check(status: int, what: str) -> None:

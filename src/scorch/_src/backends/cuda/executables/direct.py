@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from scorch._src.backends.cpu.launch import tensor_descriptor
+from scorch._src.backends.cuda.device.driver import ALIGNMENT
 from scorch._src.backends.cuda.device.kernel import LAUNCHES
 from scorch._src.backends.cuda.executables.one_call import by_pattern, in_one_call
 from scorch._src.backends.repeated_calls import Run, RunParts
@@ -19,7 +20,6 @@ from scorch._src.torch_internals import cuda_device
 if TYPE_CHECKING:
     from scorch._src.backends.cuda.executables.executable import CudaExecutable
 
-ALIGNMENT = 16  # bytes
 MAX_SHAPES = 64  # of results that are remembered
 
 # Of a dense operand its number among the arrays, shape, dtype and strides, None if without gaps.

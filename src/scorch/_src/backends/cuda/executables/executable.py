@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cuda.device import driver
+from scorch._src.backends.cuda.device.builtins import CUDA, find_builtin
 from scorch._src.backends.cuda.device.cost import describe_cost
+from scorch._src.backends.cuda.device.driver import ALIGNMENT, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, kernel_of
-from scorch._src.backends.cuda.executables.direct import ALIGNMENT, MAX_SHAPES, CudaCall
-from scorch._src.backends.cuda.executables.one_call import CUDA, find_builtin
+from scorch._src.backends.cuda.executables.direct import MAX_SHAPES, CudaCall
 from scorch._src.backends.cuda.executables.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.routines.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
@@ -26,7 +26,6 @@ from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_
 from scorch._src.loops.types import INT64
 from scorch.errors import KernelError
 
-HERE = nullcontext()
 SMALL = (
     1 << 20
 )  # bytes of a result of which one is allocated to learn how; torch then looks at fewer arguments
@@ -298,9 +297,3 @@ class CudaExecutable(base.Executable):
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         raise KernelError(f"no CUDA kernel is available for {self.label}")
-
-
-def in_context(device: torch.device) -> AbstractContextManager[Any]:
-    """Make ``device`` the current one, which it usually is."""
-    is_current = device.index is None or driver.is_current(device.index)
-    return HERE if is_current else torch.cuda.device(device)

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from scorch._src.backends import base
-from scorch._src.backends.cuda.device.driver import MAX_SLOTS
+from scorch._src.backends.cuda.device.driver import ALIGNMENT, MAX_SLOTS, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, kernel_of
-from scorch._src.backends.cuda.executables.direct import ALIGNMENT
-from scorch._src.backends.cuda.executables.executable import CudaExecutable, in_context
+from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.cuda.routines.rows import longest_row
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_cuda

@@ -10,9 +10,10 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cuda.device import driver
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import Launch
 from scorch._src.backends.cuda.device.streams import check_waiting
-from scorch._src.backends.cuda.executables.executable import CudaExecutable, in_context
+from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.cuda.routines.levels import print_levels, shape_of
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.lower.driven import COUNT, FILL, lower_driven

@@ -14,9 +14,10 @@ import torch
 from scorch._src.backends import base
 from scorch._src.backends.cuda.device import driver
 from scorch._src.backends.cuda.device.cost import describe_cost
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, read_text
 from scorch._src.backends.cuda.device.streams import check_waiting
-from scorch._src.backends.cuda.executables.executable import CudaExecutable, in_context
+from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
 from scorch._src.backends.print.functions import helpers, needed_by

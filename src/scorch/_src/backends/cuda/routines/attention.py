@@ -16,9 +16,9 @@ import torch.nn.functional as F
 
 from scorch._src.backends.cuda.device import nvrtc
 from scorch._src.backends.cuda.device.cost import tells
+from scorch._src.backends.cuda.device.driver import ALIGNMENT, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, read_text, refuse
 from scorch._src.backends.cuda.device.streams import check_waiting
-from scorch._src.backends.cuda.executables.executable import in_context
 from scorch._src.backends.cuda.routines.attention_blocks import MIN_PAIRS, ROWS, CudaBlocks, Work, make_work
 from scorch._src.backends.cuda.routines.levels import CudaLevels
 from scorch._src.backends.launcher import address_of
@@ -33,7 +33,6 @@ THREADS = 128  # of a block
 MAX_BLOCKS = 1 << 30
 MAX_FEATURES = 128
 STEP = 16  # to a multiple of which features are padded
-ALIGNMENT = 16  # bytes, of rows
 BATCH_DIMS = 3  # that kernels take
 MIN_CAPABILITY = (8, 0)  # for copies while others compute, and products of bfloat16
 

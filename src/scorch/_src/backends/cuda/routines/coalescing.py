@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from scorch._src.backends.cuda.device import nvrtc
+from scorch._src.backends.cuda.device.builtins import Address, LaunchList, Slot
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, compile_ahead, read_text
 from scorch._src.backends.cuda.device.streams import check_waiting, told_on
-from scorch._src.backends.cuda.executables.executable import in_context
-from scorch._src.backends.cuda.executables.one_call import Address, LaunchList, Slot
 from scorch._src.backends.cuda.routines.entries import FEW, CudaEntries
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor, do_nothing

@@ -13,9 +13,8 @@ from typing import overload
 import torch
 
 from scorch._src.backends.cuda.device.cost import tells
+from scorch._src.backends.cuda.device.driver import ALIGNMENT, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, refuse
-from scorch._src.backends.cuda.executables.direct import ALIGNMENT
-from scorch._src.backends.cuda.executables.executable import in_context
 from scorch._src.backends.cuda.routines.attention import CudaAttention
 from scorch._src.backends.cuda.routines.neighbours import (
     INDICES,

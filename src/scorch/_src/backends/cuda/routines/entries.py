@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from scorch._src.backends.cuda.device import driver, nvrtc
+from scorch._src.backends.cuda.device.builtins import CUDA, Address, LaunchList, Slot, find_launches
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, kernel_of, read_text
 from scorch._src.backends.cuda.device.streams import (
     ANY_NONZERO,
@@ -18,8 +20,6 @@ from scorch._src.backends.cuda.device.streams import (
     check_waiting,
     told_on,
 )
-from scorch._src.backends.cuda.executables.executable import in_context
-from scorch._src.backends.cuda.executables.one_call import CUDA, Address, LaunchList, Slot, find_launches
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor

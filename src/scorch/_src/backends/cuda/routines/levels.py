@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel
 from scorch._src.backends.cuda.device.streams import check_waiting
-from scorch._src.backends.cuda.executables.executable import in_context
 from scorch._src.backends.cuda.routines.picking import CudaPicking
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_cuda

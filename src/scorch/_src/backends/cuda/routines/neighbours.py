@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from scorch._src.backends.cuda.device import driver
+from scorch._src.backends.cuda.device.driver import ALIGNMENT
 from scorch._src.backends.cuda.device.kernel import read_text
-from scorch._src.backends.cuda.executables.direct import ALIGNMENT
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.functions import helpers
 

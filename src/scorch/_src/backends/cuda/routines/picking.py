@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from scorch._src.backends.cuda.device.cost import tells
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, read_text, refuse
 from scorch._src.backends.cuda.device.streams import PICKED, check_waiting, told_on
-from scorch._src.backends.cuda.executables.executable import in_context
 from scorch._src.backends.cuda.routines.rows import know_longest_row
 from scorch._src.backends.cuda.routines.sorting import CudaSorting
 from scorch._src.backends.launcher import address_of

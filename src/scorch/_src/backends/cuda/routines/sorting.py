@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, read_text
-from scorch._src.backends.cuda.executables.executable import in_context
 from scorch._src.backends.cuda.routines.coalescing import CudaCoalescing
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
