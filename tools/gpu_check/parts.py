@@ -34,12 +34,13 @@ class Sanitizer:
 
     cases: int
     words: tuple[str, ...] = ()
+    within: str = ""  # a module that runs the module which is watched
 
 
 SANITIZERS = {
     "memcheck": Sanitizer(20),
     # Tens of times slower, and about shared memory alone: of our own kernels, those that have some.
-    "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch")),
+    "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch"), "tools.gpu_check.halves_in_float32"),
 }
 KERNELS, SHARE_OF_KERNELS = "kernels", 4  # times the time of drawn cases
 SANITIZER_WORDS = ("--target-processes", "all", "--error-exitcode", "9")
@@ -300,10 +301,10 @@ def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:
     """The commands that a tool watches, by their names."""
     cases = sanitizer.cases if options.cases is None else min(sanitizer.cases, options.cases)
     words = [options.device, str(options.seed), str(cases)]
-    kernels = {KERNELS: python("-m", "tools.gpu_check.kernels", options.device)}
-    return kernels | {
-        kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")
-    }
+    modules = {KERNELS: ["tools.gpu_check.kernels", options.device]}
+    modules |= {kind: ["tools.gpu_check.drawn", kind, *words] for kind in ("einsum", "evaluate")}
+    within = [sanitizer.within] if sanitizer.within else []
+    return {name: python("-m", *within, *module) for name, module in modules.items()}
 
 
 def sanitizer_errors(text: str) -> int | None:
