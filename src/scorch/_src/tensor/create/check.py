@@ -298,3 +298,20 @@ def has_sorted_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int) 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:
     """Whether the coordinates below each position are sorted and none repeats."""
     return has_sorted_rows(pos, crd, pos.numel() - 1, LAST_SIZE)
+
+
+def checked_device(name: str, device: Any, pin_memory: bool) -> torch.device | None:
+    """Check the device, if one is named: lists become tensors there, or on torch's default device."""
+    chosen = None if device is None else device_for(name, device)
+    refuse_pinning(pin_memory)
+    return chosen
+
+
+def moved(data: Any, where: torch.device | None) -> Any:
+    """Return a tensor, or a list of some, on the device that was named, if one was."""
+    if where is None:
+        return data
+    if isinstance(data, torch.Tensor):
+        return data.to(where)
+    is_list = isinstance(data, (list, tuple)) and any(isinstance(part, torch.Tensor) for part in data)
+    return [moved(part, where) for part in data] if is_list else data

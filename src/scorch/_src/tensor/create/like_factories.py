@@ -13,17 +13,8 @@ from typing import Any
 import torch
 
 from scorch._src.tensor.create.construct import from_torch
-from scorch._src.tensor.create.factories import (
-    AnyFormat,
-    AnyTensor,
-    check_tensor,
-    factory,
-    filled,
-    full,
-    rand,
-    randint,
-    randn,
-)
+from scorch._src.tensor.create.factories import AnyFormat, AnyTensor, check_tensor, factory, filled, full
+from scorch._src.tensor.create.random_factories import rand, randint, randn
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError
 

@@ -30,9 +30,9 @@ from scorch._src.tensor.create.factories import (
     check_names,
     check_options,
     check_tensor,
-    drawn,
     factory,
 )
+from scorch._src.tensor.create.random_factories import drawn
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, IndexRangeError, OperandError, ShapeError, kind_of
