@@ -14,13 +14,13 @@ which is how the partial products of a matricised tensor times Khatri-Rao produc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from scorch._src.compiler.lattice import required
 from scorch._src.compiler.plan import Operand, Plan, Splits, Vectors
 from scorch._src.compiler.schedule.contract import factors_of
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.compiler.target import Target, target
+from scorch._src.dataclass import replace
 from scorch._src.loops.nodes import MAX_SUM_TURNS
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch._src.notation.nodes import Access, Op
