@@ -30,8 +30,8 @@ class Target:
     is how many sums take turns, so that one addition need not wait for the last; ``gather_bytes`` is the
     widest register that is filled from addresses which another one lists, 0 if none is. ``looks_ahead``: the
     core begins instructions so far ahead that it loads the rows of the next entries without being told to.
-    ``is_grid``: as many threads run a kernel as its outer loops have turns, with no memory or vector registers
-    of their own.
+    ``is_grid``: as many threads run a kernel as its outer loops have turns, with no memory or vector
+    registers of their own.
     """
 
     name: str

@@ -122,7 +122,7 @@ def total_helper(element: Type, lanes: int) -> str:
     return "\n".join(
         [
             opening,
-            "#if defined(__x86_64__) /* which has no registers of two; its sum of adjacent lanes takes long */",
+            "#if defined(__x86_64__) /* whose addition of adjacent lanes takes long */",
             f"  x += ({name}){{x[2], x[3], x[2], x[3]}};",
             f"  x += ({name}){{x[1], x[1], x[1], x[1]}};",
             "  return x[0];",
