@@ -27,6 +27,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.backends.base import MANY_VALUES, run_among_others
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.execute import (
     Task,
@@ -211,10 +212,12 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
 def map_values(tensor: SparseTensor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> SparseTensor:
     """Return the tensor with ``function`` of its values, which are not lazy after it, connected to it."""
-    storage = tensor.storage
+    storage, is_traced = tensor.storage, is_dynamo_compiling()
+    if not is_traced and storage.pattern.size >= MANY_VALUES:
+        function = functools.partial(run_among_others, storage.values, function)
     if peek_interpreter_stack() is None and not (torch.is_grad_enabled() and any_requires_grad(tensor)):
         values = function(storage.values, *args, **kwargs)
-        if type(values) is torch.Tensor and not is_dynamo_compiling() and not values.requires_grad:
+        if type(values) is torch.Tensor and not is_traced and not values.requires_grad:
             return SparseTensor(Storage(storage.pattern, values))
     else:
         values = function(values_of(tensor), *args, **kwargs)

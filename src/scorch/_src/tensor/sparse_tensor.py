@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from scorch._src.backends.base import routines_for
+from scorch._src.backends.base import MANY_VALUES, routines_for, run_among_others
 from scorch._src.bounded import BoundedCache
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
@@ -550,11 +550,10 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
     if storage.origin is not None or storage.strides is not None:
         return None
     values = storage.values
+    operands: tuple[Any, ...] = (values,)
     if routine and not len_torch_dispatch_stack() and not values.requires_grad:
-        values = getattr(routines_for(values), routine)(values)
-    elif len(args) == 1:
-        values = func(values)
-    else:
+        func = getattr(routines_for(values), routine)
+    elif len(args) > 1:
         number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
             return None
@@ -563,7 +562,9 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
             if constant is None:
                 constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
             number = constant
-        values = func(values, number)
+        operands = values, number
+    is_small = values.numel() < MANY_VALUES
+    values = func(*operands) if is_small else run_among_others(values, func, *operands)
     if type(values) is not torch.Tensor or values.requires_grad:
         return None
     return tensor_of(Storage.of_new(storage.pattern, values))

@@ -161,7 +161,7 @@ def indices(self: SparseTensor) -> torch.Tensor:
         raise FormatError(
             f"indices() is only available for coo tensors, but got {pattern.format}; use .to_format('coo')"
         )
-    return torch.stack([array.to(torch.int64) for array in pattern.crd if array is not None])
+    return torch.stack([own(array, torch.int64) for array in pattern.crd if array is not None])
 
 
 def _implement_array(method: str, kind: str, word: str, place: int) -> None:

@@ -35,6 +35,7 @@ from scorch.errors import (
 )
 
 MAX_SIZE = 2**63 - 1
+MANY_INDICES = 4096  # from which on a routine may be faster than torch
 IN_SHAPE = "whether coordinates lie in the shape"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -166,6 +167,8 @@ def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     users and files are copied, and so are those returned to them.
     """
     wanted = array.dtype if dtype is None else dtype
+    if type(array) is torch.Tensor and array.numel() >= MANY_INDICES:
+        return routines_for(array).copy_indices(array.detach(), wanted)
     return array.detach().to(wanted, copy=True, memory_format=torch.contiguous_format)
 
 
