@@ -18,7 +18,7 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
-from scorch._src.name_hints import keywords_of, unknown_keyword
+from scorch._src.name_hints import as_dtype, keywords_of, unknown_keyword
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.complete_levels import assembled
 from scorch._src.storage.coordinates import coordinates_of
@@ -28,7 +28,7 @@ from scorch._src.tensor.create.check import MAX_SIZE, as_shape, check_device, de
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError, kind_of
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError
 
 AnyTensor = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
@@ -525,7 +525,7 @@ def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]
 def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
     """Return the dtype among the options; refuse options that sparse tensors do not have."""
     check_options(name, options)
-    dtype: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
+    dtype = as_dtype("dtype", options.get("dtype")) or default or torch.get_default_dtype()
     type_of_dtype(dtype)
     return dtype
 
@@ -542,7 +542,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
                     )
             case "pin_memory":
                 refuse_pinning(value)
-            case "dtype" | "memory_format":
+            case "dtype":
+                as_dtype(option, value)
+            case "memory_format":
                 pass
             case "layout":
                 if value not in (None, torch.strided):
@@ -562,8 +564,3 @@ def check_names(name: str, options: Mapping[str, Any], known: Iterable[str]) -> 
     for option in options:
         if option not in keywords:
             raise unknown_keyword(name, option, keywords) from None
-
-
-def check_tensor(name: str, input: Any) -> None:
-    if not isinstance(input, torch.Tensor):
-        raise OperandError(f"{name} expected a tensor, but got {kind_of(input)}")
