@@ -32,7 +32,7 @@ from scorch._src.grad_state import (
 from scorch._src.storage.storage import Origin, Pattern, Step, Storage, add_weak, plain, run_steps
 from scorch._src.storage.strides import has_strides, keep_strides
 from scorch._src.tensor import registry
-from scorch._src.tensor.create.check import own, refuse_freed
+from scorch._src.tensor.create.check import own, refuse_freed, sparse_advice_on
 from scorch._src.tensor.dynamo import skip_tracing, skip_tracing_all
 from scorch._src.tensor.flatten import (
     ALL_NAMES,
@@ -59,7 +59,7 @@ from scorch._src.torch_internals import (
     make_wrapper_subclass,
     peek_interpreter_stack,
 )
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import OperandError, ShapeError, UnsupportedError, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -590,6 +590,13 @@ def tensor_with(storage: Storage, shape: tuple[int, ...], values: torch.Tensor) 
 def wrap(result: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:
     """Return a sparse result as a ``SparseTensor``, a dense one as it is."""
     return SparseTensor(result) if isinstance(result, Storage) else result
+
+
+def check_sparse(name: str, value: object) -> None:
+    """Refuse what is no ``SparseTensor``, and say how to make one of it."""
+    if not isinstance(value, SparseTensor):
+        advice = sparse_advice_on(value)
+        raise OperandError(f"{name} expected a sparse tensor, but got {kind_of(value)}; {advice}")
 
 
 def with_values(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:

@@ -250,6 +250,7 @@ def _to_compressed(
     S: SparseTensor, kind: str, blocksize: Sequence[int] | None, dense_dim: int | None
 ) -> SparseTensor:
     dims, dense = len(S.storage.pattern.shape), dense_dim or 0
+    blocksize = (blocksize, blocksize) if isinstance(blocksize, int) else blocksize
     if not 0 <= dense <= dims - 2:
         raise ShapeError(
             f"{kind} has two sparse dimensions, but {dims} dimensions minus {dense} dense ones leave "

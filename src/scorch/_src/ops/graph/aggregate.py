@@ -355,7 +355,9 @@ def as_nodes(name: str, x: Any, features: int) -> Tensor:
     Torch's sparse layouts become ours.
     """
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"{name} must be a tensor of node features, but got {kind_of(x)}; {advice_on(x)}")
+        raise OperandError(
+            f"{name} must be a tensor of node features, but got {kind_of(x)}; {advice_on(x, 'x')}"
+        )
     shape = x.shape
     if len(shape) != 2 or (features != -1 and shape[1] != features):
         wanted = "features" if features == -1 else features
