@@ -188,10 +188,11 @@ def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
 def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
     """Return the values of a tensor, connected to it."""
-    if torch.is_grad_enabled() and any_requires_grad(tensor):
+    stored = tensor.storage.values
+    if torch.is_grad_enabled() and any_requires_grad(tensor) and not is_functorch_wrapped_tensor(stored):
         values: torch.Tensor = apply(_Values, tensor, in_statement)
         return values
-    return tensor.storage.values
+    return stored
 
 
 def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
@@ -306,6 +307,8 @@ def placed(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
 
 
 def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
+    if isinstance(values, SparseTensor):  # which torch.func had wrapped
+        values, source = values.storage.values, values.storage.pattern
     if source is target or not isinstance(target, Pattern):
         return _spread(values, source)
     if not isinstance(source, Pattern):
@@ -319,7 +322,7 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
         restored[conversion[1]] = values  # those of padding, at -1, are dropped
         return restored[:-1]
     is_releveled = shares_entries(source.format, target.format) and source.crd[1] is target.crd[1]
-    if is_releveled or _same_arrays(source, target):
+    if is_releveled or has_same_arrays(source, target):
         return values
     entries = entries_of(SparseTensor(Storage(source, values.contiguous())))
     listed = entries_of(number_entries(target))
@@ -328,7 +331,7 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
     return moved
 
 
-def _same_arrays(source: Pattern, target: Pattern) -> bool:
+def has_same_arrays(source: Pattern, target: Pattern) -> bool:
     return source.format == target.format and all(
         a is b or (a.numel() == b.numel() and torch.equal(a, b))
         for a, b in zip(source.arrays, target.arrays, strict=True)

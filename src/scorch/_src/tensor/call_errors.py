@@ -8,6 +8,7 @@ function and its operands. Where torch would accept the call, the error is Scorc
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -59,6 +60,7 @@ SIGNS = {
     "__matmul__": "@",
     "__rmatmul__": "@",
 }
+_state = threading.local()
 MAX_COPIED_BYTES = 1 << 20
 MAX_DIMS = 16
 DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
@@ -68,6 +70,8 @@ ALLOCATING = {"tolist", "unbind"}  # functions that allocate even for meta tenso
 def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Exception:
     """Return the error to raise when ``func`` failed with ``error``: another one, or the same."""
     if len_torch_dispatch_stack():  # a compiler or a tracer that handles torch's errors
+        return error
+    if getattr(_state, "is_repeating", False):  # a tensor that torch.func had wrapped is sparse after all
         return error
     misread = _misread_option(error, args if func is torch.Tensor.to else (), kwargs)
     if misread is not None:
@@ -257,12 +261,15 @@ def error_on(
     def replaced(value: Any) -> Any:
         return stand_in(value) if isinstance(value, torch.Tensor) else value
 
+    outside, _state.is_repeating = getattr(_state, "is_repeating", False), True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
     except Exception as error:
         return error if type(error) in KINDS else None
+    finally:
+        _state.is_repeating = outside
     return None
 
 

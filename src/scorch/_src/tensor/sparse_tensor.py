@@ -55,6 +55,7 @@ from scorch._src.torch_internals import (
     EXPORT_INPUTS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
+    is_functorch_wrapped_tensor,
     len_torch_dispatch_stack,
     make_wrapper_subclass,
     peek_interpreter_stack,
@@ -152,6 +153,8 @@ class SparseTensor(torch.Tensor):
             )
         if shape is None or values is None:
             shape, values = storage.pattern.shape, storage.values
+            if peek_interpreter_stack() is not None and is_functorch_wrapped_tensor(values):
+                return hooks.wrap(storage)  # type: ignore[no-any-return]
         dtype = values.dtype
         try:  # naming the usual dtype and device doubles the cost
             if dtype is _default_dtype() and values.is_cpu:
