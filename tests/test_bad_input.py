@@ -1,7 +1,7 @@
 """Bad input is refused with a message that names operand, index and cure, and nothing is lost by it.
 
 What constructors and conversions refuse is tested in ``tests/tensor``, the compiler and the cache in
-``tests/runtime``.
+``tests/backends/cpu``.
 """
 
 from __future__ import annotations

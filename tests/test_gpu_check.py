@@ -19,8 +19,8 @@ from tools.what_works import workers
 import grid_emulator  # noqa: F401  (registers the backend that emulates grids)
 import scorch
 from fork_server import run_python
-from scorch._src.backends.cuda import attention_blocks, coalescing
-from scorch._src.backends.cuda.streams import Told
+from scorch._src.backends.cuda.device.streams import Told
+from scorch._src.backends.cuda.routines import attention_blocks, coalescing
 from scorch.errors import UnsupportedError
 
 
