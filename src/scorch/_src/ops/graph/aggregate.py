@@ -360,9 +360,9 @@ def as_nodes(name: str, x: Any, features: int) -> Tensor:
 
     Torch's sparse layouts become ours.
     """
-    if type(x) in _PLAIN and x.dim() == 2 and x.layout is torch.strided and is_served(x.device):
-        if x.shape[1] == features or features == -1:  # as in nearly all calls
-            return x  # type: ignore[no-any-return]
+    is_plain = type(x) in _PLAIN and x.layout is torch.strided and x.dim() == 2 and x.shape[1] == features
+    if is_plain and is_served(x.device):  # as in nearly all calls
+        return x  # type: ignore[no-any-return]
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"{name} must be a tensor of node features, but got {kind_of(x)}; {advice_on(x)}")
     shape = x.shape
