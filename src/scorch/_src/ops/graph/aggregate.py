@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from scorch._src.backends.base import is_served, routines_for
+from scorch._src.backends.base import draw_seeds, is_served, routines_for
 from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
-from scorch._src.devices import HOST
 from scorch._src.grad_state import (
     is_differentiable,
     is_grad_enabled,
@@ -266,7 +265,7 @@ def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float
         )
     if is_transformed():
         return attend_composed(graph, x, scores, Options(slope, dropout))
-    seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
+    seed = draw_seeds(x.device, -(2**63), 2**63 - 1)[0] if dropout else 0
     inputs = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
     needs_grad = torch.is_grad_enabled() and any_requires_grad(*inputs)
     result: Tensor = apply(_GraphAttention, graph, Options(slope, dropout, seed), needs_grad, *inputs)
