@@ -432,6 +432,15 @@ def check_waiting(device: torch.device, what: str) -> None:
         backend.routines.check_waiting(device, what)
 
 
+def draw_seeds(device: torch.device, start: int, stop: int, count: int = 1) -> list[int]:
+    """Draw seeds on the host, of which kernels on a device compute random numbers."""
+    backend = _BACKENDS.get(device.type)
+    if backend is not None:
+        backend.routines.check_seeds(device)
+    seeds: list[int] = torch.randint(start, stop, (count,), device=HOST).tolist()
+    return seeds
+
+
 def settle(device: torch.device, what: str) -> None:
     """Wait for ``what``, which was computed on a device, so that it may be cached for anybody to read."""
     check_waiting(device, what)

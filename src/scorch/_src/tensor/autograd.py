@@ -77,6 +77,11 @@ def apply(function: Any, *args: Any) -> Any:
     return _apply.__get__(None, function)(*args)
 
 
+def bind_apply(function: Any) -> Callable[..., Any]:
+    """Return ``apply`` of one function, for callers that know that no transform of ``torch.func`` runs."""
+    return _apply.__get__(None, function)  # type: ignore[no-any-return]
+
+
 WATCHED: dict[int, Callable[..., None]] = {}  # by id of a tensor: called for each statement that uses it
 
 
