@@ -97,10 +97,10 @@ def _prefetched(
 ) -> tuple[tuple[Access, int], ...]:
     """Dense operands too large for the cache whose rows a level picks that lists its coordinates.
 
-    Rows that are added up are not fetched where the core looks ahead: that is only more to load then, by a
-    quarter for rows of few elements. Sums wait for each row before the next.
+    Short rows that are added up are not fetched where the core looks ahead, as it would have more to load,
+    nor are those of a panel, which are in the cache. Sums wait for each row before the next.
     """
-    if len(plan.order) < 2 or (vectors.kind == "rows" and target().looks_ahead):
+    if len(plan.order) < 2 or vectors.panels > 1:
         return ()
     x = plan.order[-2]
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
@@ -112,7 +112,8 @@ def _prefetched(
     prefetched = []
     for access, operand in operands.items():
         is_large = operand.nnz * operand.element.bytes > target().cache_bytes // share
-        if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large:
+        is_seen = vectors.kind == "rows" and count * operand.element.bytes <= target().looks_ahead
+        if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large and not is_seen:
             prefetched.append((access, count))
     return tuple(prefetched)
 
@@ -179,7 +180,10 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     opens = 0 if pieces > 1 and _fits_in_stretches(operands, x, width, size) else depth
     lanes = _lanes(plan, width)
     walked = _picking(plan, operands) if turns == 1 else None
-    panels = choose_panels(plan, operands, walked, sizes) if pieces == 1 else 1
+    is_even = (
+        pieces == 1 and width % lanes == 0
+    )  # else registers overlap, and adding them to memory adds twice
+    panels = choose_panels(plan, operands, walked, sizes) if is_even else 1
     apart = _apart(plan, operands, walked, -(-width // lanes)) if panels == 1 else 1
     return Vectors("rows", x, width, lanes, 0, width == size, 0, depth, opens, turns, apart, panels)
 
