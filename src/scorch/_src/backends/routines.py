@@ -24,6 +24,8 @@ Tensor = torch.Tensor
 Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
 # Takes the values, scales, bias and residual of a layer, and its input; None: one is not as it was.
 BatchProduct = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor], Tensor | None]
+# Takes an input, the weight and the bias of a norm; None: one is not as it was.
+NormFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
 
 
 def do_nothing() -> None:
@@ -140,6 +142,20 @@ class Layer(NamedTuple):
     block: tuple[int, int] = (1, 1)
 
 
+class Norm(NamedTuple):
+    """``layer_norm`` of each ``width`` numbers of arrays without gaps; ``rms_norm`` unless ``is_centered``.
+
+    A bias comes with a weight only.
+    """
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    width: int
+    is_centered: bool
+
+
 class Routines:
     """The routines, in torch's own operations."""
 
@@ -148,6 +164,7 @@ class Routines:
     batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
     batch_blocks: tuple[tuple[int, int], ...] = ((1, 1),)
     group_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_groups``
+    norm_dtypes: tuple[torch.dtype, ...] = ()  # of ``bind_norm``
     stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
     def free_memory(self, device: torch.device) -> int | None:
@@ -474,6 +491,14 @@ class Routines:
         for each byte of four values of 32 bits, its number among the bytes of the eight that they meet.
         """
         del weight, table, bias, x, scales, activation, residual
+        return None
+
+    def bind_norm(self, norm: Norm) -> NormFunction | None:
+        """Return a function that normalizes tensors of these dtypes and shapes; None where torch is as fast.
+
+        The function returns None for a tensor of another dtype or shape, or with gaps.
+        """
+        del norm
         return None
 
     # convolutions ------------------------------------------------------------------------------------

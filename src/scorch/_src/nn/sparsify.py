@@ -185,7 +185,7 @@ def _switch(
 
     def switch() -> torch.nn.Module:
         nonlocal model
-        model = replace_modules(model, wanted)
+        model = fuse_modules(replace_modules(model, wanted))
         return model
 
     return switch

@@ -1,8 +1,8 @@
 """PyTorch modules that contain a sparse layer and what follows it: both are computed in one pass.
 
-``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``; their parts, names
-and ``state_dict`` stay as they are. Where a part has hooks, another ``forward`` or is compiled, or dropout
-drops, the parts are called one after the other.
+``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``, and the norms of
+the model those of ``fused_norms``; parts, names and ``state_dict`` stay as they are. Where a part has hooks,
+another ``forward`` or is compiled, or dropout drops, the parts are called one after the other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm
 from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.ops.products.activations import name_of_activation
@@ -96,18 +97,22 @@ _FUSED: dict[type, type] = {
     torch.nn.TransformerEncoderLayer: FusedEncoderLayer,
     torch.nn.TransformerDecoderLayer: FusedDecoderLayer,
 }
-_PLAIN = {fused: plain for plain, fused in _FUSED.items()}
+_NORMS: dict[type, type] = {torch.nn.LayerNorm: FusedLayerNorm, torch.nn.RMSNorm: FusedRMSNorm}
+_PLAIN = {fused: plain for plain, fused in (*_FUSED.items(), *_NORMS.items())}
 
 
 def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
     """Fuse what follows sparse layers in the modules of ``model``, and return it."""
+    has_sparse = _has_sparse_layers(model)
     for module in model.modules():
         kind = _PLAIN.get(type(module), type(module))
         if kind in _FUSED:
-            has_sparse = any(
+            is_fused = any(
                 type(child) in (SparseLinear, SparseTransposedLinear) for child in module.children()
             )
-            module.__class__ = _FUSED[kind] if has_sparse else kind
+            module.__class__ = _FUSED[kind] if is_fused else kind
+        elif kind in _NORMS:
+            module.__class__ = _NORMS[kind] if has_sparse else kind
         elif isinstance(module, torch.nn.TransformerEncoder) and _has_sparse_layers(module):
             module.use_nested_tensor = False  # torch asks the first layer alone, which may be dense
     return model
