@@ -3,9 +3,10 @@
     python -m benchmarks.model_parts [--only BERT-base,Llama-7B] [--sparsity 0.95] [--threads 16,4,1]
 
 Every linear layer is stored sparse, also where dense is faster, and what ``sparsify`` fuses is fused. The
-networks take turns, so that each finds the caches as the other left them; medians in milliseconds, the sum of all calls of a part. "else" is the time
-between the parts. ``--layers`` times single layers of BERT's widths instead, in microseconds, and with
-``--patterns 2:4,1:8`` those of N:M sparsity next to unstructured ones of the same density.
+networks take turns, so that each finds the caches as the other left them; medians in milliseconds, the sum
+of all calls of a part. "else" is the time between the parts. ``--layers`` times single layers of BERT's
+widths instead, in microseconds, and with ``--patterns 2:4,1:8`` those of N:M sparsity next to unstructured
+ones of the same density.
 """
 
 from __future__ import annotations
