@@ -54,7 +54,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
-    batch_dtypes = (torch.float32, torch.float64)
+    batch_dtypes = (torch.float32, torch.float64, torch.bfloat16)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)

@@ -10,15 +10,8 @@ typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, ROWS, WIDTH, CENTERED, HAS_GAIN, HAS_SHIFT, EPSILON, GAIN, SHIFT, FROM, TO };
 
 #ifdef IS_BF16
-static inline sum_t widen(number_t x) {
-    const union { u32 bits; float number; } wide = {(u32)x << 16};
-    return wide.number;
-}
-/* The nearest, of two as near the even one, as torch rounds. */
-static inline number_t narrow(sum_t x) {
-    const union { float number; u32 bits; } wide = {x};
-    return x != x ? 0x7fc0 : (number_t)((wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16);
-}
+#define widen(x) widen_bf16(x)
+#define narrow(x) narrow_bf16(x)
 #else
 #define widen(x) (x)
 #define narrow(x) (x)

@@ -14,7 +14,7 @@ from scorch._src.compiler.target import target
 from scorch._src.compiler.typing import type_of_dtype
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-NORMS = jit.read_source("norms.c")
+NORMS = jit.read_source("bf16.c") + jit.read_source("norms.c")
 NORMED = {
     torch.float32: ("float", "float"),
     torch.float64: ("double", "double"),
