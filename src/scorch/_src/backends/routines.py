@@ -142,6 +142,30 @@ class Layer(NamedTuple):
     block: tuple[int, int] = (1, 1)
 
 
+class FixedNorm(NamedTuple):
+    """A batch norm in evaluation mode: statistics and parameters with a number for each channel."""
+
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+
+class Epilogue(NamedTuple):
+    """What follows a convolution, in this order; what is None is left out.
+
+    A batch norm; the sum with ``residual``, an array like the result; ``activation``, as in ``Layer``.
+    """
+
+    norm: FixedNorm | None = None
+    residual: Tensor | None = None
+    activation: str | None = None
+
+
+NOTHING = Epilogue()
+
+
 class Norm(NamedTuple):
     """``layer_norm`` of each ``width`` numbers of arrays without gaps; ``rms_norm`` unless ``is_centered``.
 
@@ -510,10 +534,21 @@ class Routines:
         del pos, crd, windows, image
 
     def convolve(
-        self, weight: Matrix, bias: Tensor | None, input: Tensor, windows: Windows, plan: Any
-    ) -> Tensor:
-        """Convolve images by kernels that are compressed rows of channels, rows and columns."""
+        self,
+        weight: Matrix,
+        bias: Tensor | None,
+        input: Tensor,
+        windows: Windows,
+        plan: Any,
+        follows: Epilogue = NOTHING,
+    ) -> Tensor | None:
+        """Convolve images by kernels that are compressed rows of channels, rows and columns.
+
+        None where what follows must be computed by itself.
+        """
         del plan
+        if follows != NOTHING:
+            return None
         pos, crd, values = weight
         rows, channels = pos.numel() - 1, input.shape[1] // windows.groups
         dense = values.new_zeros(rows, channels * math.prod(windows.kernel))

@@ -29,7 +29,7 @@ class _FusedNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Do as PyTorch's norm."""
         output = self._compute(x) if is_tracked_by_autograd_alone() else None
-        return super().forward(x) if output is None else output  # type: ignore[no-any-return,misc]
+        return super().forward(x) if output is None else output
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor | None:
         """Normalize in one pass; None where PyTorch must, which also says what is wrong with a call."""
@@ -47,7 +47,8 @@ class _FusedNorm(torch.nn.Module):
             type(other) in _PLAIN and not other.is_neg() for other in (weight, bias) if other is not None
         ):
             return None
-        return compute(x, weight, bias)
+        output: torch.Tensor | None = compute(x, weight, bias)
+        return output
 
     def _bind(self, x: Any, weight: Any, bias: Any) -> NormFunction | None:
         """Choose how to normalize tensors like these; None where PyTorch does it."""
