@@ -39,7 +39,7 @@ TORCH = "torch==2.13.0"
 SMOKE_TORCH = ("2.8.0", "2.15.0")
 SMOKE_TESTS = (
     "tests/_src/test_torch_internals.py",
-    "tests/runtime/test_invoke.py",
+    "tests/backends/cpu/test_invoke.py",
     "tests/tensor/test_sparse_tensor.py",
     "tests/tensor/test_saved.py",
     "tests/tensor/test_flatten.py",

@@ -126,7 +126,7 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 # there in half the time. With 1 the compiler optimises, in half the time of 3. ``--long`` compiles all
 # as users have it.
 EFFORTS = {
-    **dict.fromkeys(("loops", "compiler", "properties", "runtime"), "1"),
+    **dict.fromkeys(("loops", "compiler", "properties", "cpu"), "1"),
     **{f"test_{name}.py": "3" for name in ("attention_kernels", "by_rows", "vectorize", "vectors")},
     **{f"test_{name}.py": "3" for name in ("broken_compilers", "jit", "toolchain", "vectors_by_value")},
     **{f"test_{name}.py": "1" for name in ("footprint", "threads")},

@@ -12,15 +12,15 @@ import torch
 
 from scorch._src.backends import base
 from scorch._src.backends.cpu import jit
-from scorch._src.backends.cuda.attention import CudaAttention
 from scorch._src.backends.cuda.backend import CudaBackend
-from scorch._src.backends.cuda.driver import blocks_for
-from scorch._src.backends.cuda.executable import CudaExecutable
-from scorch._src.backends.cuda.group import CudaGroup, spread_group
-from scorch._src.backends.cuda.kernel import CudaKernel, Launch
-from scorch._src.backends.cuda.new_pattern import NewPatternExecutable
-from scorch._src.backends.cuda.product import ProductExecutable
-from scorch._src.backends.cuda.routines import CudaRoutines
+from scorch._src.backends.cuda.device.driver import blocks_for
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch
+from scorch._src.backends.cuda.executables.executable import CudaExecutable
+from scorch._src.backends.cuda.executables.group import CudaGroup, spread_group
+from scorch._src.backends.cuda.executables.new_pattern import NewPatternExecutable
+from scorch._src.backends.cuda.executables.product import ProductExecutable
+from scorch._src.backends.cuda.routines.attention import CudaAttention
+from scorch._src.backends.cuda.routines.cuda_routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
 from scorch._src.backends.interpreter.executable import Interpreted, InterpretedGroup
 from scorch._src.backends.print.cuda import print_cuda

@@ -20,11 +20,11 @@ from source_trees import SOURCE, nodes_of, tree_of
 GROWING = {
     "scorch._src.distributed.calls.RULES": "filled by an import",
     "scorch._src.distributed.communication.collectives._counters": "whoever counts bytes leaves again",
-    "scorch._src.backends.cuda.rows._facts": "one entry for each array that lives",
-    "scorch._src.backends.cuda.streams._free": "a few for each device",
-    "scorch._src.backends.cuda.streams._pinned": "as many as are waited for at once, and one for each error",
-    "scorch._src.backends.cuda.nvrtc._at_work": "one entry for each thread that compiles",
-    "scorch._src.backends.cuda.kernel.LAUNCHES": "whoever records launches leaves again",
+    "scorch._src.backends.cuda.routines.rows._facts": "one entry for each array that lives",
+    "scorch._src.backends.cuda.device.streams._free": "a few for each device",
+    "scorch._src.backends.cuda.device.streams._pinned": "as many as are waited for at once, and each error",
+    "scorch._src.backends.cuda.device.nvrtc._at_work": "one entry for each thread that compiles",
+    "scorch._src.backends.cuda.device.kernel.LAUNCHES": "whoever records launches leaves again",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",
     "scorch._src.backends.base._ROUTINES": "one entry for each device",
@@ -60,9 +60,9 @@ GROWING = {
 
 # Functions that keep every result, and how many there can be.
 REMEMBERED = {
-    "scorch._src.backends.cuda.driver._device_attribute": "a few for each device",
-    "scorch._src.backends.cuda.one_call._knows_streams": "one for each device",
-    "scorch._src.backends.cuda.driver._layout": "one for each number of slots",
+    "scorch._src.backends.cuda.device.driver._device_attribute": "a few for each device",
+    "scorch._src.backends.cuda.device.builtins._knows_streams": "one for each device",
+    "scorch._src.backends.cuda.device.driver._layout": "one for each number of slots",
     "scorch._src.backends.cpu.routines.attention_source.source": "one for each dtype",
     "scorch._src.nn.data_parallel._sparse_class": "one class for each kind of layer",
     "scorch._src.nn.timing._machine_rates": "one for each number of threads",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,14 @@ import pytest
 import torch
 from tools.gpu_check import __main__ as command
 from tools.gpu_check import checks, drawn, kernels, layers, memory, parts, tensors
-from tools.gpu_check.processes import Counts, count, environment
+from tools.gpu_check.processes import ROOT, Counts, count, environment
 from tools.what_works import workers
 
 import grid_emulator  # noqa: F401  (registers the backend that emulates grids)
 import scorch
 from fork_server import run_python
-from scorch._src.backends.cuda import attention_blocks, coalescing
-from scorch._src.backends.cuda.streams import Told
+from scorch._src.backends.cuda.device.streams import Told
+from scorch._src.backends.cuda.routines import attention_blocks, coalescing
 from scorch.errors import UnsupportedError
 
 
@@ -245,6 +247,37 @@ def test_no_tool_of_the_sanitizer_takes_all_the_time(monkeypatch: pytest.MonkeyP
     cases = {command[command.index("--tool") + 1]: int(command[-1]) for command in run.commands[1::3]}
     assert cases["racecheck"] < cases["memcheck"]
     assert ["kns=scorch" in command for command in run.commands] == [False] * 3 + [True] * 3
+    within = "tools.gpu_check.halves_in_float32"
+    assert [within in command for command in run.commands] == [False] * 3 + [True] * 3
+
+
+def test_modules_run_while_products_of_halves_are_computed_in_float32(tmp_path: Path) -> None:
+    """Also backward; the module is told its own words."""
+    module = """
+        import sys
+        import torch
+        x = torch.randn(40, 300).bfloat16().requires_grad_()
+        w = torch.randn(300, 20).bfloat16()
+        products = [x @ w, torch.addmm(torch.ones(20).bfloat16(), x, w), (x[None] @ w[None])[0]]
+        wide = x.detach().float() @ w.float()
+        assert all(each.dtype == torch.bfloat16 for each in products)
+        assert torch.equal(products[0], wide.bfloat16())
+        assert torch.equal(products[1], (1 + wide).bfloat16()) and torch.equal(products[2], wide.bfloat16())
+        (grad,) = torch.autograd.grad(products[0].sum(), [x])
+        assert torch.equal(grad, (torch.ones(40, 20) @ w.float().T).bfloat16())
+        print(sys.argv[1:], __name__)
+    """
+    (tmp_path / "watched.py").write_text(textwrap.dedent(module))
+    program = "from tools.gpu_check import halves_in_float32 as it; it.run('CPU', ['watched', 'cuda', '3'])"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env=environment() | {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == "['cuda', '3'] __main__"
 
 
 def test_errors_and_missing_summaries_of_the_sanitizer_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:

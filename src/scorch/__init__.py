@@ -33,29 +33,8 @@ with _paused_collection():
     from scorch._src.statements.evaluate import evaluate
     from scorch._src.tensor import dynamo
     from scorch._src.tensor.create.build import from_coordinates
-    from scorch._src.tensor.create.construct import (
-        from_edge_index,
-        from_torch,
-        sparse_bsc_tensor,
-        sparse_bsr_tensor,
-        sparse_compressed_tensor,
-        sparse_coo_tensor,
-        sparse_csc_tensor,
-        sparse_csr_tensor,
-        tensor,
-    )
-    from scorch._src.tensor.create.factories import (
-        arange,
-        as_tensor,
-        empty,
-        eye,
-        full,
-        ones,
-        rand,
-        randint,
-        randn,
-        zeros,
-    )
+    from scorch._src.tensor.create.construct import from_edge_index, from_torch, tensor
+    from scorch._src.tensor.create.factories import arange, as_tensor, empty, eye, full, ones, zeros
     from scorch._src.tensor.create.like_factories import (
         empty_like,
         full_like,
@@ -65,6 +44,7 @@ with _paused_collection():
         randn_like,
         zeros_like,
     )
+    from scorch._src.tensor.create.random_factories import rand, randint, randn
     from scorch._src.tensor.create.sequences import (
         asarray,
         bernoulli,
@@ -76,6 +56,14 @@ with _paused_collection():
         logspace,
         normal,
         randperm,
+    )
+    from scorch._src.tensor.create.torch_constructors import (
+        sparse_bsc_tensor,
+        sparse_bsr_tensor,
+        sparse_compressed_tensor,
+        sparse_coo_tensor,
+        sparse_csc_tensor,
+        sparse_csr_tensor,
     )
     from scorch._src.tensor.interop.graphs import from_networkx, to_networkx
     from scorch._src.tensor.interop.torch_layouts import from_scipy

@@ -185,3 +185,10 @@ def test_wrong_features_are_refused(layer: nn.GATConv) -> None:
         nn.GATConv(3, 2, edge_dim=2, fill_value="median")
     with pytest.raises(errors.ArgumentError, match=r"edge_dim must be a positive integer, but got 0"):
         nn.GATConv(3, 2, edge_dim=0)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", [nn.GATv2Conv, nn.TransformerConv])
+def test_targets_without_features_are_refused(kind: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match=f"{kind.__name__} needs features of the targets"):
+        kind((3, 2), 4)((torch.ones(NODES, 3), None), EDGES)

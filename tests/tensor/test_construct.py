@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.tensor.create import construct
+from scorch._src.tensor.create import torch_constructors
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.create.construct import (
-    from_edge_index,
+from scorch._src.tensor.create.construct import from_edge_index, tensor
+from scorch._src.tensor.create.torch_constructors import (
     sparse_bsc_tensor,
     sparse_bsr_tensor,
     sparse_compressed_tensor,
     sparse_coo_tensor,
     sparse_csc_tensor,
     sparse_csr_tensor,
-    tensor,
 )
 from validity import check_storage, dense_of
 
@@ -95,7 +94,7 @@ def test_compressed_constructors_agree_with_torch(kind):
         *(torch.as_tensor(array) for array in arrays), layout=layout, check_invariants=True
     )
     for found in (
-        getattr(construct, f"sparse_{kind}_tensor")(*arrays),
+        getattr(torch_constructors, f"sparse_{kind}_tensor")(*arrays),
         sparse_compressed_tensor(*arrays, layout=layout),
     ):
         check_storage(found)
@@ -110,7 +109,7 @@ def test_unsorted_and_repeated_columns_of_a_row():
 
 def test_signatures_are_torchs():
     for name in ("csr", "csc", "bsr", "bsc"):
-        names = list(inspect.signature(getattr(construct, f"sparse_{name}_tensor")).parameters)
+        names = list(inspect.signature(getattr(torch_constructors, f"sparse_{name}_tensor")).parameters)
         assert names[2:] == [
             *(
                 "values",

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from scorch._src.tensor.create.construct import (
-    from_edge_index,
-    from_torch,
+from scorch._src.tensor.create.construct import from_edge_index, from_torch, tensor
+from scorch._src.tensor.create.torch_constructors import (
     sparse_bsc_tensor,
     sparse_bsr_tensor,
     sparse_compressed_tensor,
     sparse_coo_tensor,
     sparse_csc_tensor,
     sparse_csr_tensor,
-    tensor,
 )
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import (

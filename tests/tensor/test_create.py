@@ -11,7 +11,7 @@ import torch
 import scorch
 from on_device import is_on_device
 from properties.drawing import DTYPES
-from scorch._src.tensor.create import construct
+from scorch._src.tensor.create import check
 from scorch.errors import (
     ArgumentError,
     DensityError,
@@ -320,7 +320,7 @@ def test_wrong_input_says_what_is_wrong(call, error, message):
 def test_arrays_go_to_the_device_that_is_named():
     elsewhere = torch.device("meta")
     values = torch.ones(2, requires_grad=True)
-    assert construct._moved(values, None) is values
-    moved = construct._moved([torch.arange(2), values, [1, 2]], elsewhere)
+    assert check.moved(values, None) is values
+    moved = check.moved([torch.arange(2), values, [1, 2]], elsewhere)
     assert [part.device for part in moved[:2]] == [elsewhere] * 2 and moved[2] == [1, 2]
-    assert moved[1].requires_grad and construct._moved([[0, 1], [1, 0]], elsewhere) == [[0, 1], [1, 0]]
+    assert moved[1].requires_grad and check.moved([[0, 1], [1, 0]], elsewhere) == [[0, 1], [1, 0]]

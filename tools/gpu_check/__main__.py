@@ -62,7 +62,7 @@ def _said(*command: str) -> str:
 
 def _nvrtc() -> str:
     try:
-        from scorch._src.backends.cuda import nvrtc
+        from scorch._src.backends.cuda.device import nvrtc
 
         return ".".join(map(str, nvrtc.version()))
     except Exception:

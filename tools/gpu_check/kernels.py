@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import scorch
 from scorch._src.backends import cuda
-from scorch._src.backends.cuda.cost import recorded
+from scorch._src.backends.cuda.device.cost import recorded
 from tools.gpu_check.checks import agree
 
 Group = Callable[[str], None]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import scorch
-from scorch._src.backends.cuda.streams import Told
+from scorch._src.backends.cuda.device.streams import Told
 from scorch._src.storage.budget import UNCHECKED_BYTES
 from tools.gpu_check.checks import (
     K,

@@ -34,16 +34,18 @@ class Sanitizer:
 
     cases: int
     words: tuple[str, ...] = ()
+    within: str = ""  # a module that runs the module which is watched
 
 
 SANITIZERS = {
     "memcheck": Sanitizer(20),
     # Tens of times slower, and about shared memory alone: of our own kernels, those that have some.
-    "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch")),
+    "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch"), "tools.gpu_check.halves_in_float32"),
 }
 KERNELS, SHARE_OF_KERNELS = "kernels", 4  # times the time of drawn cases
 SANITIZER_WORDS = ("--target-processes", "all", "--error-exitcode", "9")
 OUT_OF_TIME = "out of time\n"
+TO_START = 60.0  # seconds that the operators' processes may take before their first call
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def operators(options: Options) -> dict[str, Any]:
         file = Path(folder, "found.json")
         words = ["--device", options.device, "--jobs", str(options.jobs), "--json", str(file)]
         words += ["--formats", options.formats, "--dtypes", options.dtypes, "--operators", options.operators]
-        done = run(python("-m", "tools.what_works", *words), options.limit)
+        words += ["--total", str(options.limit)]
+        done = run(python("-m", "tools.what_works", *words), options.limit + TO_START)
         if not file.exists():
             return {"problems": 1, "failed": done}
         report = json.loads(file.read_text())
@@ -195,6 +198,7 @@ def operators(options: Options) -> dict[str, Any]:
         "passing": sum(worst.values()),
         "not_passing": sorted(name for name, passes in worst.items() if not passes),
         "troubles": troubles,
+        "cut_short": OUT_OF_TIME in done,
         "problems": _bad(counts, ("passed", "refused")),
     }
 
@@ -300,10 +304,10 @@ def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:
     """The commands that a tool watches, by their names."""
     cases = sanitizer.cases if options.cases is None else min(sanitizer.cases, options.cases)
     words = [options.device, str(options.seed), str(cases)]
-    kernels = {KERNELS: python("-m", "tools.gpu_check.kernels", options.device)}
-    return kernels | {
-        kind: python("-m", "tools.gpu_check.drawn", kind, *words) for kind in ("einsum", "evaluate")
-    }
+    modules = {KERNELS: ["tools.gpu_check.kernels", options.device]}
+    modules |= {kind: ["tools.gpu_check.drawn", kind, *words] for kind in ("einsum", "evaluate")}
+    within = [sanitizer.within] if sanitizer.within else []
+    return {name: python("-m", *within, *module) for name, module in modules.items()}
 
 
 def sanitizer_errors(text: str) -> int | None:

@@ -33,7 +33,7 @@ assert not status, "the process that was forked after the import failed"
 
 KERNELS = """
 import sys, time, torch, scorch
-from scorch._src.backends.cuda import kernel, nvrtc
+from scorch._src.backends.cuda.device import kernel, nvrtc
 made, launched = [], kernel.Launches()
 compile_text = nvrtc.compile_text
 nvrtc.compile_text = lambda *words: (made.append(1), compile_text(*words))[1]

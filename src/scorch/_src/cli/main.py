@@ -24,6 +24,8 @@ from scorch.errors import (
     ScorchError,
 )
 
+AddCommand = Callable[..., argparse.ArgumentParser]  # takes a name, a function and options of argparse
+
 EPILOG = """\
 examples:
   python -m scorch explain "ij,jk->ik" csr dense
@@ -107,11 +109,22 @@ def make_parser() -> argparse.ArgumentParser:
         return command
 
     add("env", show_environment, help="show versions, compiler, CPU, GPU and settings, for bug reports")
+    for add_command in (_add_cache, _add_explain, _add_doctor, _add_plan, _add_demo, _add_bench):
+        add_command(add)
+    for command in commands.choices.values():
+        command.add_argument("--json", action="store_true", help="print as JSON")
+    return parser
+
+
+def _add_cache(add: AddCommand) -> None:
     command = add("cache", show_cache, help="show, clear or fill the disk cache of compiled kernels")
     command.add_argument("--clear", action="store_true", help="remove all cached kernels")
     command.add_argument(
         "--warm", action="store_true", help="compile common kernels ahead of time, on all cores"
     )
+
+
+def _add_explain(add: AddCommand) -> None:
     command = add(
         "explain",
         show_explanation,
@@ -130,6 +143,9 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--result", metavar="FORMAT", help="format of the result")
     command.add_argument("--source", action="store_true", help="also print the generated source")
     command.add_argument("--html", metavar="FILE", help="write an HTML page, with measured times")
+
+
+def _add_doctor(add: AddCommand) -> None:
     command = add(
         "doctor",
         show_diagnosis,
@@ -143,6 +159,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--sparsities", default="", metavar="0.8,0.9", help="fractions of weights to prune")
     command.add_argument("--html", metavar="FILE", help="write an HTML page")
+
+
+def _add_plan(add: AddCommand) -> None:
     command = add(
         "plan",
         plan.show_plan,
@@ -166,10 +185,16 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--memory", type=float, metavar="GB", help="memory of a rank; algorithms that need more are marked"
     )
+
+
+def _add_demo(add: AddCommand) -> None:
     command = add(
         "demo", show_demo, help="run a short demonstration, compared with torch.sparse and dense PyTorch"
     )
     command.add_argument("--small", action="store_true", help="use small tensors, to see that it works")
+
+
+def _add_bench(add: AddCommand) -> None:
     command = add(
         "bench",
         run_benchmark,
@@ -185,9 +210,6 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "-h", "--help", action="store_true", help="show the help of this command, or of the suite"
     )
-    for command in commands.choices.values():
-        command.add_argument("--json", action="store_true", help="print as JSON")
-    return parser
 
 
 # the commands ----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from scorch._src.distributed.entries import move_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.create.torch_constructors import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
 

@@ -12,7 +12,7 @@ from scorch._src.distributed.communication.halo import HaloPlan, Order
 from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.formats.format import as_format
-from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.create.torch_constructors import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError
 

@@ -23,7 +23,7 @@ from scorch._src.ops.graph.graph import graph_of
 from scorch._src.ops.graph.neighbours import attend_neighbours, max_neighbours, sum_neighbours
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.create.torch_constructors import sparse_coo_tensor
 from scorch.errors import ShapeError, UnsupportedError
 
 Tensor = torch.Tensor

@@ -33,7 +33,7 @@ from scorch._src.name_hints import suggests_keywords
 from scorch._src.statements.autocast import cast, is_autocast
 from scorch._src.storage.coordinates import joined_ranges, numbered_entries
 from scorch._src.tensor.autograd import sparse_of, values_of
-from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.create.torch_constructors import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, ShapeError
 

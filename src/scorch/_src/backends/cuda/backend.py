@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
 from scorch._src.backends import base
-from scorch._src.backends.cuda import nvrtc
-from scorch._src.backends.cuda.driver import MAX_SLOTS
-from scorch._src.backends.cuda.executable import CudaExecutable
-from scorch._src.backends.cuda.group import CudaGroup
-from scorch._src.backends.cuda.new_pattern import NewPatternExecutable, print_new_pattern
-from scorch._src.backends.cuda.product import ProductExecutable, is_product, print_product
-from scorch._src.backends.cuda.routines import CudaRoutines
+from scorch._src.backends.cuda.device import nvrtc
+from scorch._src.backends.cuda.device.driver import MAX_SLOTS
+from scorch._src.backends.cuda.executables.executable import CudaExecutable
+from scorch._src.backends.cuda.executables.group import CudaGroup
+from scorch._src.backends.cuda.executables.new_pattern import NewPatternExecutable, print_new_pattern
+from scorch._src.backends.cuda.executables.product import ProductExecutable, is_product, print_product
+from scorch._src.backends.cuda.routines.cuda_routines import CudaRoutines
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.schedule.grid_facts import facts_of, is_narrow
 from scorch._src.compiler.target import GRID
+from scorch._src.dataclass import replace
 from scorch._src.loops.analysis import walk, with_array
 from scorch._src.loops.grid import as_grid, why_no_grid
 from scorch._src.loops.nodes import Array, Kernel, Load

@@ -2,7 +2,7 @@
 
 Kernels are compiled without any header and linked without any library, which is why they compile in
 a tenth of a second. So everything they call is either declared by hand (``EXTERNS``, found in the
-running process at load time) or brought along as text (``helper_text``), including complex numbers,
+running process at load time) or brought along as text (``helpers``), including complex numbers,
 whose C11 form would need libgcc. Only what a kernel uses is printed.
 """
 

@@ -23,8 +23,8 @@ from scorch._src.statements.einsum import einsum
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.create.construct import (
-    from_torch,
+from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.create.torch_constructors import (
     sparse_coo_tensor,
     sparse_csc_tensor,
     sparse_csr_tensor,

@@ -27,7 +27,7 @@ from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
-from scorch._src.tensor.create.construct import sparse_coo_tensor
+from scorch._src.tensor.create.torch_constructors import sparse_coo_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Tensor = torch.Tensor

@@ -27,7 +27,7 @@ from scorch._src.distributed.communication.collectives import (
     size_of,
     start_exchange,
 )
-from scorch._src.tensor.create.construct import sparse_csr_tensor
+from scorch._src.tensor.create.torch_constructors import sparse_csr_tensor
 from scorch.settings import current
 
 MAX_AGREED = 256  # kinds of rows: their shape and dtype

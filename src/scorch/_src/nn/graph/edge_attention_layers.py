@@ -50,6 +50,16 @@ class _EdgeAttention(Module):
     edge_dim: int | None
 
     lin_edge: Linear | None
+    _channels: tuple[int, int]
+
+    def _nodes(self, x: Nodes, adj: Any) -> tuple[Tensor, Tensor]:
+        """Return the features of sources and targets, both of which these layers need."""
+        sources, targets, _ = split_nodes(x, self._channels, adj, None)
+        if targets is None:
+            raise ArgumentError(
+                f"{type(self).__name__} needs features of the targets; pass x as a pair (sources, targets)"
+            )
+        return sources, targets
 
     def _features(self, adj: Any, edge_attr: Tensor | None, dtype: torch.dtype) -> tuple[Any, ...]:
         """Return the features of edges and their weight, or nothing if edges have none."""
@@ -149,11 +159,7 @@ class GATv2Conv(_EdgeAttention):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """Return the new features of the targets; see ``GATConv.forward`` for the arguments."""
-        sources, targets, _ = split_nodes(x, self._channels, edge_index, None)
-        if targets is None:
-            raise ArgumentError(
-                "GATv2Conv needs features of the targets; pass x as a pair (sources, targets)"
-            )
+        sources, targets = self._nodes(x, edge_index)
         left = _project_heads(self.lin_l, sources, self.heads)
         is_same = self.share_weights and targets is sources
         right = left if is_same else _project_heads(self.lin_r, targets, self.heads)
@@ -253,11 +259,7 @@ class TransformerConv(_EdgeAttention):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """Return the new features of the targets; see ``GATConv.forward`` for the arguments."""
-        sources, targets, _ = split_nodes(x, self._channels, edge_index, None)
-        if targets is None:
-            raise ArgumentError(
-                "TransformerConv needs features of the targets; pass x as a pair (sources, targets)"
-            )
+        sources, targets = self._nodes(x, edge_index)
         if self.edge_dim is not None and edge_attr is None and not isinstance(edge_index, SparseTensor):
             raise ArgumentError(f"TransformerConv with edge_dim={self.edge_dim} needs edge_attr")
         queries = _project_heads(self.lin_query, targets, self.heads) / math.sqrt(self.out_channels)

@@ -32,7 +32,6 @@ SETTINGS = (
     "bidirectional",
     "proj_size",
 )
-GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 
 
 def _lstm_step(inputs: torch.Tensor, states: torch.Tensor, state: State) -> State:

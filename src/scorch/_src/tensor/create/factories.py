@@ -1,6 +1,6 @@
-"""torch's factory functions, with ``format`` added, and ``density`` for the random ones.
+"""torch's factory functions, with ``format`` added (``random_factories`` has the random ones).
 
-Without these they return what torch returns. With them a sparse tensor is built directly: one with few
+Without it they return what torch returns. With it a sparse tensor is built directly: one with few
 entries is never dense on the way, and one with all entries is checked against the dense budget first.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,28 +17,25 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
-from scorch._src.name_hints import keywords_of, unknown_keyword
+from scorch._src.name_hints import as_dtype, keywords_of, unknown_keyword
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.complete_levels import assembled
-from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.create.build import from_coordinates, index_dtype, level_counts
-from scorch._src.tensor.create.check import MAX_SIZE, as_shape, check_device, device_for, refuse_pinning
+from scorch._src.tensor.create.check import as_shape, check_device, device_for, refuse_pinning
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, UnsupportedError, kind_of
+from scorch.errors import OperandError, UnsupportedError
 
 AnyTensor = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
-Draw = Callable[..., torch.Tensor]
 Maker = TypeVar("Maker", bound=Callable[..., AnyTensor])
 
 OPTIONS = (  # of torch's factory functions
     "size", "start", "end", "step", "low", "high", "generator", "out", "dtype", "layout", "device",
     "requires_grad", "pin_memory", "memory_format", "names", "copy",
 )  # fmt: skip
-MIN_DENSITY_OF_PERMUTATION = 0.25  # from this share of places on, draw from a permutation
 
 
 def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
@@ -187,7 +183,7 @@ def filled(
     default: torch.dtype | None = None,
 ) -> AnyTensor:
     """Store ``value`` at every place, and nothing where it is 0."""
-    shape, dtype = _shape_of(size, options), _dtype_of(name, options, default)
+    shape, dtype = shape_of(size, options), dtype_of(name, options, default)
     device = device_for(name, options.get("device"))
     form = as_format(format, len(shape))
     if value == 0 and not form.is_dense:
@@ -258,7 +254,7 @@ def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: An
         >>> scorch.eye(100_000, format="csr").nnz
         100000
     """
-    shape, dtype = as_shape("size", (n, n if m is None else m)), _dtype_of("eye", options)
+    shape, dtype = as_shape("size", (n, n if m is None else m)), dtype_of("eye", options)
     diagonal = torch.arange(min(shape), device=device_for("eye", options.get("device")))
     values = torch.ones(min(shape), dtype=dtype, device=diagonal.device)
     return from_coordinates([diagonal, diagonal], values, shape, format)
@@ -323,7 +319,7 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTens
     if is_scipy(data):
         data = from_scipy(data)
     if isinstance(data, SparseTensor):
-        dtype = _dtype_of("as_tensor", options, data.dtype)
+        dtype = dtype_of("as_tensor", options, data.dtype)
         return from_torch(data.to(dtype), format)
     if format is None:
         return torch.as_tensor(data, **options)
@@ -335,186 +331,10 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTens
     return from_torch(torch.as_tensor(data, dtype=options.get("dtype"), device=device), format)
 
 
-# at random -------------------------------------------------------------------------------------------
-
-
-@factory(torch.rand)
-def rand(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """Draw uniform random numbers, like ``torch.rand``, optionally at random positions only.
-
-    Args:
-        size: the shape, as for ``torch.rand``.
-        density: the fraction of elements to store, at positions drawn at random; without it, every element.
-            The number of stored elements is ``round(density * numel)``.
-        format: the storage format, such as ``"csr"``; without it, ``coo`` if ``density`` is given, else
-            dense.
-        options: the other arguments of ``torch.rand``: ``dtype``, ``device``, ``requires_grad``.
-
-    Returns:
-        A ``SparseTensor`` in ``format``, or what ``torch.rand`` returns without it.
-
-    Raises:
-        ArgumentError: ``density`` is not between 0 and 1.
-        FormatError: ``format`` does not exist or does not match the shape.
-        DtypeError: ``dtype`` is neither floating-point nor complex.
-        DensityError: storing every element would exceed the dense budget.
-
-    Example:
-
-        >>> import scorch
-        >>> scorch.rand(1000, 1000, density=0.01, format="csr").nnz
-        10000
-    """
-    return drawn("rand", torch.rand, _shape_of(size, options), density, format, options)
-
-
-@factory(torch.randn)
-def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **options: Any) -> AnyTensor:
-    """Draw normally distributed numbers, like ``torch.randn``, optionally at random positions only.
-
-    Args:
-        size: the shape, as for ``torch.randn``.
-        density: the fraction of elements to store, at positions drawn at random; without it, every element.
-        format: the storage format, such as ``"csr"``; a dense tensor without it.
-        options: the other arguments of ``torch.randn``: ``dtype``, ``device``, ``requires_grad``.
-
-    Returns:
-        A ``SparseTensor`` in ``format``, or what ``torch.randn`` returns without it.
-
-    Raises:
-        ArgumentError: ``density`` is not between 0 and 1.
-        FormatError: ``format`` does not exist or does not match the shape.
-        DtypeError: ``dtype`` is neither floating-point nor complex.
-        DensityError: storing every element would exceed the dense budget.
-
-    Example:
-
-        >>> import scorch
-        >>> scorch.randn(1000, 1000, density=0.01, format="csr").nnz
-        10000
-    """
-    return drawn("randn", torch.randn, _shape_of(size, options), density, format, options)
-
-
-@factory(torch.randint)
-def randint(
-    *bounds_and_size: Any, density: float | None = None, format: AnyFormat = None, **options: Any
-) -> AnyTensor:
-    """Draw random integers, like ``torch.randint``, optionally at random positions only.
-
-    Args:
-        bounds_and_size: ``high, size`` or ``low, high, size``. A value drawn as 0 is stored as an explicit
-            zero.
-        density: the fraction of elements to store, at positions drawn at random; without it, every element.
-        format: the storage format, such as ``"csr"``; a dense tensor without it.
-        options: the other arguments of ``torch.randint``: ``dtype``, ``device``, ``requires_grad``.
-
-    Returns:
-        A ``SparseTensor`` in ``format``, or what ``torch.randint`` returns without it.
-
-    Raises:
-        ArgumentError: ``low`` is not less than ``high``, or ``density`` is not between 0 and 1.
-        OperandError: the bounds are not integers.
-        FormatError: ``format`` does not exist or does not match the shape.
-        DensityError: storing every element would exceed the dense budget.
-
-    Example:
-
-        >>> import scorch
-        >>> scorch.randint(1, 10, (100, 100), density=0.05, format="csr").nnz
-        500
-    """
-    low, high, size = _randint_arguments(bounds_and_size, options)
-    draw = functools.partial(torch.randint, low, high)
-    return drawn("randint", draw, as_shape("size", size), density, format, options, torch.int64)
-
-
-def _randint_arguments(positional: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, int, Any]:
-    names = ("low", "high", "size")
-    named = {name: options.pop(name) for name in names if name in options}
-    free = [name for name in names if name not in named]
-    if "low" in free and len(positional) < len(free):
-        free.remove("low")
-    if len(positional) != len(free):
-        raise OperandError("randint expected (high, size) or (low, high, size)")
-    arguments = {"low": 0, **named, **dict(zip(free, positional, strict=True))}
-    try:
-        low, high = operator.index(arguments["low"]), operator.index(arguments["high"])
-    except TypeError:
-        raise OperandError(
-            f"randint expected integer bounds, but got {arguments['low']!r} and {arguments['high']!r}"
-        ) from None
-    if low >= high:
-        raise ArgumentError(f"randint expected low to be less than high, but got low={low} and high={high}")
-    return low, high, arguments["size"]
-
-
-def drawn(
-    name: str,
-    draw: Draw,
-    shape: tuple[int, ...],
-    density: float | None,
-    format: AnyFormat,
-    options: dict[str, Any],
-    default: torch.dtype | None = None,
-) -> AnyTensor:
-    """Draw values at random positions of ``shape``, or at all of them without a ``density``."""
-    form = as_format("coo" if format is None else format, len(shape))
-    generator = options.pop("generator", None)
-    dtype, device = _dtype_of(name, options, default), device_for(name, options.get("device"))
-    if default is None and not (dtype.is_floating_point or dtype.is_complex):
-        plain = str(dtype).removeprefix("torch.")
-        raise DtypeError(f"{name} does not support {plain}; use scorch.randint")
-    if density is None:
-        check_all_stored(name, shape, dtype, form, device)
-        return from_torch(draw(shape, dtype=dtype, generator=generator, device=device), form)
-    places = math.prod(shape)
-    if places > MAX_SIZE:
-        raise ShapeError(
-            f"a tensor of shape {shape} has too many elements: the product of its sizes must be "
-            f"less than 2**63"
-        )
-    count = round(_checked_density(density) * places)
-    keys = _draw_places(count, places, generator, device)
-    values = draw((count,), dtype=dtype, generator=generator, device=device)
-    if not shape:  # a number, stored or not
-        return values.sum(dtype=dtype)
-    return from_coordinates(coordinates_of(keys, shape), values, shape, form)
-
-
-def _checked_density(density: Any) -> float:
-    try:
-        share = float(density)
-    except (TypeError, ValueError):
-        raise OperandError(f"density must be a number between 0 and 1, but got {density!r}") from None
-    if not 0 <= share <= 1:
-        raise ArgumentError(f"density must be between 0 and 1, but got {density!r}")
-    return share
-
-
-def _draw_places(
-    count: int, places: int, generator: torch.Generator | None, device: torch.device
-) -> torch.Tensor:
-    """Draw ``count`` different numbers below ``places``, sorted; every choice is equally likely."""
-    if count >= MIN_DENSITY_OF_PERMUTATION * places:
-        all_places = torch.randperm(places, generator=generator, device=device)
-        return all_places[:count].sort().values
-    taken = torch.zeros(0, dtype=torch.int64, device=device)
-    while taken.numel() < count:
-        # As many as give the rest on average, since some fall on places that are taken, and some to spare.
-        left = count - taken.numel()
-        share = left / (places - taken.numel())
-        tries = math.ceil(-math.log1p(-share) / share * left + 3 * math.sqrt(left)) + 1
-        more = torch.randint(places, (tries,), generator=generator, device=device)
-        taken = torch.unique(torch.cat([taken, more]))
-    chosen = torch.randperm(taken.numel(), generator=generator, device=device)[:count]
-    return taken[chosen.sort().values]
-
-
 # arguments -------------------------------------------------------------------------------------------
 
 
-def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
+def shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
     """Return the sizes, passed one by one, as one sequence or under the name ``size``."""
     if not size and "size" in options:
         return as_shape("size", options.pop("size"))
@@ -522,10 +342,10 @@ def _shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]
     return as_shape("size", size[0] if is_sequence else size)
 
 
-def _dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
+def dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
     """Return the dtype among the options; refuse options that sparse tensors do not have."""
     check_options(name, options)
-    dtype: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
+    dtype = as_dtype("dtype", options.get("dtype")) or default or torch.get_default_dtype()
     type_of_dtype(dtype)
     return dtype
 
@@ -542,7 +362,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
                     )
             case "pin_memory":
                 refuse_pinning(value)
-            case "dtype" | "memory_format":
+            case "dtype":
+                as_dtype(option, value)
+            case "memory_format":
                 pass
             case "layout":
                 if value not in (None, torch.strided):
@@ -562,8 +384,3 @@ def check_names(name: str, options: Mapping[str, Any], known: Iterable[str]) -> 
     for option in options:
         if option not in keywords:
             raise unknown_keyword(name, option, keywords) from None
-
-
-def check_tensor(name: str, input: Any) -> None:
-    if not isinstance(input, torch.Tensor):
-        raise OperandError(f"{name} expected a tensor, but got {kind_of(input)}")

@@ -1,0 +1,1 @@
+"""CUDA devices: compile, load and launch machine code, wait for it, and predict how long it takes."""

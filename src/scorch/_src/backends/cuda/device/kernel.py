@@ -1,0 +1,238 @@
+"""A CUDA text, compiled when it is first called, and loaded on each device that it is called on."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from scorch._src.backends.cuda.device import driver, nvrtc
+from scorch._src.backends.print.cuda import as_part, part_of
+from scorch._src.bounded import BoundedCache
+from scorch._src.loops.grid import FUNCTIONS
+from scorch.errors import CompilationError, CompilerNotFoundError, warn
+
+MAX_KERNELS = 4096
+MAX_COMPILERS = 8  # at once: each needs memory
+DELAY = 0.05  # seconds before kernels are compiled ahead
+PAUSE = 0.01  # seconds between looks whether others are still being compiled
+PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
+
+
+class Launch(NamedTuple):
+    """A function with the blocks that it runs with, the threads of each, and its bytes of shared memory."""
+
+    name: str
+    blocks: int
+    threads: int = driver.THREADS
+    shared: int = 0
+
+
+@dataclass(eq=False)
+class Launches:
+    """What was launched while somebody recorded it, and on which device; or why there was no kernel."""
+
+    launched: list[tuple[CudaKernel, Launch, int | None]] = field(default_factory=list)
+    why_not: str = ""
+
+
+_KERNELS = re.compile(
+    r"^KERNEL void (?:LIMITS\([^\n]*\) )?(\w+)\(const struct.*?^}$", re.MULTILINE | re.DOTALL
+)
+
+LAUNCHES: list[Launches] = []  # of those who record
+_kernels: BoundedCache[tuple[str, tuple[str, ...]], CudaKernel] = BoundedCache(MAX_KERNELS)
+
+
+def read_text(*names: str) -> str:
+    """Return the CUDA C of files, of which each kernel may be compiled by itself."""
+    folder = Path(__file__).parents[1] / "c"
+    text = "\n\n".join((folder / name).read_text(encoding="utf-8") for name in names)
+    return _KERNELS.sub(lambda found: as_part(found[1], found[0]), text)
+
+
+def refuse(why: str) -> None:
+    """Report why there is no kernel to those who record launches."""
+    for record in LAUNCHES:
+        record.why_not = why
+
+
+def kernel_of(source: str, label: str, first: Sequence[str] = ()) -> CudaKernel:
+    """Return the kernel of a text, which all that have that text share, ``explain`` too."""
+    key = source, tuple(first)
+    known = _kernels.get(key)
+    if known is None:
+        known = _kernels[key] = CudaKernel(source, label, first)
+    return known
+
+
+class CudaKernel:
+    """The functions of a text. ``label`` says what they compute, for messages.
+
+    ``first``: those that the first call needs, of a text whose kernels may be compiled by themselves. They
+    are compiled side by side, the others when they are launched.
+    """
+
+    def __init__(self, source: str, label: str, first: Sequence[str] = ()) -> None:
+        self.source, self.label, self.first = source, label, first
+        self._codes: dict[tuple[tuple[int, int], str], bytes] = {}  # by architecture and part
+        self._functions: dict[tuple[str, int], Any] = {}  # by name and device
+        self._is_refused = self._was_waited_for = False
+        self._compiling: threading.Thread | None = None
+
+    def is_ready(self, may_wait: bool = True) -> bool:
+        """Check whether there is code for the current device; compile it if need be.
+
+        Unless the caller ``may_wait`` for NVRTC as long as it takes, that happens in a thread, and there is
+        none until it ends.
+        """
+        if not self.source or self._is_refused or not nvrtc.is_there():
+            refuse("NVRTC has no code for it")
+            return False
+        if not may_wait and (self._compiling is not None or not self._codes) and not self._is_compiled():
+            refuse("NVRTC compiles it meanwhile")
+            return False
+        if self._compiling is not None:
+            self._compiling.join()
+        if not self._codes:
+            try:
+                self._compile_first(torch.cuda.current_device())
+            except (CompilationError, CompilerNotFoundError) as error:
+                self._is_refused = True
+                warn(f"{error}\nScorch falls back to PyTorch operators, which is slower.")
+                return False
+        return True
+
+    def begin(self) -> None:
+        """Have a thread compile what the first call will need, while others of the same step are compiled."""
+        is_able = bool(self.source) and not self._is_refused and torch.cuda.is_initialized()
+        if is_able and not self._codes and self._compiling is None and nvrtc.is_there():
+            self._find_or_compile()
+
+    def _is_compiled(self) -> bool:
+        """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise.
+
+        Who asks first waits a while.
+        """
+        compiling = self._compiling or self._find_or_compile()
+        if compiling is not None and not self._was_waited_for:
+            self._was_waited_for = True
+            compiling.join(PATIENCE)
+        return compiling is None or not compiling.is_alive()
+
+    def _find_or_compile(self) -> threading.Thread | None:
+        """Have a thread compile code for the current device, unless it is on disk."""
+        device = torch.cuda.current_device()
+        if all(nvrtc.is_on_disk(self.source, architecture_of(device), part) for part in self._first_parts):
+            return None
+        # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
+        work = functools.partial(contextvars.copy_context().run, self._compile, device)
+        self._compiling = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
+        self._compiling.start()
+        return self._compiling
+
+    def _compile(self, device: int) -> None:
+        with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the next call raises again
+            self._compile_first(device)
+
+    @property
+    def _first_parts(self) -> Sequence[str]:
+        return self.first or (part_of(FUNCTIONS[0]),)
+
+    def _compile_first(self, device: int) -> None:
+        self._compile_parts(self._first_parts, device)
+
+    def prepare(self, names: Sequence[str], device: int) -> None:
+        """Have functions compiled side by side that are about to be launched, one after another."""
+        missing = [name for name in names if (name, device) not in self._functions]
+        if self.first and missing:
+            self._compile_parts(missing, device)
+
+    def _compile_parts(self, parts: Sequence[str], device: int) -> None:
+        """Compile parts, each in a thread."""
+        if len(parts) == 1:
+            self._code(device, parts[0])
+            return
+        with ThreadPoolExecutor(min(len(parts), MAX_COMPILERS)) as pool:
+            runs = [contextvars.copy_context().run for _ in parts]
+            done = [pool.submit(run, self._code, device, part) for run, part in zip(runs, parts, strict=True)]
+            for each in done:
+                each.result()
+
+    def launch(self, name: str, slots: Sequence[Any], threads: int, device: int) -> None:
+        """Run a function with as many threads."""
+        if LAUNCHES:
+            self.record(Launch(name, driver.blocks_for(threads)), device)
+        function = self._functions.get((name, device)) or self.function(name, device)
+        driver.launch(function, slots, threads, device)
+
+    def launch_blocks(
+        self, name: str, slots: Sequence[Any], blocks: int, threads: int, shared: int, device: int
+    ) -> None:
+        """Run a function with as many blocks, each with as many bytes of shared memory."""
+        if LAUNCHES:
+            self.record(Launch(name, blocks, threads, shared), device)
+        function = self._functions.get((name, device)) or self.function(name, device)
+        driver.launch_blocks(function, slots, blocks, threads, shared, device)
+
+    def record(self, launch: Launch, device: int | None) -> None:
+        """Report the launch to those who record launches."""
+        for record in LAUNCHES:
+            record.launched.append((self, launch, device))
+
+    def function(self, name: str, device: int) -> Any:
+        """Return a function as it is loaded on a device whose context is current."""
+        function = self._functions.get((name, device))
+        if function is None:
+            function = self._functions[name, device] = driver.load(
+                self._code(device, name if self.first else part_of(name)), name, device
+            )
+        return function
+
+    def _code(self, device: int, part: str) -> bytes:
+        key = torch.cuda.get_device_capability(device), part
+        code = self._codes.get(key)
+        if code is None:
+            architecture = architecture_of(device)
+            code = self._codes[key] = nvrtc.compile_cuda(self.source, architecture, self.label, part)
+        return code
+
+
+def architecture_of(device: int) -> str:
+    """Return what NVRTC calls the kind of a device."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
+def compile_ahead(print_source: Callable[[], str], label: str, parts: Sequence[str]) -> threading.Thread:
+    """Have a thread print a text and compile parts of it before anybody asks for them; they stay on disk.
+
+    It compiles one after another, while nobody waits for NVRTC.
+    """
+    architecture = architecture_of(torch.cuda.current_device())
+
+    def work() -> None:
+        time.sleep(DELAY)
+        source = print_source()
+        for part in parts:
+            while nvrtc.is_busy():
+                time.sleep(PAUSE)
+            if not threading.main_thread().is_alive():
+                return
+            with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the first call raises
+                nvrtc.compile_cuda(source, architecture, label, part)
+
+    # Not a daemon: the interpreter waits at its end for the part that is being compiled.
+    run = functools.partial(contextvars.copy_context().run, work)
+    thread = threading.Thread(target=run, name=f"compile {label} ahead", daemon=False)
+    thread.start()
+    return thread

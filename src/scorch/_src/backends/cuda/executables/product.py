@@ -1,0 +1,308 @@
+"""Products of two matrices of compressed rows whose result is one, too, for any dtypes: ``c/product.cu``.
+
+Where the first factor has few rows, all of them long, as ``A @ A.T`` of a wide matrix, a row for each block
+would leave most of a device idle: then rows are cut into parts, ``c/product_parts.cu``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from scorch._src.backends import base
+from scorch._src.backends.cuda.device import driver
+from scorch._src.backends.cuda.device.cost import describe_cost
+from scorch._src.backends.cuda.device.driver import in_context
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, read_text
+from scorch._src.backends.cuda.device.streams import check_waiting
+from scorch._src.backends.cuda.executables.executable import CudaExecutable
+from scorch._src.backends.print.cuda import print_prelude
+from scorch._src.backends.print.expressions import c_name
+from scorch._src.backends.print.functions import helpers, needed_by
+from scorch._src.compiler.plan import Plan
+from scorch._src.formats import Format
+from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
+from scorch._src.notation.nodes import Access, Op
+
+ROWS = "ds"
+FUNCTIONS = [f"scorch_{what}_{rows}" for what in ("count", "fill") for rows in ("few", "many")]
+PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
+THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
+WARP = 32
+ROWS_OF_BLOCK = THREADS // WARP
+FEW = 128  # products of a row that a warp lists
+MAX_BLOCKS = 1 << 14
+BITS_OF_TILE = 1024  # columns come in multiples of as many
+AHEAD = 4  # entries of a row of A whose products are read at once
+BYTES_OF_SUMS = 4 << 10  # of a row, in shared memory if there are no more
+ARRAYS = 3  # of a matrix
+MAX_FEW_ROWS = 1024
+MIN_LONG_ROW = 512  # entries, on average, of rows that are cut
+MIN_PART = 128  # entries of a part of such a row
+WANTED_BLOCKS = 528  # that keep a device busy
+MAX_PARTS = 64  # of a row, which one thread adds up
+
+
+def factors_of(plan: Plan) -> tuple[Access, Access] | None:
+    """Return the factors of a product of two matrices of compressed rows, summed to one; None if it is none.
+
+    Rows are what the result is stored by first: the first factor has rows of these, the second of what is
+    summed over.
+    """
+    step = plan.step
+    match step.body, step.reduced:
+        case Op("mul", (Access() as a, Access() as b)), (inner,):
+            pass
+        case _:
+            return None
+    if step.reduction != "sum" or plan.skip_zeros or plan.element == BOOL:
+        return None
+    outer = _stored_as_rows(step.target, plan.result)
+    if outer is None:
+        return None
+    wanted = (outer[0], inner), (inner, outer[1])
+    for first, second in ((a, b), (b, a)):
+        found = tuple(_stored_as_rows(x, plan.operand(x.tensor).format) for x in (first, second))
+        if found == wanted and len({*outer, inner}) == 3:
+            return first, second
+    return None
+
+
+def _stored_as_rows(access: Access, form: Format) -> tuple[str, ...] | None:
+    """Return the indices of a matrix in the order in which it is stored, if that is as compressed rows."""
+    if form.letters != ROWS or form.blocks:
+        return None
+    return tuple(access.indices[dim] for dim in form.order)
+
+
+def is_product(plan: Plan) -> bool:
+    return factors_of(plan) is not None
+
+
+def print_product(plan: Plan, file: str = "product.cu") -> str:
+    """The CUDA source of a product."""
+    factors = factors_of(plan)
+    assert factors is not None
+    a, b = (plan.operand(access.tensor) for access in factors)
+    kind = c_name(plan.element)
+    lines = [f"#define T {kind}", f"#define R_INDEX {c_name(plan.index)}"]
+    used: list[str] = []
+    for name, operand in (("A", a), ("B", b)):
+        lines += [
+            f"#define {name}_INDEX {c_name(operand.index)}",
+            f"#define {name}_TYPE {c_name(operand.element)}",
+        ]
+        lines.append(f"#define {name}_VALUE(x) {_value(operand.element, plan.element, used)}")
+    if plan.element.kind == "complex":
+        used += [f"{op}_{kind}" for op in ("add", "mul", "make")]
+        lines += [f"#define ADD(x, y) add_{kind}(x, y)", f"#define MUL(x, y) mul_{kind}(x, y)"]
+        lines.append(f"#define ZERO make_{kind}(0, 0)")
+    else:
+        lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
+    lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define AHEAD {AHEAD}"]
+    return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), read_text(file)])
+
+
+def _value(element: Type, wanted: Type, used: list[str]) -> str:
+    """An element as what it is computed in."""
+    text, kind = "x", element
+    if element.computes_in != element:
+        name = "from_bf16" if element == BFLOAT16 else "from_f16"
+        used.append(name)
+        text, kind = f"{name}(x)", element.computes_in
+    if kind == wanted:
+        return text
+    if wanted.kind != "complex":
+        return f"(T)({text})"
+    used.append(f"make_{c_name(wanted)}")
+    parts = ("(x).re", "(x).im") if kind.kind == "complex" else (text, "0")
+    return f"make_{c_name(wanted)}({', '.join(parts)})"
+
+
+def _with_needed(names: Sequence[str]) -> list[str]:
+    """The texts of helpers and of those that they call, in the order in which they may stand."""
+    wanted, left = set(names), list(names)
+    while left:
+        more = needed_by(helpers()[left.pop()]) & helpers().keys()
+        left += more - wanted
+        wanted |= more
+    return [text for name, text in helpers().items() if name in wanted]
+
+
+class ProductExecutable(CudaExecutable):
+    """The product of two matrices: one launch counts, one fills; in between the host learns the size."""
+
+    direct = None
+    first = FUNCTIONS
+
+    def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
+        super().__init__(schedule, sizes)
+        self.rows, self.result_columns = (self.shape[dim] for dim in self.plan.result.order)
+        names = list(dict.fromkeys(access.tensor for access in self.plan.step.accesses))
+        factors = factors_of(self.plan)
+        assert factors is not None
+        self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
+
+    def describe(self, call: base.Call) -> base.Description:
+        if self._is_by_parts(call):
+            inner = "rows, few and long, are cut into parts; groups of threads have sums of all columns"
+            how = "a block of CUDA threads for each part; one launch adds up, one counts and one fills; "
+            said, _ = describe_cost(self.parts_kernel, self.launches(call), call)
+            return base.Description(inner, f"{how}before that the host waits for the size; {said}")
+        inner = f"rows with up to {FEW} products list them; others mark columns in shared memory"
+        how = "a warp for each of the former, a block of CUDA threads for each of the latter; "
+        how += "two launches count and two fill; in between the host waits for the size"
+        said, _ = self._cost(call)
+        return base.Description(inner, f"{how}; {said}")
+
+    def launches(self, call: base.Call) -> list[Launch]:
+        if not self.rows:
+            return []
+        if self._is_by_parts(call):
+            return self._launches_of_parts(call)
+        shared = bytes_of_tile(self.width_of_tile(call.device))
+        few, many = (min(blocks, MAX_BLOCKS) for blocks in (-(-self.rows // ROWS_OF_BLOCK), self.rows))
+        launches = []
+        for what, sums in (("count", 0), ("fill", BYTES_OF_SUMS)):
+            launches.append(Launch(f"scorch_{what}_few", few, THREADS))
+            launches.append(Launch(f"scorch_{what}_many", many, THREADS, shared + sums))
+        return launches
+
+    def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
+        device = arrays[0].device
+        with in_context(device):
+            return self._build(arrays, device)
+
+    def _build(self, arrays: Sequence[torch.Tensor], device: torch.device) -> base.Arrays:
+        arrays = [array for place in self.places for array in arrays[place : place + ARRAYS]]
+        check_waiting(device, f"the size of {self.label}")
+        lanes = self.lanes_of_group(arrays[1].numel())
+        if lanes and self.parts_kernel.is_ready():
+            return self._build_by_parts(arrays, lanes, device)
+        width = self.width_of_tile(device)
+        tiles = max(1, -(-self.result_columns // width))
+        counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
+        left = torch.empty(self.rows + 1, dtype=torch.int64, device=device)
+        left[:1] = 0
+        given = [*map(self.slot, arrays), self.rows, tiles, width, self.room, self.slot(left)]
+        self.run_both("count", [*given, self.slot(counts), 0, 0, 0], width, device)
+        places, crd, values = self._allocated(counts)
+        if crd.numel():
+            slots = [*given, 0, self.slot(places), self.slot(crd), self.slot(values)]
+            self.run_both("fill", slots, width, device)
+        return self._arrays(places[::tiles], crd, values)
+
+    def _allocated(self, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return where entries begin that are counted, and memory for their columns and values."""
+        places = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
+        torch.cumsum(counts, 0, out=places[1:])
+        count = int(places[-1])
+        index = torch.int32 if self.plan.index.bytes == 4 else torch.int64
+        crd = torch.empty(count, dtype=index, device=counts.device)
+        return places, crd, torch.empty(count, dtype=self.dtype, device=counts.device)
+
+    def _arrays(self, places: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> base.Arrays:
+        count = crd.numel()
+        index = torch.int64 if count > LAST_INT32 else crd.dtype
+        return base.Arrays((None, places.to(index)), (None, crd.to(index)), (self.rows, count), values)
+
+    def run_both(self, what: str, slots: Sequence[int], width: int, device: torch.device) -> None:
+        """Run the functions for rows with few products and for those with many."""
+        if self.rows:
+            self.launch_rows(f"scorch_{what}_few", slots, -(-self.rows // ROWS_OF_BLOCK), 0, device)
+            shared = bytes_of_tile(width) + (BYTES_OF_SUMS if what == "fill" else 0)
+            self.launch_rows(f"scorch_{what}_many", slots, self.rows, shared, device)
+
+    @property
+    def room(self) -> int:
+        """How many sums of a row are in shared memory."""
+        return BYTES_OF_SUMS // self.dtype.itemsize
+
+    def width_of_tile(self, device: torch.device) -> int:
+        """Return how many columns have a bit in shared memory at once."""
+        columns = max(1, self.result_columns)
+        most = driver.shared_memory(device.index or 0)
+        width = -(-columns // BITS_OF_TILE) * BITS_OF_TILE
+        while bytes_of_tile(width) + BYTES_OF_SUMS > most:
+            width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
+        return width
+
+    # few rows, all of them long --------------------------------------------------------------------------
+
+    @functools.cached_property
+    def parts_kernel(self) -> CudaKernel:
+        return self.make_kernel(print_product(self.plan, "product_parts.cu"), self.label, PARTS)
+
+    def lanes_of_group(self, entries: int) -> int:
+        """Return how many threads share the sums of a part; 0 where rows are not cut into parts."""
+        is_long = 0 < self.rows <= MAX_FEW_ROWS and entries >= MIN_LONG_ROW * self.rows
+        is_long = is_long and self.result_columns > 0
+        lanes = 1
+        while is_long and lanes <= WARP:
+            if self._bytes_of_part(lanes) <= driver.USUAL_SHARED_MEMORY:
+                return lanes
+            lanes *= 2
+        return 0
+
+    def _is_by_parts(self, call: base.Call) -> bool:
+        return call.arrays is not None and self.lanes_of_group(self._entries(call.arrays)) > 0
+
+    def _entries(self, arrays: Sequence[torch.Tensor]) -> int:
+        """Return the number of entries of the first factor, from the arrays of both."""
+        return arrays[self.places[0] + 1].numel()
+
+    def _parts_of_row(self, entries: int) -> int:
+        most = min(MAX_PARTS, -(-WANTED_BLOCKS // self.rows))
+        return max(1, min(most, entries // self.rows // MIN_PART))
+
+    def _launches_of_parts(self, call: base.Call) -> list[Launch]:
+        assert call.arrays is not None
+        entries = self._entries(call.arrays)
+        blocks, shared = (
+            self.rows * self._parts_of_row(entries),
+            self._bytes_of_part(self.lanes_of_group(entries)),
+        )
+        return [
+            Launch("scorch_add_parts", blocks, THREADS, shared),
+            Launch("scorch_count_parts", driver.blocks_for(self.rows * -(-self.result_columns // 32))),
+            Launch("scorch_fill_parts", driver.blocks_for(self.rows * self.result_columns)),
+        ]
+
+    def _bytes_of_part(self, lanes: int) -> int:
+        """Return the shared memory of a block: sums of each group of threads, and which columns there are."""
+        columns = self.result_columns
+        return THREADS // lanes * columns * self.dtype.itemsize + 4 * -(-columns // 32)
+
+    def _build_by_parts(
+        self, arrays: Sequence[torch.Tensor], lanes: int, device: torch.device
+    ) -> base.Arrays:
+        rows, columns, words = self.rows, self.result_columns, -(-self.result_columns // 32)
+        parts = self._parts_of_row(arrays[1].numel())
+        sums = torch.empty(rows * parts * columns, dtype=self.dtype, device=device)
+        bits = torch.empty(rows * (parts + 1) * words, dtype=torch.int32, device=device)
+        counts = torch.zeros(rows, dtype=torch.int64, device=device)
+        given = [*map(self.slot, arrays), rows, columns, parts, lanes, self.slot(sums), self.slot(bits)]
+        given += [self.slot(bits[rows * parts * words :]), self.slot(counts)]
+        kernel, number = self.parts_kernel, device.index
+        shared = self._bytes_of_part(lanes)
+        nothing = [*given, 0, 0, 0]
+        kernel.launch_blocks("scorch_add_parts", nothing, rows * parts, THREADS, shared, number)
+        kernel.launch_blocks("scorch_count_parts", nothing, -(-rows * words // THREADS), THREADS, 0, number)
+        places, crd, values = self._allocated(counts)
+        slots = [*given, *map(self.slot, (places, crd, values))]
+        kernel.launch_blocks("scorch_fill_parts", slots, -(-rows * columns // THREADS), THREADS, 0, number)
+        return self._arrays(places, crd, values)
+
+    def launch_rows(
+        self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device
+    ) -> None:
+        """Run a function with as many blocks, each with as many bytes of shared memory."""
+        self.kernel.launch_blocks(name, slots, min(blocks, MAX_BLOCKS), THREADS, shared, device.index)
+
+
+def bytes_of_tile(width: int) -> int:
+    """Return the shared memory of a block: bits of columns, which words have some, and counts up to them."""
+    words = width // 32
+    return 6 * words + 8 * (words // 32) + 4 * THREADS

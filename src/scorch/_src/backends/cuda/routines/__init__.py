@@ -1,0 +1,1 @@
+"""Routines in CUDA C, one file each: entries, levels, attention, graphs."""

@@ -1,0 +1,411 @@
+"""Loops that threads share: on torch's while all of them run, on our own while some get no core."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import scorch
+from machine_load import pool, set_running
+from scorch._src.backends.cpu import jit, parallel
+from scorch._src.backends.cpu.invoke import make_caller
+
+LOOPS = """
+typedef long long i64;
+typedef void (*body_t)(i64, i64, void *);
+typedef int (*loop_t)(i64, i64, i64, body_t, void *);
+int usleep(unsigned);
+static void count(i64 begin, i64 end, void *context) {
+    for (i64 part = begin; part < end; part++) __atomic_fetch_add((i64 *)context + part, 1, 5);
+}
+static void linger(i64 begin, i64 end, void *context) {
+    count(begin, end, context);
+    if (begin) usleep(5000);
+}
+i64 count_parts(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, count, (void *)args[2]); }
+i64 wait_for_one(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, linger, (void *)args[2]); }
+"""
+
+
+@pytest.fixture(autouse=True)
+def load(quiet: Path) -> Path:
+    """The file that says how many threads want a core."""
+    return quiet
+
+
+def counted(name: str, parts: int = 2) -> list[int]:
+    """How often each part of a loop was run."""
+    times = torch.zeros(parts, dtype=torch.int64)
+    make_caller().call(jit.load(LOOPS).address(name), parallel.parallel_runtime(), parts, times.data_ptr())
+    return times.tolist()
+
+
+def be_busy() -> None:
+    parallel.busy_until().value = time.monotonic_ns() + 10**12
+
+
+def test_a_thread_that_is_late_again_and_again_makes_the_machine_busy() -> None:
+    start, loops = time.monotonic_ns(), 0
+    while parallel.busy_until().value < start and loops < 100:  # the caller itself may be without a core
+        assert counted("wait_for_one") == [1, 1]
+        loops += 1
+    assert parallel.busy_until().value > start
+    assert loops > 1
+
+
+def test_a_thread_that_has_more_to_do_is_not_late() -> None:
+    """One that clears new pages takes longer than others, though it has a core all the time."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_longlong] * 4)
+    is_late = kind(pool().address("scorch_is_late"))
+    started, done, ended = 0, 100_000, 1_000_000
+    assert is_late(started, done, ended, -1)  # nobody has measured for how long threads had no core
+    assert is_late(started, done, ended, 800_000)
+    assert not is_late(started, done, ended, 20_000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_machine_is_busy_while_more_threads_than_it_has_cores_want_one(waiting: bool, load: Path) -> None:
+    set_running(load, (os.cpu_count() or 1) * (2 if waiting else 1))
+    now = time.monotonic_ns()
+    parallel.busy_until().value = now - 1
+    assert parallel.is_busy() == waiting
+    assert (parallel.busy_until().value > now) == waiting
+    set_running(load, 1)
+    parallel.busy_until().value = now - 1
+    assert not parallel.is_busy()
+    assert parallel.busy_until().value == 0
+
+
+def test_a_system_that_does_not_say_how_many_threads_wait_is_taken_for_quiet(load: Path) -> None:
+    load.unlink()
+    parallel.busy_until().value = 1
+    assert not parallel.is_busy()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_loops_on_a_crowded_machine_keep_off_the_threads_of_torch(load: Path) -> None:
+    set_running(load, 100_000)
+    start = time.monotonic_ns()
+    assert counted("count_parts") == [1, 1]
+    assert parallel.busy_until().value > start
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_costs_are_not_measured_on_a_busy_machine(load: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where loops may take a hundred times as long as usual."""
+    monkeypatch.setattr(parallel, "_costs", {})
+    monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
+    set_running(load, 100_000)
+    assert parallel.relative_cost(2) == 1
+    assert not parallel.is_settled(2, 1000.0, 1000.0)
+    assert not parallel._costs[2].measurements
+    set_running(load, 1)
+    parallel.busy_until().value = 0
+    parallel.relative_cost(2)
+    assert parallel._costs[2].measurements == 1
+
+
+def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
+    cores = parallel._cores()
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+    has_all_cores = kind(pool().address("scorch_has_all_cores"))
+    assert has_all_cores(cores * 1_000_000, 1_000_000)
+    assert not has_all_cores((2 * cores - 1) * 500_000, 1_000_000)  # half of one core is somebody else's
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 300])
+def test_every_part_runs_once_on_own_threads(parts: int) -> None:
+    be_busy()
+    for _ in range(50):
+        assert counted("count_parts", parts) == [1] * parts
+
+
+def test_own_threads_that_are_late_are_asked_no_more() -> None:
+    be_busy()
+    for _ in range(4):
+        assert counted("wait_for_one", 8) == [1] * 8
+    assert counted("count_parts", 8) == [1] * 8
+
+
+def test_kernels_agree_on_a_busy_machine() -> None:
+    A = scorch.from_torch(torch.rand(400, 300).masked_fill(torch.rand(400, 300) < 0.8, 0.0), format="csr")
+    X = torch.rand(300, 40)
+    with scorch.settings(threads=2):
+        quiet = A @ X
+        be_busy()
+        assert torch.equal(A @ X, quiet)
+        assert torch.equal((A @ A.T).to_dense(), (A @ A.T).to_dense())
+
+
+def test_little_work_stays_on_one_thread_of_a_busy_machine() -> None:
+    least = 1000.0
+    enough = least * parallel.relative_cost(2)
+    assert parallel.threads_for(0.9 * enough, least) == 1
+    assert parallel.threads_for(enough, least) == 2
+    be_busy()
+    assert parallel.threads_for(enough, least) == 1
+    assert parallel.threads_for(parallel.BUSY_FACTOR * enough, least) == 2
+
+
+def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of another library that are still spinning at the first call do not keep later ones on one."""
+    monkeypatch.setattr(parallel, "_costs", {})
+    times = iter([100 * parallel.USUAL_NANOSECONDS, parallel.USUAL_NANOSECONDS])
+    monkeypatch.setattr(parallel, "_time_of_loop", lambda threads: next(times))
+    monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
+    assert parallel.relative_cost(2) == parallel.DEAREST
+    assert not parallel.is_settled(2, 1000.0, 1000.0)
+    assert parallel.relative_cost(2) == 1
+    assert parallel.is_settled(2, 1000.0, 1000.0)
+    assert parallel.threads_for(1000.0, 1000.0) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_own_threads_after_a_fork() -> None:
+    be_busy()
+    assert counted("count_parts", 4) == [1] * 4
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if counted("count_parts", 4) == [1] * 4 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert counted("count_parts", 4) == [1] * 4
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_threads_add_to_copies_of_a_result(threads: int) -> None:
+    """Each chunk of rows adds to a copy of the result, and the copies are added in order."""
+    dense = torch.randn(900, 40, dtype=torch.float64) * (torch.rand(900, 40) < 0.3)
+    A, X = scorch.from_torch(dense, format="csr"), torch.randn(900, 9, dtype=torch.float64)
+    T = torch.randn(60, 9, 11, dtype=torch.float64) * (torch.rand(60, 9, 11) < 0.5)
+    with scorch.settings(threads=threads):
+        assert "copies" in scorch.explain("ij,ik->jk", A, X, format="dense").source
+        products = scorch.einsum("ij,ik->jk", A, X, format="dense")
+        factors = scorch.einsum("ijk,ir->kr", scorch.from_torch(T, format="csf"), X[:60], format="dense")
+        assert torch.equal(products, scorch.einsum("ij,ik->jk", A, X, format="dense"))
+    torch.testing.assert_close(products, dense.T @ X)
+    torch.testing.assert_close(factors, torch.einsum("ijk,ir->kr", T, X[:60]))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("entries", [20, 250, 700])
+def test_threads_add_few_entries_to_many_columns(entries: int) -> None:
+    """One thread adds fewer than there are columns; all of them have copies from little more on."""
+    generator = torch.Generator().manual_seed(entries)
+    places = torch.randint(0, 300, (2, entries), generator=generator)
+    A = scorch.sparse_coo_tensor(places, torch.ones(entries), (300, 300), format="csr")
+    with scorch.settings(threads=4):
+        assert torch.equal(
+            scorch.einsum("ij->j", A, format="dense"), places[1].bincount(minlength=300).float()
+        )
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_leave_no_gaps_between_their_rows(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are as long as the result, whether that is as long as it may get or shorter."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.1)
+    a, b = (torch.rand(400, 400, dtype=torch.float64) * (torch.rand(400, 400) < 0.3) for _ in range(2))
+    A, B = scorch.from_torch(a, format="csr"), scorch.from_torch(b, format="csr")
+    same, apart = A.clone(), torch.where(a == 0, b, 0.0)
+    with scorch.settings(threads=threads):
+        for other in (B, same, scorch.from_torch(apart, format="csr")):
+            total = scorch.evaluate("C[i,j] = A[i,j] + B[i,j]", A=A, B=other)
+            assert torch.equal(total.to_dense(), a + other.to_dense())
+            assert total.col_indices().numel() == total.nnz == int(((a + other.to_dense()) != 0).sum())
+            assert "scorch_finish" in scorch.explain("C[i,j] = A[i,j] + B[i,j]", A=A, B=other).source
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize("threads", [2, 16])
+def test_entries_of_threads_are_copied_to_arrays_of_the_right_length(
+    threads: int, pool: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where these are large enough to lie in pages of their own."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.1)
+    generator = torch.Generator().manual_seed(0)
+    at = [torch.randint(0, 3000, (2, 350_000), generator=generator) for _ in range(2)]
+    A, B = (scorch.sparse_coo_tensor(a, torch.ones(350_000), (3000, 3000), format="csr") for a in at)
+    turned_off = () if pool else ("pool",)
+    with scorch.settings(threads=1):
+        alone = [A + B, A * B]
+    with scorch.settings(threads=threads, disable=turned_off):
+        for one, shared in zip(alone, (A + B, A * B), strict=True):
+            assert torch.equal(one.crow_indices(), shared.crow_indices())
+            assert torch.equal(one.col_indices(), shared.col_indices())
+            assert torch.equal(one.values(), shared.values())
+            assert shared.values().untyped_storage().nbytes() < 2 * 4 * shared.nnz + 2**21
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.sin,
+        torch.neg,
+        lambda S: S * 2,
+        lambda S: S + S,
+        lambda S: S * S,
+        lambda S: S > 0.5,
+        lambda S: S.clamp(max=0.5),
+        torch.isnan,
+        torch.clone,
+        torch.Tensor.float,
+    ],
+)
+def test_loops_of_torch_leave_cores_to_other_processes(
+    function: Any, load: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    S, small = (scorch.from_torch(torch.rand(n, n, dtype=torch.float64), format="csr") for n in (300, 10))
+    expected, leave_cores, threads = function(S).to_dense(), parallel.leave_cores, []
+
+    def watch() -> Any:
+        end = leave_cores()
+        threads.append(torch.get_num_threads())
+        return end
+
+    monkeypatch.setattr(parallel, "leave_cores", watch)
+    set_running(load, 100_000)
+    parallel.busy_until().value = 1  # which asks the system
+    assert torch.equal(function(S).to_dense(), expected)
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == 2
+    threads.clear()
+    set_running(load, 1)
+    parallel.busy_until().value = 1
+    assert torch.equal(function(S).to_dense(), expected)
+    assert set(threads) == {2}
+    threads.clear()
+    function(small)
+    assert not threads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_loops_of_torch_have_all_threads_again_after_an_error(load: Path) -> None:
+    S = scorch.from_torch(torch.rand(300, 300), format="csr")
+    set_running(load, 100_000)
+    with pytest.raises((TypeError, RuntimeError)):
+        torch.clamp(S, torch.rand(2, 3))
+    assert torch.get_num_threads() == 2
+    assert not parallel.restricted_loops
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_kernels_have_as_many_threads_as_before_while_loops_of_torch_have_fewer(load: Path) -> None:
+    set_running(load, 100_000)
+    end = parallel.leave_cores()
+    assert end is not None
+    try:
+        assert torch.get_num_threads() == 1
+        assert parallel.allowed_threads() == 2
+        assert parallel.leave_cores() is None  # inside another call
+        with scorch.settings(threads=5):
+            assert parallel.allowed_threads() == 5
+    finally:
+        end()
+    assert torch.get_num_threads() == parallel.allowed_threads() == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_loops_of_torch_have_the_cores_that_others_leave(load: Path) -> None:
+    """From when there are too few cores until all threads fit beside the others."""
+    describe = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+    set_loop = describe(pool().address("scorch_set_torch_loop"))
+    left_cores = functools.partial(make_caller().call, pool().address("scorch_left_cores"))
+
+    def left(running: int, threads: int = 16) -> int:
+        set_running(load, running)
+        parallel.busy_until().value = 1  # which asks the system
+        return left_cores(threads)
+
+    set_loop(parallel._torch_loop(), 16, 16)
+    try:
+        assert left(17) == 0  # one too many is no crowd
+        assert left(40) == 1
+        assert left(6) == 11
+        assert left(6, threads=4) == 0
+        assert left(3) == 0
+        assert left(6) == 11
+        assert left(1) == 0
+        assert left(6) == 0
+    finally:
+        set_loop(parallel._torch_loop(), parallel._cores(), os.cpu_count() or 1)
+
+
+def test_threads_of_this_process_are_no_others() -> None:
+    kind = ctypes.CFUNCTYPE(ctypes.c_longlong, *[ctypes.c_longlong] * 3)
+    count_others = kind(pool().address("scorch_count_others"))
+    assert count_others(19, 12_500_000, 1_000_000) == 6
+    assert count_others(19, 0, 0) == 18  # this thread runs
+    assert count_others(3, 16_000_000, 1_000_000) == 0
+
+
+def test_sums_of_copies_repeat_bit_for_bit_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        parallel, "relative_cost", lambda threads: 0.5
+    )  # enough work, but not where it is busy
+    dense = torch.randn(3000, 60) * (torch.rand(3000, 60) < 0.3)
+    A, x = scorch.from_torch(dense, format="csr"), torch.randn(3000)
+    with scorch.settings(threads=4):
+        quiet = scorch.einsum("ij,i->j", A, x, format="dense")
+        be_busy()
+        assert torch.equal(scorch.einsum("ij,i->j", A, x, format="dense"), quiet)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("shape", [(900, 40), (40, 900), (1, 50), (50, 1), (0, 3)])
+def test_threads_count_and_place_entries_of_other_rows(threads: int, shape: tuple[int, int]) -> None:
+    dense = torch.randn(shape) * (torch.rand(shape) < 0.3)
+    A = scorch.from_torch(dense, format="csr")
+    with scorch.settings(threads=threads):
+        columns = A.to_format("csc")
+    assert torch.equal(columns.to_dense(), dense)
+    assert torch.equal(columns.row_indices().long(), dense.T.nonzero()[:, 1])
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("threads", [2, 7, 16])
+@pytest.mark.parametrize("entries", [40_000, 300_000])
+def test_entries_are_sorted_alike_on_any_number_of_threads(
+    threads: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a thread has few entries of a bucket, and where it fetches lines before it writes them."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: 0.1)
+    generator = torch.Generator().manual_seed(entries)
+    at = torch.randint(0, 3000, (2, entries), generator=generator)
+    values = torch.randn(entries, generator=generator)
+
+    def columns_and_values(threads: int) -> list[torch.Tensor]:
+        with scorch.settings(threads=threads):
+            A = scorch.sparse_coo_tensor(at, values, (3000, 3000), format="csr")
+            B = A.to_format("csc")
+        arrays = (A.crow_indices(), A.col_indices(), A.values(), B.ccol_indices(), B.row_indices())
+        return [*arrays, B.values()]
+
+    for alone, shared in zip(columns_and_values(1), columns_and_values(threads), strict=True):
+        assert torch.equal(alone, shared)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("debug", [False, True])  # which fills new results with other numbers
+def test_sums_over_columns_begin_at_zero_whatever_was_in_their_memory(threads: int, debug: bool) -> None:
+    dense = torch.rand(300, 400, dtype=torch.float64) * (torch.rand(300, 400) < 0.5)
+    S = scorch.from_torch(dense, format="csr")
+    with scorch.settings(threads=threads, debug=debug):
+        for _ in range(3):
+            found = S.sum(0)
+            torch.testing.assert_close(found, dense.sum(0))
+            found.fill_(float("nan"))
+            del found
