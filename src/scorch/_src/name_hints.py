@@ -141,8 +141,8 @@ MODULE_HINTS: dict[str, str] = {
     **{
         name: f"it is scorch.nn.{name}"
         for name in (
-            "APPNP", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "HeteroConv", "MoE", "RigL", "SAGEConv", "SET",
-            "SGConv", "SparseLinear", "TopKAutoencoder", "TransformerConv", "load_sparse", "masks",
+            "APPNP", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "HeteroConv", "MoE", "RigL", "SAGEConv",
+            "SET", "SGConv", "SparseLinear", "TopKAutoencoder", "TransformerConv", "load_sparse", "masks",
         )
     },
 }  # fmt: skip
