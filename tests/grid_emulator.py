@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +31,8 @@ from scorch._src.compiler.lower.driven import lower_driven
 from scorch._src.compiler.schedule.grid_facts import facts_of
 from scorch._src.loops.grid import as_grid
 from scorch._src.loops.nodes import Kernel
+
+Noted = TypeVar("Noted")
 
 THREADS = 128  # in a block
 
@@ -172,8 +175,28 @@ def load_grids(source: str) -> tuple[Callable[..., None], dict[str, int]]:
     return emulate, {name: number for number, name in enumerate(functions)}
 
 
+_listeners: list[Callable[[str, str], object]] = []
+
+
+@contextlib.contextmanager
+def noting(note: Callable[[str, str], Noted]) -> Iterator[list[Noted]]:
+    """Collect what ``note`` returns for the text and the name of each function that runs meanwhile."""
+    noted: list[Noted] = []
+
+    def listen(source: str, function: str) -> None:
+        noted.append(note(source, function))
+
+    _listeners.append(listen)
+    try:
+        yield noted
+    finally:
+        _listeners.remove(listen)
+
+
 def run_grid(source: str, function: str, slots: Sequence[int], threads: int) -> None:
     """Run a function with as many threads, up to a few blocks; the rest they do in further turns."""
+    for listen in _listeners:
+        listen(source, function)
     emulate, numbers = load_grids(source)
     blocks = min(max(1, -(-threads // THREADS)), 3)
     order = torch.randperm(blocks, dtype=torch.int32)
