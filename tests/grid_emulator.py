@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +31,8 @@ from scorch._src.compiler.lower.driven import lower_driven
 from scorch._src.compiler.schedule.grid_facts import facts_of
 from scorch._src.loops.grid import as_grid
 from scorch._src.loops.nodes import Kernel
+
+Noted = TypeVar("Noted")
 
 THREADS = 128  # in a block
 
@@ -79,7 +83,8 @@ static struct fiber {
 } fibers[MOST];
 static ucontext_t scheduler;
 static int running;
-static struct ARGUMENTS *given;
+static void *given;
+static int called;  // which of the functions of the text
 
 static void exchange(void *value, int size, int step, int threads) {
   struct fiber *self = fibers + running, *other = fibers + (running ^ step);
@@ -118,12 +123,14 @@ static void meet(int threads) {
     }
 }
 static void run_thread(void) {
-  FUNCTION(*given);
+  switch (called) {
+CASES
+  }
   fibers[running].is_done = 1;
   swapcontext(&fibers[running].context, &scheduler);
 }
-void emulate(void *arguments, const int *order, int blocks, int threads, int mask) {
-  gridDim.x = blocks, blockDim.x = threads, given = (struct ARGUMENTS *)arguments;
+void emulate(int function, void *arguments, const int *order, int blocks, int threads, int mask) {
+  gridDim.x = blocks, blockDim.x = threads, given = arguments, called = function;
   for (int number = 0; number < blocks; number++) {
     blockIdx.x = order[number];
     for (int word = 0; word < sizeof shared_memory / 4; word++) shared_memory[word] = 0xabababab;
@@ -151,18 +158,51 @@ void emulate(void *arguments, const int *order, int blocks, int threads, int mas
 """
 
 
-def run_grid(
-    source: str, function: str, slots: Sequence[int], threads: int, arguments: str = "slots"
-) -> None:
+_FUNCTIONS = re.compile(r"^KERNEL void [^\n]*?(\w+)\(const struct (\w+) ", re.MULTILINE)
+
+
+@functools.cache
+def load_grids(source: str) -> tuple[Callable[..., None], dict[str, int]]:
+    """Compile a text, with all its functions; return how to run one by its number, and these numbers."""
+    functions = dict(_FUNCTIONS.findall(source))
+    cases = [
+        f"    case {number}: {name}(*(struct {arguments} *)given); break;"
+        for number, (name, arguments) in enumerate(functions.items())
+    ]
+    library = jit.load(_BEFORE + source + _AFTER.replace("CASES", "\n".join(cases)))
+    pointers, numbers = [ctypes.c_void_p] * 2, [ctypes.c_int] * 3
+    emulate = ctypes.CFUNCTYPE(None, ctypes.c_int, *pointers, *numbers)(library.address("emulate"))
+    return emulate, {name: number for number, name in enumerate(functions)}
+
+
+_listeners: list[Callable[[str, str], object]] = []
+
+
+@contextlib.contextmanager
+def noting(note: Callable[[str, str], Noted]) -> Iterator[list[Noted]]:
+    """Collect what ``note`` returns for the text and the name of each function that runs meanwhile."""
+    noted: list[Noted] = []
+
+    def listen(source: str, function: str) -> None:
+        noted.append(note(source, function))
+
+    _listeners.append(listen)
+    try:
+        yield noted
+    finally:
+        _listeners.remove(listen)
+
+
+def run_grid(source: str, function: str, slots: Sequence[int], threads: int) -> None:
     """Run a function with as many threads, up to a few blocks; the rest they do in further turns."""
-    after = _AFTER.replace("FUNCTION(", f"{function}(").replace("ARGUMENTS", arguments)
-    library = jit.load(_BEFORE + source + after)
+    for listen in _listeners:
+        listen(source, function)
+    emulate, numbers = load_grids(source)
     blocks = min(max(1, -(-threads // THREADS)), 3)
     order = torch.randperm(blocks, dtype=torch.int32)
-    emulate = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3)(library.address("emulate"))
     block = (ctypes.c_longlong * len(slots))(*slots)
     mask = int(torch.randint(THREADS, ()))  # in which order the threads of a block begin
-    emulate(ctypes.addressof(block), order.data_ptr(), blocks, THREADS, mask)
+    emulate(numbers[function], ctypes.addressof(block), order.data_ptr(), blocks, THREADS, mask)
 
 
 class EmulatedKernel(CudaKernel):
@@ -182,8 +222,7 @@ class EmulatedKernel(CudaKernel):
         self, name: str, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
     ) -> None:
         self.record(Launch(name, blocks, threads, shared), None)
-        kind = re.search(rf"{name}\([\w ]*?struct (\w+)", self.source)
-        run_grid(self.source, name, slots, blocks * threads, kind[1] if kind else "slots")
+        run_grid(self.source, name, slots, blocks * threads)
 
 
 class EmulatedAttention(CudaAttention):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import grid_emulator
 import scorch
+from grid_emulator import noting
 from scorch._src.backends.cuda.device import nvrtc
 from scorch._src.backends.interpreter import interpret
 from scorch._src.loops import nodes as ir
@@ -45,17 +45,9 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, density: float = 0.3)
 
 
 @pytest.fixture
-def texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def texts() -> Iterator[list[str]]:
     """Return the texts of the kernels that the emulator runs."""
-    found: list[str] = []
-    run = grid_emulator.run_grid
-
-    def recorded(source: str, *arguments: Any) -> None:
-        found.append(source)
-        run(source, *arguments)
-
-    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
-    with scorch.settings(backend="emulated"):
+    with noting(lambda source, name: source) as found, scorch.settings(backend="emulated"):
         yield found
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-import grid_emulator
 import scorch
+from grid_emulator import noting
 from scorch._src.backends.cuda.routines import attention_blocks
 from scorch._src.backends.cuda.routines.attention import shared_bytes
 from scorch._src.ops.attention.mask_pairs import find_pairs
@@ -48,17 +47,9 @@ MASKS: dict[str, Callable[[int, int], Tensor]] = {
 @pytest.fixture(autouse=True)
 def emulated() -> Iterator[list[str]]:
     """Run kernels of CUDA devices on the host; return the names of those that were run."""
-    names: list[str] = []
-    run = grid_emulator.run_grid
-
-    def recorded(source: str, name: str, *arguments: Any) -> None:
-        names.append(name.removeprefix("scorch_attention_"))
-        run(source, name, *arguments)
-
-    grid_emulator.run_grid = recorded
-    with scorch.settings(backend="emulated"):
+    noted = noting(lambda source, name: name.removeprefix("scorch_attention_"))
+    with noted as names, scorch.settings(backend="emulated"):
         yield names
-    grid_emulator.run_grid = run
 
 
 def operands(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[Tensor]:

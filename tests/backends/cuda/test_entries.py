@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-import grid_emulator
 import scorch
-from grid_emulator import EmulatedKernel, EmulatedRoutines
+from grid_emulator import EmulatedKernel, EmulatedRoutines, noting
 from scorch._src.backends import routines
 from scorch._src.backends.cuda.device import kernel, streams
 from scorch._src.backends.cuda.device.kernel import Launches
@@ -160,11 +159,7 @@ def test_a_call_asks_first_and_waits_last(sign: str, monkeypatch: pytest.MonkeyP
     """The device answers what the format depends on while the host launches the kernel, and is asked once."""
     function, odd = ASKED[sign]
     order: list[str] = []
-    wait, run_grid = streams.Told.wait, grid_emulator.run_grid
-
-    def noted(source: str, function: str, *arguments: Any) -> None:
-        order.append(function)
-        run_grid(source, function, *arguments)
+    wait = streams.Told.wait
 
     def waiting(told: streams.Told) -> list[int]:
         order.append("wait")
@@ -181,8 +176,8 @@ def test_a_call_asks_first_and_waits_last(sign: str, monkeypatch: pytest.MonkeyP
         for _ in range(2):
             METHODS[sign](S, dense)
         monkeypatch.setattr(streams.Told, "wait", waiting)
-        monkeypatch.setattr(grid_emulator, "run_grid", noted)
-        result = METHODS[sign](S, dense)
+        with noting(lambda source, name: order.append(name)):
+            result = METHODS[sign](S, dense)
         assert order == ["scorch_find_infinite", "scorch_compute", "wait"]
         assert isinstance(result, scorch.SparseTensor) == (sign in "*/")
         torch.testing.assert_close(result.to_dense(), function(A, dense))

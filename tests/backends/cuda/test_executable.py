@@ -11,6 +11,7 @@ import torch
 
 import grid_emulator
 import scorch
+from grid_emulator import noting
 from scorch._src.backends.base import Schedule, routines_for
 from scorch._src.backends.cuda.device import nvrtc, streams
 from scorch._src.backends.cuda.device.kernel import CudaKernel, kernel_of
@@ -57,17 +58,8 @@ def drawn(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.fixture
 def emulated() -> Iterator[list[str]]:
     """Run kernels of CUDA devices on the host; return the texts that were run."""
-    texts: list[str] = []
-    run = grid_emulator.run_grid
-
-    def recorded(source: str, *arguments: Any) -> None:
-        texts.append(source)
-        run(source, *arguments)
-
-    grid_emulator.run_grid = recorded
-    with scorch.settings(backend="emulated"):
+    with noting(lambda source, name: source) as texts, scorch.settings(backend="emulated"):
         yield texts
-    grid_emulator.run_grid = run
 
 
 def check(call: Call, form: str, dtype: torch.dtype, rows: int = 9, columns: int = 7) -> None:
@@ -164,15 +156,8 @@ def test_long_rows_are_cut(
     dense = dense.T.contiguous() if name == "columns" else dense
     x = torch.randint(-2, 3, (dense.shape[1],)).to(dtype)
     expected = SUMS[name](dense, x)
-    ran: list[str] = []
-    run = grid_emulator.run_grid
-
-    def recorded(text: str, name: str, *rest: Any) -> None:
-        ran.append(name)
-        run(text, name, *rest)
-
-    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
-    found = SUMS[name](scorch.from_torch(dense, format=form), x)
+    with noting(lambda source, function: function) as ran:
+        found = SUMS[name](scorch.from_torch(dense, format=form), x)
     assert "scorch_cut" in ran and "scorch_combine" in ran
     torch.testing.assert_close(found, expected)
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-import grid_emulator
 import scorch
+from grid_emulator import noting
 from scorch._src.backends.cuda.device import driver
 from scorch._src.backends.cuda.executables import product
 from scorch._src.loops import grid
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def ran() -> Iterator[list[tuple[str, str]]]:
     """Return texts and functions that are run."""
-    found: list[tuple[str, str]] = []
-    run = grid_emulator.run_grid
-
-    def recorded(text: str, name: str, *rest: Any) -> None:
-        found.append((text, name))
-        run(text, name, *rest)
-
-    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
-    return found
+    with noting(lambda text, name: (text, name)) as found:
+        yield found
 
 
 def drawn(rows: int, columns: int, density: float, dtype: torch.dtype) -> torch.Tensor:

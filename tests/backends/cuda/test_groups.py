@@ -12,6 +12,7 @@ import torch
 
 import grid_emulator
 import scorch
+from grid_emulator import noting
 from ops.test_compile import (  # noqa: F401 - the tests of what is computed, not of how functions are called
     attend,
     dense,
@@ -46,17 +47,9 @@ MAX_REGISTERS = 96  # of a thread: with more, fewer threads run at once
 
 
 @pytest.fixture(autouse=True)
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def emulated() -> Iterator[list[str]]:
     """Run the kernels of CUDA devices on the host; return the names of the functions that were run."""
-    names: list[str] = []
-    run = grid_emulator.run_grid
-
-    def recorded(source: str, function: str, *arguments: Any) -> None:
-        names.append(function)
-        run(source, function, *arguments)
-
-    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
-    with scorch.settings(backend="emulated"):
+    with noting(lambda source, function: function) as names, scorch.settings(backend="emulated"):
         yield names
 
 
@@ -147,16 +140,12 @@ def test_the_interpreter_runs_groups(function: Callable[..., Any]) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [8, 128])
-def test_nvrtc_compiles_groups_without_spills(
-    dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvrtc_compiles_groups_without_spills(dtype: torch.dtype, width: int) -> None:
     if not nvrtc.is_there():
         pytest.skip("no NVRTC here: pip install nvidia-cuda-nvrtc")
-    texts: list[str] = []
-    run = grid_emulator.run_grid
-    monkeypatch.setattr(grid_emulator, "run_grid", lambda text, *rest: (texts.append(text), run(text, *rest)))
-    for function in GROUPS:
-        gradients(scorch.compile(function), operands(70, 0.1, width, dtype))
+    with noting(lambda text, function: text) as texts:
+        for function in GROUPS:
+            gradients(scorch.compile(function), operands(70, 0.1, width, dtype))
     for text in dict.fromkeys(texts):
         _, said = nvrtc.compile_text(text, "sm_90", "--ptxas-options=-v")
         used = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
@@ -202,17 +191,10 @@ def test_what_has_no_kernel_runs_one_by_one_and_says_why(monkeypatch: pytest.Mon
     scorch.clear_plans()
 
 
-def test_a_thread_takes_two_entries_at_once_where_rows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[str] = []
-    run = grid_emulator.run_grid
-
-    def recorded(source: str, *arguments: Any) -> None:
-        texts.append(source)
-        run(source, *arguments)
-
-    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
+def test_a_thread_takes_two_entries_at_once_where_rows_are_short() -> None:
     for columns, are_short in ((20, True), (300, False)):
         values = torch.rand(12, columns)
-        found = torch.sparse.softmax(scorch.from_torch(values.to_sparse_csr()), 1)
+        with noting(lambda text, function: text) as texts:
+            found = torch.sparse.softmax(scorch.from_torch(values.to_sparse_csr()), 1)
         assert ("#pragma unroll 2" in texts[-1]) == are_short
         torch.testing.assert_close(found.to_dense(), values.softmax(1))

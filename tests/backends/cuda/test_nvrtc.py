@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-import grid_emulator
 import scorch
 from backends.cuda.test_executable import CALLS, drawn
 from backends.cuda.test_new_patterns import STATEMENTS
 from backends.cuda.test_routines import HALVES, SHAPES
 from golden_statements import NAMES, statements
+from grid_emulator import noting
 from scorch._src.backends.cuda.device import nvrtc
 from scorch._src.backends.cuda.executables import product
 from scorch._src.backends.cuda.routines import (
@@ -69,19 +69,11 @@ def check(source: str, architecture: str, kind: str) -> None:
 
 
 @pytest.fixture
-def printed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], list[str]]:
+def printed() -> Callable[[Callable[[], Any]], list[str]]:
     """Call functions as on a CUDA device; return the texts of kernels."""
-    run = grid_emulator.run_grid
 
     def texts_of(call: Callable[[], Any]) -> list[str]:
-        texts: list[str] = []
-
-        def recorded(source: str, *arguments: Any) -> None:
-            texts.append(source)
-            run(source, *arguments)
-
-        monkeypatch.setattr(grid_emulator, "run_grid", recorded)
-        with scorch.settings(backend="emulated"):
+        with noting(lambda source, name: source) as texts, scorch.settings(backend="emulated"):
             call()
         return list(dict.fromkeys(texts))
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import grid_emulator
 import scorch
+from grid_emulator import noting
 from scorch._src.backends.cuda.device import nvrtc
 from scorch._src.backends.cuda.routines import rows
 
@@ -24,15 +24,7 @@ TTV = ["ijk,k->ij", "ijk,j,k->i", "ijkl,l->ijk"]
 def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
     """Return the names of kernels that the emulator runs and their texts; long rows are short ones here."""
     monkeypatch.setattr(rows, "MIN_PART", 4)
-    found: list[tuple[str, str]] = []
-    run = grid_emulator.run_grid
-
-    def recorded(source: str, name: str, *arguments: Any) -> None:
-        found.append((name, source))
-        run(source, name, *arguments)
-
-    monkeypatch.setattr(grid_emulator, "run_grid", recorded)
-    with scorch.settings(backend="emulated"):
+    with noting(lambda source, name: (name, source)) as found, scorch.settings(backend="emulated"):
         yield found
 
 
