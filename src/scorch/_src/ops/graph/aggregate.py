@@ -354,13 +354,18 @@ def sum_heads(graph: Graph, weights: Tensor, x: Tensor) -> Tensor:
     return result
 
 
+def is_usual_nodes(x: Any, features: int) -> bool:
+    """Whether ``x`` is a plain dense matrix of that many features, as in nearly all calls."""
+    is_plain = type(x) in _PLAIN and x.layout is torch.strided and x.dim() == 2
+    return is_plain and x.shape[1] == features and is_served(x.device)
+
+
 def as_nodes(name: str, x: Any, features: int) -> Tensor:
     """Return ``x``, a matrix of that many features for each node, or with -1 of any number.
 
     Torch's sparse layouts become ours.
     """
-    is_plain = type(x) in _PLAIN and x.layout is torch.strided and x.dim() == 2 and x.shape[1] == features
-    if is_plain and is_served(x.device):  # as in nearly all calls
+    if is_usual_nodes(x, features):
         return x  # type: ignore[no-any-return]
     if not isinstance(x, torch.Tensor):
         raise OperandError(f"{name} must be a tensor of node features, but got {kind_of(x)}; {advice_on(x)}")
