@@ -217,8 +217,7 @@ def _replace_parameters(
 
 def _restore(optimizer: Optimizer) -> None:
     """Restore the parameters, with the state that the optimizer has for their values."""
-    # Of any optimizer; a weak dictionary counts its entries in Python.
-    if not _replaced.data and not _lazy_rows.data and not _converted.data:
+    if not _replaced and not _lazy_rows and not _converted:  # of any optimizer
         return
     replacements, lazy = _replaced.pop(optimizer, []), _lazy_rows.pop(optimizer, [])
     converted = _converted.pop(optimizer, [])

@@ -91,7 +91,8 @@ def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None)
         return product if bias is None else product + bias
     if not is_differentiable(x, values, bias):
         return _multiply(weighted.matrix, x, bias)
-    return _apply_weighted_sum(x, values, bias, weighted)
+    result: Tensor = _apply_weighted_sum(x, values, bias, weighted)
+    return result
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -149,7 +150,8 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     least = routines_for(x).min_summed
     if least is None or x.shape[0] * weight.shape[0] < least:
         return F.linear(x, weight, bias)
-    return _apply_linear(x, weight, bias)
+    result: Tensor = _apply_linear(x, weight, bias)
+    return result
 
 
 def _is_plainly_tracked(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
