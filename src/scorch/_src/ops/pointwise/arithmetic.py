@@ -90,10 +90,9 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _run_kernel(sign, function, input, other)
 
     def repeat(input: SparseTensor, other: torch.Tensor) -> Any:
-        if maps_values and type(other) is SparseTensor:
-            pattern = input.storage.pattern
-            if pattern is other.storage.pattern and pattern.size >= MIN_VALUES:
-                return None
+        values = _values_on_one_pattern(input, other) if maps_values else None
+        if values is not None:
+            return map_values(input, function, values) if is_plain_inference(input, other) else None
         is_sure = is_sum and type(other) is SparseTensor
         if not is_sure and other.device != HOST:
             return _repeat_on_device(sign, key, input, other)
@@ -122,8 +121,9 @@ def _values_on_one_pattern(a: Any, b: Any) -> torch.Tensor | None:
     if type(a) is not SparseTensor or type(b) is not SparseTensor:
         return None
     pattern, values = a.storage.pattern, b.storage.values
-    is_one = pattern is b.storage.pattern and pattern.size >= MIN_VALUES
-    return values if is_one and a.storage.values.dtype is values.dtype else None
+    if pattern is not b.storage.pattern or a.storage.values.dtype is not values.dtype:
+        return None
+    return values if pattern.size >= MIN_VALUES or values.device != HOST else None
 
 
 METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}
