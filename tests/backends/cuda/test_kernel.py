@@ -16,6 +16,7 @@ from scorch._src.backends.cuda.device.kernel import (
     LAUNCHES,
     CudaKernel,
     Launches,
+    Text,
     compile_ahead,
     kernel_of,
     read_text,
@@ -116,7 +117,7 @@ def test_kernels_are_compiled_ahead_while_nobody_waits(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
     monkeypatch.setattr(nvrtc, "is_busy", lambda: next(looks))
-    compile_ahead(lambda: "a text", "a label", ["one", "two"]).join()
+    compile_ahead([Text(lambda: "a text", "a label", ["one", "two"])]).join()
     assert compiled == ["one", "two"] and next(looks, None) is None
 
 

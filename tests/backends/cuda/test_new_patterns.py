@@ -12,6 +12,7 @@ import grid_emulator
 import scorch
 from scorch._src.backends.cuda.executables import new_pattern
 from scorch._src.bounded import clear_plans
+from scorch._src.compiler import pipeline
 from scorch._src.compiler.lower.driven import COUNT, FILL
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch.errors import DeviceError
@@ -275,3 +276,32 @@ def test_what_is_compiled_ahead_is_what_is_needed(sign: str, monkeypatch: pytest
         result = scorch.evaluate(f"C[i,j] = A[i,j] {sign} B[i,j]", A=A, B=B)
         assert len(begun) == 3 and {*begun} == {*launched}
     torch.testing.assert_close(result.to_dense(), a + b if sign == "+" else a * b)
+
+
+def test_a_transposed_operand_is_sorted_without_a_plan_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels: list[str] = []
+    launch = grid_emulator.EmulatedKernel.launch
+
+    def recorded(self: Any, *given: Any) -> None:
+        labels.append(self.label)
+        launch(self, *given)
+
+    monkeypatch.setattr(grid_emulator.EmulatedKernel, "launch", recorded)
+    dense = drawn(2, 0.4, torch.float64)
+    with scorch.settings(backend="emulated"):
+        for form in ("csr", "csc"):
+            A = scorch.from_torch(dense, format=form)
+            labels.clear()
+            total, again = A + A.T, (A * 2) + (A * 2).T  # new values on the pattern that was transposed
+            assert labels.count("compressed columns") == 2 and "B[i,j] = A[i,j]" not in labels
+            torch.testing.assert_close(total.to_dense(), dense + dense.T)
+            torch.testing.assert_close(again.to_dense(), 2 * (dense + dense.T))
+            check_storage(total.storage)
+
+
+def test_a_kernel_that_nobody_runs_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = scorch.from_torch(drawn(2, 0.4, torch.float64), format="csr")
+    monkeypatch.setattr(pipeline.Planned, "kernel", lambda self: pytest.fail("a kernel is lowered"))
+    with scorch.settings(backend="emulated"):
+        for statement in ("C[i,j] = A[i,j] + B[i,j]", "C[i,k] = sum(j, A[i,j] * B[j,k])"):
+            assert scorch.explain(statement, A=A, B=A, format="csr").steps[0].source

@@ -13,7 +13,7 @@ import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
 from scorch._src.backends.cuda.device import kernel, streams
 from scorch._src.backends.cuda.device.kernel import Launches
-from scorch._src.backends.cuda.routines import coalescing
+from scorch._src.backends.cuda.routines import coalescing, sorting
 from scorch._src.backends.routines import Routines
 from scorch.errors import DtypeError, IndexRangeError
 
@@ -279,13 +279,15 @@ def test_what_is_compiled_ahead_is_what_the_first_call_needs(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(coalescing.nvrtc, "is_there", lambda: True)
     monkeypatch.setattr(
-        coalescing, "compile_ahead", lambda text, label, parts: ahead.extend((text(), part) for part in parts)
+        coalescing,
+        "compile_ahead",
+        lambda texts: ahead.extend((text.print_source(), part) for text in texts for part in text.parts),
     )
     routines = EmulatedRoutines()
     routines.most_threads, routines.widest = 512, 1024
     for _ in range(2):
         routines.compile_ahead()
-    assert len(ahead) == len(coalescing.USUAL_FUNCTIONS)
+    assert len(ahead) == len(sorting.FUNCTIONS) + len(coalescing.USUAL_FUNCTIONS)
     columns = [torch.zeros(1, dtype=torch.int64).expand(count) for _ in range(2)]
     values = torch.empty(count)
     plan = routines._plan_entries(columns, (1 << 16, 1 << 16), values, torch.int32, count)

@@ -43,7 +43,8 @@ class Schedule:
     """A plan and all that a call needs of its kernel, so that it can be cached.
 
     ``source`` is the kernel in the language of its backend; ``slots`` and ``functions`` are the names of its
-    arguments and of what it exports; ``grid`` is how threads of a grid share it.
+    arguments and of what it exports, where executables do not know them; ``grid`` is how threads of a grid
+    share it.
     """
 
     planned: Planned

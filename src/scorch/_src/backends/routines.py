@@ -349,6 +349,13 @@ class Routines:
         across, order = torch.sort(crd, stable=True)
         return self.row_pointers(across, columns).to(pos.dtype), line[order], order
 
+    def transpose_places(
+        self, pos: Tensor, crd: Tensor, columns: int
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return what ``transpose_rows`` does; None where a kernel that moves values is faster."""
+        del pos, crd, columns
+        return None
+
     def transpose_matrix(self, matrix: Matrix, columns: int) -> Matrix | None:
         """Transpose compressed rows of ``columns`` columns; None where a kernel does it as well."""
         del matrix, columns

@@ -35,7 +35,13 @@ from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT32
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.storage.budget import is_within_budget
-from scorch._src.storage.relevel import releveled, shares_entries, swaps_levels, transposed
+from scorch._src.storage.relevel import (
+    releveled,
+    shares_entries,
+    swaps_levels,
+    transposed,
+    transposed_pattern,
+)
 from scorch._src.storage.storage import Pattern, Storage
 from scorch.errors import ShapeError
 from scorch.settings import current, enabled
@@ -426,10 +432,13 @@ def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Te
     """Return the pattern stored as ``form``, and where each of its values comes from; both are cached."""
     converted = pattern.converted.get(form)
     if converted is None:
-        numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device=pattern.device))
-        moved = convert(numbered, form)
-        assert isinstance(moved, Storage)
-        converted = (moved.pattern, moved.values.sub_(1))
+        if swaps_levels(pattern.format, form) and not current().debug:
+            converted = transposed_pattern(pattern, form)
+        if converted is None:
+            numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device=pattern.device))
+            moved = convert(numbered, form)
+            assert isinstance(moved, Storage)
+            converted = (moved.pattern, moved.values.sub_(1))
         backend_for(pattern.device).routines.settle(pattern.device)
         converted = pattern.converted.setdefault(form, converted)
     return converted

@@ -6,6 +6,8 @@ only what says which row an entry lies in is computed. From rows to columns a ro
 
 from __future__ import annotations
 
+import torch
+
 from scorch._src.backends.base import routines_for
 from scorch._src.formats import Format
 from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
@@ -36,6 +38,26 @@ def transposed(storage: Storage, form: Format) -> Storage | None:
     return Storage(new, found[2])
 
 
+def transposed_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor] | None:
+    """Swap the levels of ``pattern``; return where values come from, too. None without a routine."""
+    pos, crd, columns = pattern.pos[1], pattern.crd[1], pattern.shape[form.order[0]]
+    assert pos is not None and crd is not None
+    _check_lines(columns, pattern, form)
+    found = routines_for(pos).transpose_places(pos, crd, columns)
+    if found is None:
+        return None
+    begins, rows, places = found
+    new = Pattern(form, pattern.shape, (None, begins), (None, rows), (columns, pattern.size))
+    return new, places.long()
+
+
+def _check_lines(count: int, pattern: Pattern, form: Format) -> None:
+    """Raise where there is no memory to say where each of ``count`` rows or columns begins."""
+    if 8 * count > UNCHECKED_BYTES:
+        what = f"a tensor of shape {pattern.shape} in format {form}"
+        check_budget(8 * count, pattern.device, what, "use a sparser format such as 'coo' or 'dcsr'")
+
+
 def releveled(storage: Storage, form: Format) -> Storage:
     """Convert ``storage`` to a format that shares its entries."""
     pattern = storage.pattern
@@ -43,9 +65,7 @@ def releveled(storage: Storage, form: Format) -> Storage:
     if form.is_compressed_matrix:
         rows, outer = pattern.crd[0], pattern.shape[form.order[0]]
         assert rows is not None
-        if 8 * outer > UNCHECKED_BYTES:
-            what = f"a tensor of shape {pattern.shape} in format {form}"
-            check_budget(8 * outer, rows.device, what, "use a sparser format such as 'coo' or 'dcsr'")
+        _check_lines(outer, pattern, form)
         pos = routines_for(rows).row_pointers(rows, outer)
         converted = Pattern(form, pattern.shape, (None, pos), (None, inner), (outer, count))
     else:

@@ -33,11 +33,12 @@ class CudaBackend(base.Backend):
 
     def write(self, planned: Planned) -> base.Schedule:
         """Print the kernel as a grid; a step that is none has no text, and runs by joins."""
-        kernel, plan = planned.kernel(), planned.plan
+        plan = planned.plan
         if is_product(plan):
-            return base.schedule_of(planned, kernel, print_product(plan))
+            return base.Schedule(planned, print_product(plan), (), ())
         if plan.assembly not in ("dense", "shared"):
-            return base.schedule_of(planned, kernel, print_new_pattern(plan))
+            return base.Schedule(planned, print_new_pattern(plan), (), ())
+        kernel = planned.kernel()
         if why_no_grid(kernel):
             return base.schedule_of(planned, kernel, "")
         spread, grid = as_grid(kernel, facts_of(plan))

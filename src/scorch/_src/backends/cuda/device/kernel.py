@@ -213,8 +213,16 @@ def architecture_of(device: int) -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
 
 
-def compile_ahead(print_source: Callable[[], str], label: str, parts: Sequence[str]) -> threading.Thread:
-    """Have a thread print a text and compile parts of it before anybody asks for them; they stay on disk.
+class Text(NamedTuple):
+    """A text that is printed when it is compiled, what it computes, and the parts of it that are needed."""
+
+    print_source: Callable[[], str]
+    label: str
+    parts: Sequence[str]
+
+
+def compile_ahead(texts: Sequence[Text]) -> threading.Thread:
+    """Have a thread print texts and compile parts of them before anybody asks for them; they stay on disk.
 
     It compiles one after another, while nobody waits for NVRTC.
     """
@@ -222,17 +230,19 @@ def compile_ahead(print_source: Callable[[], str], label: str, parts: Sequence[s
 
     def work() -> None:
         time.sleep(DELAY)
-        source = print_source()
-        for part in parts:
-            while nvrtc.is_busy():
-                time.sleep(PAUSE)
-            if not threading.main_thread().is_alive():
-                return
-            with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the first call raises
-                nvrtc.compile_cuda(source, architecture, label, part)
+        for print_source, label, parts in texts:
+            source = print_source()
+            for part in parts:
+                while nvrtc.is_busy():
+                    time.sleep(PAUSE)
+                if not threading.main_thread().is_alive():
+                    return
+                # The first call raises what is suppressed.
+                with contextlib.suppress(CompilationError, CompilerNotFoundError):
+                    nvrtc.compile_cuda(source, architecture, label, part)
 
     # Not a daemon: the interpreter waits at its end for the part that is being compiled.
     run = functools.partial(contextvars.copy_context().run, work)
-    thread = threading.Thread(target=run, name=f"compile {label} ahead", daemon=False)
+    thread = threading.Thread(target=run, name="compile kernels ahead", daemon=False)
     thread.start()
     return thread

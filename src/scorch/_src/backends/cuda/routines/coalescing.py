@@ -16,7 +16,7 @@ import torch
 from scorch._src.backends.cuda.device import nvrtc
 from scorch._src.backends.cuda.device.builtins import Address, LaunchList, Slot
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, compile_ahead, read_text
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, Text, compile_ahead, read_text
 from scorch._src.backends.cuda.device.streams import check_waiting, told_on
 from scorch._src.backends.cuda.routines.entries import FEW, CudaEntries
 from scorch._src.backends.print.cuda import print_prelude
@@ -108,11 +108,15 @@ class CudaCoalescing(CudaEntries):
             return self._coalesce(plan, plain, values, index, meanwhile)
 
     def compile_ahead(self) -> None:
-        """Have the kernels of the usual entries compiled meanwhile: the first call would wait for them."""
+        """Have the kernels of usual tensors compiled meanwhile: the first call would wait for them."""
         if self._is_ahead or not torch.cuda.is_initialized() or not nvrtc.is_there():
             return
         self._is_ahead = True
-        compile_ahead(functools.partial(print_coalesce, *USUAL), LABEL, USUAL_FUNCTIONS)
+        compile_ahead(self.usual_texts())
+
+    def usual_texts(self) -> list[Text]:
+        """Return the kernels that are compiled ahead, in the order in which they are."""
+        return [Text(functools.partial(print_coalesce, *USUAL), LABEL, USUAL_FUNCTIONS)]
 
     def _plan_entries(
         self,

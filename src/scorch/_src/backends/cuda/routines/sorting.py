@@ -6,10 +6,12 @@ pass for each of their bytes.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel, read_text
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Text, read_text
 from scorch._src.backends.cuda.routines.coalescing import CudaCoalescing
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
@@ -20,6 +22,8 @@ EACH = 4  # entries of which a thread finds the row
 LAST_INT16 = (1 << 15) - 1
 
 FUNCTIONS = "scorch_list_entries", "scorch_place_entries"
+LABEL = "compressed columns"
+USUAL = torch.int32, torch.int16  # of indices, and of the columns of matrices with up to 65,536
 
 _NAMES = {torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 
@@ -47,11 +51,23 @@ class CudaSorting(CudaCoalescing):
         with in_context(crd.device):
             kernel = self._transposes.get((index, key))
             if kernel is None:
-                kernel = self.make_kernel(print_transpose(index, key), "compressed columns", FUNCTIONS)
+                kernel = self.make_kernel(print_transpose(index, key), LABEL, FUNCTIONS)
                 self._transposes[index, key] = kernel
             if not kernel.is_ready():
                 return super().transpose_rows(pos, crd, columns)
             return _transpose(kernel, pos, crd, columns, key)
+
+    def transpose_places(
+        self, pos: Tensor, crd: Tensor, columns: int
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        return self.transpose_rows(pos, crd, columns)
+
+    def usual_texts(self) -> list[Text]:
+        index, key = USUAL
+        return [
+            Text(functools.partial(print_transpose, index, key), LABEL, FUNCTIONS),
+            *super().usual_texts(),
+        ]
 
 
 def _key_of_column(columns: int) -> torch.dtype:
