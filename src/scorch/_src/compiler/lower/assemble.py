@@ -128,11 +128,8 @@ class Assembly:
             if depth == self.ready:
                 done = self._in_lanes(ir.block(before, self._deliver(self._applied(value), position)))
                 if panels_of(self.plan) > 1:
-                    before_panel = self.collector.stored([use.coordinate for use in self.uses])
-                    more = ir.Binary(self.join, before_panel, value, self.plan.element)
-                    done = ir.If(
-                        IS_FIRST, done, self._in_lanes(ir.block(before, self._deliver(more, position)))
-                    )
+                    more = self._in_lanes(ir.block(before, self._deliver(self._with_stored(value), position)))
+                    done = ir.If(IS_FIRST, done, more)
             else:
                 done = self._in_lanes(ir.block(before, self._add(self._around(depth), value)))
             found = ir.Var("found", BOOL)
@@ -225,6 +222,11 @@ class Assembly:
 
         types = {total.tensor: plan.element} | {operand.name: operand.element for operand in plan.operands}
         return converted(value_of(function, types, read), plan.element)
+
+    def _with_stored(self, value: ir.Expr) -> ir.Expr:
+        """``value`` and what panels before have stored in its place."""
+        place = join_key([use.coordinate for use in self.uses], [use.arrays.size for use in self.uses])
+        return combine(self.join, ir.Load(self.collector.values, place), value)
 
     def _deliver(self, value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         if self.scratch is not None:

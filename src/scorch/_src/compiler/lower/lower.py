@@ -128,7 +128,7 @@ class Lowering:
         moves, states = self.levels.follow(loop)
         body = ir.block(moves, self._inside(loop, states))
         counted = ir.For(loop.x, begin, stop, body, self._sums(loop))
-        loops = ir.block(opening, side_by_side(self.plan, self.assembly, loop, counted))
+        loops: ir.Stmt = ir.block(opening, side_by_side(self.plan, self.assembly, loop, counted))
         loops = in_panels(self.plan, loops) if loop.depth == 0 else loops
         return in_chunks(self.plan, self.assembly, loops, size, ir.Const(0)) if chunked else loops
 
