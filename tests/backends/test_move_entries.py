@@ -141,6 +141,43 @@ def test_a_long_matrix_is_transposed_by_one_thread(
     assert torch.equal(found[2], order)
 
 
+def matrices_near_the_diagonal() -> dict[str, tuple[torch.Tensor, torch.Tensor, int]]:
+    """Rows whose entries are near each other, and some of which a thread may think so: pos, crd, columns."""
+    rows = 3000
+    near = (torch.arange(rows)[:, None] + torch.arange(5)).flatten()
+    lengths = torch.where(torch.arange(rows) % 3 == 0, 15, 0)
+    gaps = (torch.arange(rows)[:, None] + torch.arange(15))[lengths == 15].flatten()
+    far = near.view(rows, 5).clone()
+    far[-1, -1] = 2 * rows  # the last thread's columns are far apart
+    blocks = (torch.arange(rows)[:, None] // 60 * 60 + torch.arange(60)).flatten()
+    return {
+        "band": (torch.arange(0, 5 * rows + 1, 5), near, rows + 4),
+        "more columns": (torch.arange(0, 5 * rows + 1, 5), near, 40 * rows),
+        "empty rows": (torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]), gaps, rows + 20),
+        "one far": (torch.arange(0, 5 * rows + 1, 5), far.flatten(), 2 * rows + 1),
+        "blocks": (torch.arange(0, 60 * rows + 1, 60), blocks, rows),
+        "upside down": (torch.arange(0, 5 * rows + 1, 5), near.view(rows, 5).flip(0).flatten(), rows + 4),
+    }
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("kind", list(matrices_near_the_diagonal()))
+def test_threads_transpose_bands_and_meshes(kind: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transpose_rows, "MIN_SPREAD", 1)
+    pos, crd, columns = matrices_near_the_diagonal()[kind]
+    order = crd.sort(stable=True).indices
+    row = torch.arange(pos.numel() - 1).repeat_interleave(pos.diff())
+    for index, dtype in ((torch.int32, torch.int16), (torch.int64, torch.complex64)):
+        values = torch.arange(crd.numel()).remainder(30_000).to(dtype)
+        with scorch.settings(threads=threads):
+            found = backend_for().routines.transpose_matrix((pos.to(index), crd.to(index), values), columns)
+        assert found is not None
+        assert torch.equal(found[0].diff().long(), crd.bincount(minlength=columns))
+        assert torch.equal(found[1].long(), row[order])
+        assert torch.equal(found[2], values[order])
+
+
 def test_formats_that_swap_levels_are_converted_by_the_routine(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(4)
     dense = torch.rand(60, 50) * (torch.rand(60, 50) < 0.2)

@@ -2,8 +2,8 @@
 
 SciPy counts the entries of every column, then puts each in its place: as many streams are written at a time
 as there are columns, and what is written misses the cache. Here many entries are first spread over a few
-hundred buckets of columns, each then sorted where it fits; threads share both steps. One thread leaves that
-out where most columns come again soon, as in bands and meshes: what it writes stays in the cache anyway.
+hundred buckets of columns, each then sorted where it fits; threads share both steps. They leave that out
+where most columns come again soon, as in bands and meshes: what each writes stays in its cache anyway.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MIN_SHARED_BY_MORE = 1 << 15
 MIN_ENTRIES_PER_THREAD = 1 << 14
 ENTRIES_PER_BUCKET = 1 << 14
 MAX_BUCKETS = 512
+FACTS = 3  # of a share, and how many entries it has in each block, as in the source
 BUCKETS_PER_THREAD = 4
 MAX_FEW = 1 << 18  # entries, for half as many buckets: in short ones, threads write to the same lines
 
@@ -65,7 +66,8 @@ def _transposed(matrix: Matrix, columns: int) -> Matrix | None:
     bits, element = BITS[size], _ELEMENTS.get(values.dtype)
     descriptor = slot_descriptor(columns, _INDEX[pos.dtype], element or bits, 1, (2,))
     spread = scratch(2 * entries * max(key, size) if wanted > 1 else 0)
-    counts = torch.empty((threads + 1) * buckets + 1, dtype=torch.int64, device="cpu")
+    facts = max((threads + 1) * buckets + 1, threads * (threads + FACTS))  # of buckets, or of shares
+    counts = torch.empty(facts, dtype=torch.int64, device="cpu")
     found = functions.slots((address, 0), first, descriptor, None, pos, crd, values.detach(), spread, counts)
     return found[0], found[1], found[2] if element is not None else found[2].view(values.dtype)
 
