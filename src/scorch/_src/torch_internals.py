@@ -81,6 +81,7 @@ Guard = Callable[..., AbstractContextManager[Any]]
 Test = Callable[..., bool]
 
 DisableTorchFunctionSubclass: Guard = _find("torch._C.DisableTorchFunctionSubclass")
+DISABLED_TORCH_FUNCTION: Any = _find("torch._C._disabled_torch_function_impl")
 EnableTorchFunction: Guard = _find("torch._C._EnableTorchFunction")
 DisableTorchDispatch: Guard = _find("torch._C._DisableTorchDispatch")
 AutoDispatchBelowAutograd: Guard = _find("torch._C._AutoDispatchBelowAutograd")
@@ -123,6 +124,7 @@ make_dual: Callable[..., torch.Tensor] = _find("torch._VF._make_dual")
 unpack_dual: Callable[..., Any] = _find("torch._VF._unpack_dual")
 peek_interpreter_stack: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack")
 is_functorch_wrapped_tensor: Test = _find("torch._C._functorch.is_functorch_wrapped_tensor")
+is_functional_tensor: Test = _find("torch._is_functional_tensor")
 is_batchedtensor: Test = _find("torch._C._functorch.is_batchedtensor")
 is_legacy_batchedtensor: Test = _find("torch._C._functorch.is_legacy_batchedtensor")
 get_unwrapped: Callable[[Any], Any] = _find("torch._C._functorch.get_unwrapped")

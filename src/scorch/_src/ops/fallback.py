@@ -137,6 +137,7 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             "sparse parameters. DTensors do this in full_tensor, redistribute and products of two sparse "
             "tensors: scorch.distributed.shard exchanges only the rows that are needed"
         )
+    _refuse_layouts(func, args, kwargs)
     if kwargs.get("out") is not None:
         return _run_with_out(kwargs.pop("out"), func, args, kwargs)
     if name_of(func).startswith("_foreach_"):  # a list of tensors: one after the other
@@ -251,6 +252,18 @@ def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if LISTENERS:
         emit("dense copy", name_of(func), sparse, result, start)
     return result
+
+
+def _refuse_layouts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse to write to a tensor of another layout, which torch would write to as if it was dense."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            target = args[place] if place < len(args) else kwargs.get(argument.name)
+            if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
+                raise UnsupportedError(
+                    f"{name_of(func)} cannot write what is computed of a sparse tensor of Scorch to one of "
+                    f"layout {target.layout}; convert that with scorch.from_torch, or use the result"
+                )
 
 
 def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -223,6 +223,12 @@ def sampled_addmm(
             f"sampled_addmm: the product of {tuple(mat1.shape)} and {tuple(mat2.shape)} "
             f"does not have the shape {shape} of the sparse tensor"
         )
+    for name, factor in (("mat1", mat1), ("mat2", mat2)):
+        if factor.dtype != pattern.dtype:
+            raise CallError(
+                f"sampled_addmm: {name} has dtype {factor.dtype}, but the sparse tensor {pattern.dtype}; "
+                f"convert one, as in {name}.to(S.dtype)"
+            )
     _refuse_out("sampled_addmm", out)
     own_pattern, is_tracked = pattern.storage.pattern, is_differentiable(input, mat1, mat2)
     batch = _BATCH_INDICES[: dims - 2]

@@ -20,7 +20,7 @@ from scorch._src.devices import HOST
 from scorch._src.formats.format import NAMES
 from scorch._src.grad_state import is_transformed
 from scorch._src.name_hints import as_dtype
-from scorch._src.tensor.create.check import as_device, freed_in_words, is_freed
+from scorch._src.tensor.create.check import as_device, error_of_freed, is_freed
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -36,7 +36,6 @@ from scorch.errors import (
     CallError,
     DensityError,
     DeviceError,
-    FreedError,
     IndexRangeError,
     LinAlgError,
     MissingDeviceError,
@@ -81,7 +80,8 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
         return _refused_to_wait(error, name, tensors)
     freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
     if freed is not None:  # torch must not read it
-        return _scorch_error(FreedError, name, freed_in_words(freed), tensors)
+        kind, text = error_of_freed(freed)
+        return _scorch_error(kind, name, text, tensors)
     if isinstance(error, IndexRangeError) and any(tensor.device != HOST for tensor in tensors):
         return error  # dense torch has other words for it, on the host
     elsewhere = _mixed_devices(tensors)
@@ -162,20 +162,30 @@ def tensors_in(arguments: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
 
 
-def convert_torch_sparse(
+def convert_operands(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Convert torch's sparse tensors among the arguments; None if there are none, or one is written to."""
+    """Convert torch's sparse tensors among the arguments, and its zeros without memory, to what kernels read.
+
+    Returns None if there are none, or one is written to.
+    """
     leaves, spec = tree_flatten((list(args), kwargs))
-    torch_sparse = [value for value in leaves if _is_torchs(value)]
     name = str(getattr(func, "__name__", ""))
     in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-    is_written = in_place and bool(args) and _is_torchs(args[0])
-    if not torch_sparse or is_written or kwargs.get("out") is not None:
+    is_written = in_place and bool(args) and _is_converted(args[0])
+    if not any(map(_is_converted, leaves)) or is_written or kwargs.get("out") is not None:
         return None
-    converted = [from_torch(value) if _is_torchs(value) else value for value in leaves]
+    converted = [_converted(value) if _is_converted(value) else value for value in leaves]
     new_args, named = tree_unflatten(converted, spec)
     return tuple(new_args), named
+
+
+def _is_converted(value: Any) -> bool:
+    return _is_torchs(value) or (isinstance(value, torch.Tensor) and value._is_zerotensor())
+
+
+def _converted(value: torch.Tensor) -> torch.Tensor:
+    return from_torch(value) if _is_torchs(value) else value.clone()  # a clone of such zeros has memory
 
 
 def _is_torchs(value: Any) -> bool:
@@ -314,4 +324,4 @@ def name_of(func: Any) -> str:
     return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))
 
 
-hooks.retry, hooks.translate_error = convert_torch_sparse, translate_error
+hooks.retry, hooks.translate_error = convert_operands, translate_error

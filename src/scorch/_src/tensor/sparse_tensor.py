@@ -7,6 +7,7 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.registry``.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import weakref
@@ -52,6 +53,7 @@ from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import (
     ATTRIBUTE_READER,
     COMPILE_INPUTS,
+    DISABLED_TORCH_FUNCTION,
     EXPORT_INPUTS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
@@ -72,7 +74,8 @@ _default_dtype = torch.get_default_dtype
 _tuple = tuple.__new__  # of a named tuple takes half the time of its constructor
 _quick_function = registry.QUICK.get
 NUMBERS = frozenset({int, float})
-MAX_CONSTANTS = 256
+MAX_CONSTANTS, MAX_CLASSES = 256, 256
+_TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
 _constants: BoundedCache[tuple[float, torch.dtype], torch.Tensor] = BoundedCache(MAX_CONSTANTS)
 
@@ -175,6 +178,8 @@ class SparseTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if len(types) > 1 and any(map(_handles_calls, types)):
+            return NotImplemented  # torch asks the other class then
         quick = _quick_function(func)
         if quick is not None and not kwargs:
             mapped = quick(*args)
@@ -410,6 +415,15 @@ class SparseTensor(torch.Tensor):
         pattern, values = self.storage.pattern, self.storage.values
         counts = [array.shape for array in (*pattern.entry_arrays, values)]
         return f"{pattern.format!r} {pattern.shape} {pattern.index_dtype} {values.dtype} {counts}"
+
+
+@functools.lru_cache(maxsize=MAX_CLASSES)
+def _handles_calls(kind: type) -> bool:
+    """Whether a class that is not one of ours or torch's own has a ``__torch_function__`` of its own."""
+    if issubclass(kind, SparseTensor):
+        return False
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)  # type: ignore[attr-defined]
+    return function not in (_TORCH_FUNCTION, DISABLED_TORCH_FUNCTION)
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

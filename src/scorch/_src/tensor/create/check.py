@@ -23,6 +23,7 @@ from scorch._src.backends.base import (
 )
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_differentiable
+from scorch._src.torch_internals import is_functional_tensor
 from scorch.errors import (
     CallError,
     DtypeError,
@@ -126,10 +127,17 @@ def is_freed(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and not tensor._is_zerotensor()
 
 
-def freed_in_words(tensor: torch.Tensor) -> str:
-    """Describe the mistake of a tensor whose memory was freed."""
+def error_of_freed(tensor: torch.Tensor) -> tuple[type[FreedError | UnsupportedError], str]:
+    """Return the error for a dense tensor without memory: a class and a text."""
     shape = tuple(tensor.shape)
-    return f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; create it again"
+    if is_functional_tensor(tensor):
+        return UnsupportedError, (
+            f"a dense tensor of shape {shape} is inside torch.func.functionalize, which does not support "
+            "sparse tensors; call the function directly"
+        )
+    return FreedError, (
+        f"a dense tensor of shape {shape} has no memory: its storage was resized or freed; create it again"
+    )
 
 
 def refuse_freed(*values: Any) -> None:
@@ -137,7 +145,8 @@ def refuse_freed(*values: Any) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
             if is_freed(value):
-                raise FreedError(freed_in_words(value))
+                kind, text = error_of_freed(value)
+                raise kind(text)
         elif isinstance(value, (list, tuple)):
             refuse_freed(*value)
 
