@@ -304,7 +304,7 @@ def test_operation_without_meaning_for_a_dtype() -> None:
     ("form", "message"),
     [
         ("cxr", "unknown format 'cxr'; did you mean 'csr'? choose from the names dense, csr, csc"),
-        ("bsr", "pass its block size: 'bsr(4,4)'"),
+        ("bsr", "format 'bsr' needs a block size, as in 'bsr(4,4)'"),
         ("bsr(0,2)", "must have a positive size"),
         ("dense,compresed", "unknown level 'compresed'"),
         ("csf,", "unknown level"),

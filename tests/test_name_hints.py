@@ -7,8 +7,10 @@ import inspect
 import pickle
 import re
 import traceback
+import types
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import scipy.sparse
 import torch
@@ -26,7 +28,18 @@ from scorch._src.name_hints import (
     TENSOR_HINTS,
     keywords_of,
 )
-from scorch.errors import KeywordError, OperandError, UnknownNameError, nearest
+from scorch.errors import (
+    ArgumentError,
+    FormatError,
+    KeywordError,
+    NotationError,
+    OperandError,
+    ScorchError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+    nearest,
+)
 
 S = scorch.tensor([[4.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 3.0]], format="csr")
 NAMES = {
@@ -335,3 +348,172 @@ def test_functions_with_hints_are_captured() -> None:
         lambda x: scorch.from_torch(x, format="csr") @ x, fullgraph=True, backend="eager"
     )
     assert torch.equal(compiled(torch.eye(3)), torch.eye(3))
+
+
+# values of arguments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        ("float32", "must be a torch.dtype, but got 'float32'; use torch.float32"),
+        (np.float64, r"but got numpy.float64; use torch.float64"),
+        (np.dtype("int64"), r"dtype\('int64'\); use torch.int64"),
+        ("floot32", r"did you mean 'float32'\?"),
+        (3.5, "but got 3.5, such as torch.float32"),
+    ],
+)
+def test_what_is_no_dtype_says_which_is_meant(dtype: object, words: str) -> None:
+    for call in (
+        lambda: scorch.rand(3, 3, density=0.5, format="csr", dtype=dtype),
+        lambda: scorch.tensor([[1.0]], format="csr", dtype=dtype),
+        lambda: scorch.sparse_coo_tensor([[0]], [1.0], (2,), dtype=dtype),
+        lambda: scorch.nn.SparseLinear(8, 4, dtype=dtype),
+        lambda: S.to(dtype=dtype),
+        lambda: S.sum(dtype=dtype),
+    ):
+        with pytest.raises(TypeError, match=words) as caught:
+            call()
+        assert isinstance(caught.value, OperandError)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", [bool, int, float, complex])
+def test_types_of_python_are_dtypes(kind: type) -> None:
+    assert scorch.zeros(2, 2, format="csr", dtype=kind).dtype == torch.zeros(2, dtype=kind).dtype
+    assert S.to(kind).dtype == S.to(dtype=kind).dtype == torch.eye(3).to(kind).dtype
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("word", ["csc", torch.sparse_csc])
+def test_to_with_a_format_says_what_converts_formats(word: object) -> None:
+    for options in ({"format": word}, {"layout": word}):
+        with pytest.raises(OperandError, match=r"use S\.to_format\('csc'\)"):
+            S.to(**options)
+    with pytest.raises(OperandError, match=r"use S\.to_format\('csc'\)"):
+        S.to(word)
+    with pytest.raises(FormatError, match=r"S\.to_format\('csc'\)"):
+        S.format("csc")
+
+
+def test_to_still_converts() -> None:
+    assert S.to(torch.float64).dtype == S.to(S.double()).dtype == S.to(dtype=torch.float64).dtype
+    assert S.to("cpu").format == S.format
+    assert S.to(torch.float64, copy=True).to_dense().equal(S.to_dense().double())
+    with pytest.raises(TypeError):
+        S.to(unknown=1)
+
+
+def test_an_unknown_device_names_those_that_are_there() -> None:
+    for call in (
+        lambda: S.to("gpu"),
+        lambda: S.to(device="gpu"),
+        lambda: scorch.eye(3, format="csr", device="gpu"),
+        lambda: scorch.nn.SparseLinear(8, 4, device="gpu"),
+    ):
+        with pytest.raises(RuntimeError, match="no device 'gpu'; Scorch supports the devices cpu and"):
+            call()
+
+
+def test_tensors_of_an_expression_by_position() -> None:
+    text = "C[i,j] = S[i,k] * B[k,j]"
+    for call in (scorch.evaluate, scorch.explain):
+        with pytest.raises(NotationError, match="by name, not by position: S=S, B=B"):
+            call(text, S, torch.ones(3, 2))
+        with pytest.raises(NotationError, match=r"as in \*\*tensors"):
+            call(text, {"S": S, "B": torch.ones(3, 2)})
+    assert "unnamed" not in str(inspect.signature(scorch.evaluate))
+    with pytest.raises(NotationError, match="the result is missing; begin with it"):
+        scorch.evaluate("S[i,k] * B[k,j]", S=S, B=torch.ones(3, 2))
+
+
+def test_too_many_arguments_by_position_list_the_names() -> None:
+    with pytest.raises(TypeError, match=r"takes 1 positional argument, but got 2; .*format= by name"):
+        scorch.tensor([[1.0]], "csr")
+    with pytest.raises(TypeError, match=r"SparseLinear\(\) takes 4 positional arguments, but got 5"):
+        scorch.nn.SparseLinear(8, 4, 0.5, True, 0.5)
+    with pytest.raises(ValueError, match=r"pass a density by name, density=0\.5"):
+        scorch.rand(3, 3, 0.5, format="csr")
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "layer",
+    [
+        scorch.nn.SparseLinear(4, 4),
+        scorch.nn.SparseEmbedding.from_weight(S),
+        scorch.sparsify(torch.nn.Conv2d(3, 8, 3), sparsity=0.5, prefer="size"),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_the_weight_of_a_sparse_layer_cannot_be_replaced(layer: torch.nn.Module) -> None:
+    before = layer.weight.to_dense()
+    for weight in (torch.ones(3, 3), torch.nn.Parameter(torch.ones(3, 3)), S):
+        with pytest.raises(UnsupportedError, match=rf"{type(layer).__name__}\.from_weight\(weight\)"):
+            layer.weight = weight
+    assert torch.equal(layer.weight.to_dense(), before)
+    layer.register_parameter("extra", None)
+    assert layer.extra is None
+
+
+def test_a_layer_in_place_of_a_size() -> None:
+    with pytest.raises(OperandError, match=r"but got a Linear; .*use SparseLinear\.from_dense\(layer"):
+        scorch.nn.SparseLinear(torch.nn.Linear(8, 4), sparsity=0.5)
+    with pytest.raises(OperandError, match="convs must be a dictionary"):
+        scorch.nn.HeteroConv([scorch.nn.GCNConv(8, 4)])
+
+
+def test_data_of_pyg_in_place_of_a_tensor() -> None:
+    data = types.SimpleNamespace(x=torch.ones(3, 8), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    with pytest.raises(OperandError, match=r"edge_index must be a tensor, .*; pass its edge_index"):
+        scorch.from_edge_index(data)
+    with pytest.raises(OperandError, match="pass its edge_index"):
+        scorch.nn.GCNConv(8, 4)(data.x, data)
+    with pytest.raises(OperandError, match="pass its x"):
+        scorch.nn.GCNConv(8, 4)(data, data.edge_index)
+    with pytest.raises(OperandError, match="pass one of its tensors, such as its x"):
+        scorch.nn.SparseLinear(8, 4)(data)
+    with pytest.raises(ShapeError, match=r"pass torch\.stack\(\[sources, targets\]\)"):
+        scorch.from_edge_index(data.edge_index[0], data.edge_index[1])
+
+
+def test_what_is_no_sparse_tensor_says_how_to_make_one() -> None:
+    matrix = scipy.sparse.eye_array(3)
+    for call in (scorch.spy, scorch.to_networkx, scorch.distributed.shard):
+        with pytest.raises(OperandError, match=r"SciPy dia_array; create one with scorch\.from_scipy"):
+            call(matrix)
+        with pytest.raises(OperandError, match=r"create one with scorch\.from_torch\(tensor, format='csr'\)"):
+            call(torch.eye(3))
+        with pytest.raises(OperandError, match=r"a NumPy array; create one with scorch\.tensor\(data"):
+            call(np.eye(3))
+
+
+def test_a_shape_is_no_example() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+    for call in (scorch.doctor, lambda model, example: scorch.sparsify(model, 0.9, example=example)):
+        with pytest.raises(OperandError, match=r"got the shape \(1, 8\); pass torch\.randn\(1, 8\)"):
+            call(model, (1, 8))
+
+
+def test_settings_are_not_attributes() -> None:
+    with pytest.raises(ArgumentError, match=r"with scorch\.settings\(threads=3\): \.\.\., or .*\.apply\(\)"):
+        scorch.settings.threads = 3
+    assert not hasattr(scorch.settings, "threads")
+
+
+def test_errors_of_torch_end_in_words() -> None:
+    with pytest.raises(OperandError, match=r"^mean: it cannot take these arguments: dim=str \(given csr"):
+        S.mean(dim="rows")
+    with pytest.raises(ScorchError, match=r"^linalg\.inv: A must be batches"):
+        torch.linalg.inv(S[:2])
+
+
+def test_block_sizes_may_be_one_number() -> None:
+    blocked = scorch.eye(4, format="csr").to_sparse_bsr(2)
+    assert str(blocked.format) == "bsr(2,2)"
+    assert torch.equal(blocked.to_dense(), torch.eye(4))
+
+
+def test_load_of_what_is_no_path() -> None:
+    with pytest.raises(OperandError, match="load expected a path or an open file, but got an int"):
+        scorch.load(3)

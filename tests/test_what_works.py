@@ -203,6 +203,16 @@ def test_wrong_arguments_are_named(
     assert told in capsys.readouterr().err
 
 
+def test_what_was_tried_is_kept_where_the_time_runs_out(tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("expecttest")
+    file = tmp_path / "found.json"
+    words = ["--operators", "^(abs|neg|sin|cos)$", "--formats", "csr", "--dtypes", "float32", "--jobs", "1"]
+    command.main([*words, "--total", "0", "--json", str(file)])
+    assert "out of time\n" in capsys.readouterr().out
+    tallies = Report.from_dict(json.loads(file.read_text())).tallies
+    assert len({tally.operator for tally in tallies}) == 1  # of four
+
+
 @pytest.mark.long
 def test_a_few_operators(tmp_path: Path) -> None:
     pytest.importorskip("expecttest")

@@ -2,6 +2,7 @@
 
 torch has no such layers: its contestants are written here in the best way that it has, a normalised matrix in
 CSR for GCN and GraphSAGE, gathers and sums by ``index_add_`` for the GAT. PyG takes part if it is installed.
+Steps are also captured in CUDA graphs, whose replays take the host next to nothing.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Symmetric(torch.autograd.Function):
 
 Weights = dict[str, torch.Tensor]
 Product = Callable[[torch.Tensor], torch.Tensor]
+MakeStep = Callable[[Callable[[], torch.Tensor], list[torch.Tensor]], Call]
+WARM_STEPS = 3  # before a step is captured
 
 
 def gcn(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
@@ -73,7 +76,7 @@ def gcn(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
         hidden = product(x @ own["first.lin.weight"].T) + own["first.bias"]
         return product(hidden.relu() @ own["second.lin.weight"].T) + own["second.bias"]
 
-    yield _training("gcn", "GCN", data, device, normalised(data), forward, is_symmetric=True)
+    yield from _training("gcn", "GCN", data, device, normalised(data), forward, is_symmetric=True)
 
 
 def sage(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
@@ -87,7 +90,7 @@ def sage(device: str, directory: Path | None, tiny: bool) -> Iterator[Case]:
             x = x.relu() if name == "first" else x
         return x
 
-    yield _training("sage", "SAGE mean", data, device, averaged(data), forward)
+    yield from _training("sage", "SAGE mean", data, device, averaged(data), forward)
 
 
 def averaged(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,31 +109,33 @@ def _training(
     matrix: tuple[torch.Tensor, torch.Tensor],
     forward: Callable[[torch.Tensor, Weights, Product], torch.Tensor],
     is_symmetric: bool = False,
-) -> Case:
-    """A training step of a network; torch's way is ``forward`` with products by ``matrix``."""
+) -> Iterator[Case]:
+    """A training step of a network, also captured; torch's way is ``forward`` with products by ``matrix``."""
     with torch.device(device):
         torch.manual_seed(0)
         weights = graphs.Network(nn, kind, data).state_dict()
     (places, values), shape = matrix, (data.nodes, data.nodes)
 
-    def library(name: str) -> Prepare:
+    def library(name: str, make_step: MakeStep) -> Prepare:
         """One of the contestants that ``benchmarks.graphs`` has for the processor."""
 
         def prepare() -> Call:
             with torch.device(device):
                 network, x, given = graphs.contestants(kind, data)[name]()
             network.load_state_dict(weights)
-            return step(lambda: network(x, given), list(network.parameters()))
+            return make_step(lambda: network(x, given), list(network.parameters()))
 
         return prepare
 
-    def by_hand(product: Product, dtype: torch.dtype) -> Call:
+    def by_hand(product: Product, dtype: torch.dtype, make_step: MakeStep) -> Call:
         own = {name: weight.to(dtype, copy=True).requires_grad_() for name, weight in weights.items()}
         x = data.x.to(dtype)
-        return step(lambda: forward(x, own, product), list(own.values()))
+        return make_step(lambda: forward(x, own, product), list(own.values()))
 
-    def step(forward: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) -> Call:
-        optimizer = torch.optim.Adam(parameters, lr=0.01)
+    def step(
+        forward: Callable[[], torch.Tensor], parameters: list[torch.Tensor], is_captured: bool = False
+    ) -> Call:
+        optimizer = torch.optim.Adam(parameters, lr=0.01, capturable=is_captured)
         target = data.y[data.train]
 
         def run() -> list[torch.Tensor]:
@@ -142,7 +147,28 @@ def _training(
 
         return Call(run)
 
-    def in_torch(layout: str, symmetric: bool) -> Prepare:
+    def captured(forward: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) -> Call:
+        """The same step, captured in a CUDA graph; its first replay begins with the weights given."""
+        call, begin = step(forward, parameters, True), [each.detach().clone() for each in parameters]
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_STEPS):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            results = call()
+        with torch.no_grad():
+            for parameter, first in zip(parameters, begin, strict=True):
+                parameter.copy_(first)
+
+        def replay() -> list[torch.Tensor]:
+            graph.replay()
+            return results
+
+        return Call(replay)
+
+    def in_torch(layout: str, symmetric: bool, make_step: MakeStep = step) -> Prepare:
         def prepare() -> Call:
             A = torch.sparse_coo_tensor(places, values.float(), shape, is_coalesced=True)
             if layout == "CSR":
@@ -150,19 +176,19 @@ def _training(
                 arrays = A.crow_indices().int(), A.col_indices().int(), A.values()
                 A = torch.sparse_csr_tensor(*arrays, shape)
             if symmetric:
-                return by_hand(lambda X: Symmetric.apply(A, X), torch.float32)
-            return by_hand(lambda X: A @ X, torch.float32)
+                return by_hand(lambda X: Symmetric.apply(A, X), torch.float32, make_step)
+            return by_hand(lambda X: A @ X, torch.float32, make_step)
 
         return prepare
 
     def reference() -> list[torch.Tensor]:
         A = torch.sparse_coo_tensor(places, values, shape, is_coalesced=True)
-        found: list[torch.Tensor] = by_hand(lambda X: torch.sparse.mm(A, X), torch.float64)()
+        found: list[torch.Tensor] = by_hand(lambda X: torch.sparse.mm(A, X), torch.float64, step)()
         return found
 
     contestants: dict[str, Prepare] = {
-        OURS: library("Scorch"),
-        "scorch, edge_index": library("Scorch, edge_index"),
+        OURS: library("Scorch", step),
+        "scorch, edge_index": library("Scorch, edge_index", step),
         "torch CSR int32": in_torch("CSR", False),
         "torch COO": in_torch("COO", False),
     }
@@ -170,9 +196,18 @@ def _training(
         contestants["torch CSR int32, symmetric"] = in_torch("CSR", True)
     if has_pyg():
         for name in ("PyG, edge_index", "PyG, EdgeIndex", "PyG, torch.sparse"):
-            contestants[name] = library(name)
+            contestants[name] = library(name, step)
     label = f"{kind} step, {data.x.shape[1]} to {data.classes}"
-    return Case(section, label, data.source, contestants, reference, tolerance=TOLERANCE)
+    yield Case(section, label, data.source, contestants, reference, tolerance=TOLERANCE)
+    if torch.device(device).type != "cuda":
+        return
+    replayed: dict[str, Prepare] = {
+        OURS: library("Scorch", captured),
+        "torch CSR int32": in_torch("CSR", False, captured),
+    }
+    if is_symmetric:
+        replayed["torch CSR int32, symmetric"] = in_torch("CSR", True, captured)
+    yield Case(section, f"{label}, captured", data.source, replayed, reference, tolerance=TOLERANCE)
 
 
 def has_pyg() -> bool:

@@ -55,10 +55,19 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+_LIBRARIES = {"numpy": "NumPy", "scipy": "SciPy", "torch_geometric": "PyG"}  # by package
+
+
 def kind_of(value: object) -> str:
-    """Return what was passed instead of what was expected: ``None``, ``a list``, ``an int``."""
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+    """Return what was passed instead of what was expected: ``None``, ``a list``, ``a NumPy array``."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name, library = type(value).__name__, type(value).__module__.partition(".")[0]
+    if library in _LIBRARIES:
+        return f"a {_LIBRARIES[library]} {'array' if name == 'ndarray' else name}"
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str:

@@ -121,7 +121,19 @@ def enabled(optimization: str) -> bool:
     return optimization not in current().disable
 
 
-class settings:  # noqa: N801 - read as a statement: ``with scorch.settings(threads=1):``
+class _OnlyCalled(type):
+    """The class of ``settings``, whose attributes change nothing."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name in {field.name for field in dataclasses.fields(Settings)}:
+            call = f"scorch.settings({name}={value!r})"
+            raise ArgumentError(
+                f"{name} is set by a call: with {call}: ..., or {call}.apply() for the whole process"
+            )
+        super().__setattr__(name, value)
+
+
+class settings(metaclass=_OnlyCalled):  # noqa: N801 - read as a statement: ``with scorch.settings(threads=1):``
     """Change settings inside a ``with`` block, or for the whole process with ``settings(...).apply()``.
 
     Args:

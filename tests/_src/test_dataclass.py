@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 
 
 def define(decorate: Any) -> tuple[Any, Any, Any, Any]:
@@ -123,3 +123,21 @@ def test_an_instance_inside_itself_is_shown():
     pair = Pair(inner)
     inner.append(pair)
     assert repr(pair) == "Pair(left=[...], right=None)"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_replace_does_what_that_of_the_standard_library_does(place):
+    kind = OURS[place]
+    before = kind(1, 3.0, note="n")
+    for changes in ({}, {"x": 2}, {"y": 5.0, "note": "other"}, {"tags": ["a"]}):
+        ours, theirs = replace(before, **changes), dataclasses.replace(before, **changes)
+        assert ours == theirs and vars(ours) == vars(theirs) and type(ours) is kind
+    with pytest.raises(TypeError, match="unknown"):
+        replace(before, unknown=1)
+
+
+def test_replace_runs_post_init_and_forgets_cached_values():
+    named = replace(OURS[1](1, name="a"), name="b")
+    assert named.name == "B"
+    object.__setattr__(named, "cached", 1)
+    assert not hasattr(replace(named, x=2), "cached")

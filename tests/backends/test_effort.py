@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.backends.cpu import launch, parallel
+from scorch._src.backends.print.effort import at_most
 
 _BEGIN, _END = r'#pragma GCC push_options\n#pragma GCC optimize\("(\w+)"\)\n', "#pragma GCC pop_options"
 _SECTIONS = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
@@ -38,3 +40,12 @@ def test_products_of_sparse_matrices_allocate_out_of_line():
 
 def test_a_kernel_with_one_parallel_loop_is_compiled_as_a_whole():
     assert efforts("C[i] = A[i,j] * B[i,j]", "dense") == {}
+
+
+def test_what_calls_kernels_is_compiled_with_less_effort_but_for_loops_over_values():
+    (builtins,), (pool,) = launch.SOURCES, parallel.SOURCES
+    assert at_most("O1") == '#ifdef __OPTIMIZE__\n#pragma GCC optimize("O1")\n#endif\n'
+    loops, _, rest = builtins.partition(at_most("O1"))
+    assert set(re.findall(r"\b(?:MAP|ADD|COMBINE|FINITE)\((?!name|T\))", loops)) and "scorch_finite" in rest
+    assert "out[i]" in loops and "out[i]" not in rest
+    assert pool.startswith(at_most("O1"))

@@ -74,6 +74,15 @@ def test_lanes_beyond_a_row_count_nothing() -> None:
     assert torch.equal(found, torch.where(dense.any(1), torch.inf, 0.0))
 
 
+@pytest.mark.usefixtures("machine")
+def test_products_of_loads_under_a_mask_need_no_other() -> None:
+    S, dense = matrix(torch.float32, torch.int32)
+    x = torch.full((48,), torch.inf)
+    assert "keep_" not in scorch.explain("R[i] = A[i,j] * x[j]", A=S.abs(), x=x).source
+    found = scorch.evaluate("R[i] = A[i,j] * x[j]", A=S.abs(), x=x)
+    assert torch.equal(found, torch.where(dense.any(1), torch.inf, 0.0))
+
+
 def test_entries_left_over_are_loaded_under_a_mask(machine: target.Target) -> None:
     """The last row of a matrix may end where memory does."""
     S, dense = matrix(torch.float64, torch.int32)

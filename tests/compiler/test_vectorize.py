@@ -1,5 +1,7 @@
 """Which loops run in vector registers, and which factors are taken out of sums."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -105,6 +107,13 @@ def test_large_operands_are_fetched_ahead(machine):
     small = plan_of("ij,jk->ik", sparse(400, 300), torch.rand(300, 64))
     large = plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64))
     assert small.prefetched == () and [access.tensor for access, _ in large.prefetched] == ["B"]
+
+
+def test_rows_are_not_fetched_where_the_core_looks_ahead(machine):
+    machine(dataclasses.replace(AVX512, looks_ahead=True))
+    assert plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64)).prefetched == ()
+    sums = plan_of("ij,ik,jk->ij", sparse(400, 3000), torch.rand(400, 64), torch.rand(3000, 64))
+    assert [access.tensor for access, _ in sums.prefetched] == ["C"]
 
 
 def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):

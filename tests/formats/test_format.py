@@ -112,7 +112,7 @@ def test_what_a_format_shows(form, shown, text):
             lambda: Format("crs"),
             r"unknown format 'crs'; did you mean 'csr'\? choose from the names dense, csr",
         ),
-        (lambda: Format("bsr"), r"unknown format 'bsr'; pass its block size: 'bsr\(4,4\)'"),
+        (lambda: Format("bsr"), r"format 'bsr' needs a block size, as in 'bsr\(4,4\)'"),
         (lambda: Format("bsr(0,2)"), "blocks of dimension 0 must have a positive size, but got 0"),
         (lambda: Format(""), "unknown format ''"),
         (lambda: Format("dense,wrong"), "has the unknown level 'wrong'"),

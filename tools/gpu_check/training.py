@@ -69,6 +69,65 @@ def optimizers_of_sparse_tensors(device: str) -> None:
         like_the_cpu(lambda place, make=make: trained(place, make), device, 2e-3)
 
 
+@check
+def captured_training_steps(device: str) -> None:
+    """A whole training step is captured in a CUDA graph, and replays are the steps that follow."""
+    if device == "cpu":
+        return
+    for name, make in _layers().items():
+        found, wanted = (_trained_layer(device, make, is_captured) for is_captured in (True, False))
+        for one, other in zip(found, wanted, strict=True):
+            try:
+                agree(one, other, 1e-3)
+            except AssertionError as error:
+                raise AssertionError(f"{name}: {error}") from error
+
+
+def _layers() -> dict[str, Callable[[], torch.nn.Module]]:
+    nn = scorch.nn
+    return {
+        "GCNConv": lambda: nn.GCNConv(K, 8),
+        "GCNConv, cached": lambda: nn.GCNConv(K, 32, cached=True),
+        "SAGEConv": lambda: nn.SAGEConv(K, 8),
+        "GATConv": lambda: nn.GATConv(K, 8, heads=2),
+        "GATv2Conv": lambda: nn.GATv2Conv(K, 8, heads=2),
+    }
+
+
+def _trained_layer(
+    device: str, make: Callable[[], torch.nn.Module], is_captured: bool, steps: int = 5
+) -> list[torch.Tensor]:
+    """Return the parameters after some steps, the last ones of which may be replays of a captured one."""
+    torch.manual_seed(0)
+    layer, adjacency, x = make().to(device), graph(device), dense(device, N, K)
+    target = torch.arange(N, device=device) % 8
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2, capturable=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(layer(x, adjacency), target).backward()
+        optimizer.step()
+
+    warm = 3
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    replay = step
+    if is_captured:
+        captured = torch.cuda.CUDAGraph()
+        optimizer.zero_grad()
+        with torch.cuda.graph(captured):
+            step()
+        replay = captured.replay
+    for _ in range(steps - warm):
+        replay()
+    torch.cuda.synchronize()
+    return [parameter.detach() for parameter in layer.parameters()]
+
+
 def half_of(device: str) -> torch.dtype:
     return torch.bfloat16 if torch.device(device).type == "cpu" else torch.float16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
@@ -52,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="where the tensors are, such as cuda")
     parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="for one call")
+    parser.add_argument("--total", type=float, default=math.inf, metavar="SECONDS", help="for all calls")
     parser.add_argument("--json", metavar="FILE", help="write all counts and messages")
     parser.add_argument(
         "--read",
@@ -95,6 +97,9 @@ def try_all(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
             _progress(
                 f"{done} of {len(tasks)}  {seconds:.0f} s  {event.operator} {event.dtype}", done % 100 == 0
             )
+        if time.monotonic() - begin > options.total:
+            print(f"{done} of {len(tasks)} operators with a dtype were tried: out of time", flush=True)
+            break
     _progress("")
     families = {name: family(infos[0]) for name, infos in operators.items()}
     command = shlex.join(["python", "-m", "tools.what_works", *_without_files(arguments)])

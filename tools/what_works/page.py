@@ -94,7 +94,7 @@ def _summary(report: Report) -> str:
 
 def _share(counted: tuple[int, int]) -> str:
     good, total = counted
-    return f"{good} / {total}" if total else "–"
+    return f"{good}\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}{total}" if total else "–"
 
 
 def _family(report: Report, names: Sequence[str]) -> str:

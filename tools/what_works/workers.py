@@ -116,21 +116,23 @@ def run(
     left = deque(tasks)
     device = tasks[0].device if tasks else "cpu"
     workers = [_Worker(operators, device) for _ in range(min(jobs, len(tasks)))]
-    for worker in workers:
-        worker.give(left.popleft())
-    while any(worker.task for worker in workers):
-        busy = {worker.connection: worker for worker in workers if worker.task}
-        ready = set(wait(list(busy), timeout=1.0))
-        for connection, worker in busy.items():
-            if connection in ready:
-                yield from _hear(worker, left)
-            elif time.monotonic() - worker.heard > limit:
-                yield from _lost(worker, left, "too slow", f"more than {limit:.0f} seconds")
-            if not worker.process.is_alive() and worker.task is None and left:
-                workers[workers.index(worker)] = fresh = _Worker(operators, device)
-                fresh.give(left.popleft())
-    for worker in workers:
-        worker.end()
+    try:
+        for worker in workers:
+            worker.give(left.popleft())
+        while any(worker.task for worker in workers):
+            busy = {worker.connection: worker for worker in workers if worker.task}
+            ready = set(wait(list(busy), timeout=1.0))
+            for connection, worker in busy.items():
+                if connection in ready:
+                    yield from _hear(worker, left)
+                elif time.monotonic() - worker.heard > limit:
+                    yield from _lost(worker, left, "too slow", f"more than {limit:.0f} seconds")
+                if not worker.process.is_alive() and worker.task is None and left:
+                    workers[workers.index(worker)] = fresh = _Worker(operators, device)
+                    fresh.give(left.popleft())
+    finally:
+        for worker in workers:
+            worker.end()
 
 
 def _hear(worker: _Worker, left: deque[Task]) -> Iterator[Call | Task]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import reprlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from dataclasses import replace as replace
 else:
 
     def dataclass(cls: Any = None, /, *, frozen: bool = False, eq: bool = True, **options: Any) -> Any:
@@ -24,6 +25,13 @@ else:
         if not frozen or options:
             return dataclasses.dataclass(cls, frozen=frozen, eq=eq, **options)
         return _define(cls, eq) if cls is not None else lambda cls: _define(cls, eq)
+
+    def replace(instance: Any, /, **changes: Any) -> Any:
+        """Do what ``dataclasses.replace`` does, in a third of the time."""
+        for name in instance.__match_args__:  # all fields, as ``_make_init`` sees to
+            if name not in changes:
+                changes[name] = getattr(instance, name)
+        return instance.__class__(**changes)
 
 
 _MISSING = dataclasses.MISSING
@@ -42,11 +50,11 @@ def _define(cls: Any, eq: bool) -> Any:
         cls.__repr__ = _make_repr([field.name for field in fields if field.repr])
     if eq:
         if "__eq__" not in own:
-            cls.__eq__ = _make_eq(_getter([field.name for field in fields if field.compare]))
+            cls.__eq__ = _make_eq(getter([field.name for field in fields if field.compare]))
         if own.get("__hash__") is None:
             is_hashed = [field.compare if field.hash is None else field.hash for field in fields]
             names = [field.name for field, hashed in zip(fields, is_hashed, strict=True) if hashed]
-            cls.__hash__ = _make_hash(_getter(names))
+            cls.__hash__ = _make_hash(getter(names))
     return cls
 
 
@@ -77,7 +85,7 @@ def _make_init(cls: Any, fields: tuple[dataclasses.Field[Any], ...]) -> Any:
     return init
 
 
-def _getter(names: list[str]) -> Callable[[Any], Any]:
+def getter(names: Sequence[str]) -> Callable[[Any], Any]:
     """Return a function from an instance to a tuple of the values of some fields."""
     if len(names) > 1:
         return attrgetter(*names)
@@ -89,6 +97,8 @@ def _getter(names: list[str]) -> Callable[[Any], Any]:
 
 def _make_eq(values: Callable[[Any], Any]) -> Any:
     def eq(self: Any, other: Any) -> Any:
+        if self is other:
+            return True
         return values(self) == values(other) if other.__class__ is self.__class__ else NotImplemented
 
     return eq

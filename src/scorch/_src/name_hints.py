@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch.compiler import is_dynamo_compiling
 
-from scorch.errors import KeywordError, OperandError, UnknownNameError, nearest
+from scorch.errors import KeywordError, OperandError, UnknownNameError, counted, kind_of, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -143,6 +145,7 @@ MODULE_HINTS: dict[str, str] = {
 }  # fmt: skip
 
 _PYG_LAYER = "it is PyG's alone, and takes a sparse matrix after scorch.compat.pyg.install()"
+_PYG_MODEL = "it is a model of PyG, which takes a sparse matrix after scorch.compat.pyg.install()"
 _POOLING = "use torch.sparse.mm(M, x, 'mean'), which needs a row of M for each graph, with ones at its nodes"
 
 NN_HINTS: dict[str, str] = {
@@ -154,6 +157,7 @@ NN_HINTS: dict[str, str] = {
         ),
         _PYG_LAYER,
     ),
+    **dict.fromkeys(("GAT", "GCN", "GIN", "GraphSAGE"), _PYG_MODEL),
     **dict.fromkeys(("NeighborLoader", "NeighborSampler", "neighbor_sample"), _SAMPLING),
     **dict.fromkeys(("global_add_pool", "global_max_pool", "global_mean_pool"), _POOLING),
 }  # fmt: skip
@@ -177,7 +181,9 @@ LINALG_HINTS: dict[str, str] = {
 }
 
 MASK_HINTS: dict[str, str] = {
-    **dict.fromkeys(("sliding_window", "local", "local_window", "band"), "use masks.window(n, radius)"),
+    **dict.fromkeys(
+        ("sliding_window", "sliding", "local", "local_window", "band"), "use masks.window(n, radius)"
+    ),
     "causal_window": "use masks.window(n, (before, 0))",
     **dict.fromkeys(
         ("from_mask_mod", "create_mask", "block_diagonal", "document"), "use masks.from_function(mask_mod, n)"
@@ -237,6 +243,7 @@ _OF_RESULT = {
     "pin_memory": ".pin_memory()",
 }
 MAX_LISTED_KEYWORDS = 12
+DTYPES = ("dtype", "weight_dtype")  # keyword arguments
 
 
 def unknown_name(
@@ -270,6 +277,7 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
     if question:
         return question
     if keyword in _OF_RESULT:
+        value = as_dtype(keyword, value) if keyword == "dtype" else value
         return f"apply it to the result, as in {function}(...){_OF_RESULT[keyword].format(value=value)}"
     names = [name for name in known if not name.startswith("_")]
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
@@ -279,22 +287,78 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
 def suggests_keywords(function: Function) -> Function:
     """Let a function or constructor say what to use instead of a keyword argument that it does not have.
 
-    In graphs of ``torch.compile``, Python's own error is raised. Not for ``forward``: torch would not compile
-    a layer by itself whose ``forward`` is wrapped by a function that wraps others, too.
+    It also refuses what is no dtype, arguments by position that the function takes by name only, and a dense
+    layer in place of the sizes of a sparse one. In graphs of ``torch.compile``, Python's own error is raised.
+    Not for ``forward``: torch would not compile a layer by itself whose ``forward`` is wrapped by a function
+    that wraps others, too.
     """
-    known = keywords_of(function)
+    known, most = keywords_of(function), _most_by_position(function)
+    is_constructor = function.__name__ == "__init__"
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if kwargs and not is_dynamo_compiling():
+        if not is_dynamo_compiling():
+            name = type(args[0]).__name__ if is_constructor else function.__name__
+            if is_constructor and len(args) > 1 and hasattr(args[1], "parameters"):
+                _refuse_layer(args[0], args[1])
+            if len(args) > most:
+                raise _too_many(name, len(args) - is_constructor, most - is_constructor, known)
             for keyword in kwargs:
                 if keyword not in known:
-                    is_constructor = function.__name__ == "__init__"
-                    name = type(args[0]).__name__ if is_constructor else function.__name__
                     raise unknown_keyword(name, keyword, known, kwargs[keyword])
+            for keyword in DTYPES:
+                as_dtype(keyword, kwargs.get(keyword))
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
+
+
+def _most_by_position(function: Callable[..., Any]) -> float:
+    """Return how many arguments a function takes by position."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
+        return math.inf
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in by_position for each in parameters)
+
+
+def _too_many(name: str, given: int, most: float, known: Collection[str]) -> KeywordError:
+    """Return the error for too many arguments by position, which lists those that have names only."""
+    rest = list(known)[int(most) :]
+    takes = f"{name}() takes {counted(int(most), 'positional argument')}, but got {given}"
+    if not rest:
+        return KeywordError(takes)
+    more = ", ..." if len(rest) > MAX_LISTED_KEYWORDS else ""
+    return KeywordError(
+        f"{takes}; pass {', '.join(f'{each}=' for each in rest[:MAX_LISTED_KEYWORDS])}{more} by name"
+    )
+
+
+def _refuse_layer(layer: Any, given: Any) -> None:
+    """Refuse a dense layer in place of the sizes of a sparse one, which another constructor takes."""
+    if hasattr(layer, "from_dense"):
+        name = type(layer).__name__
+        raise OperandError(
+            f"{name} expected the size of an input, but got {kind_of(given)}; to prune a layer, use "
+            f"{name}.from_dense(layer, sparsity=0.9)"
+        )
+
+
+def as_dtype(name: str, value: Any) -> torch.dtype | None:
+    """Return a dtype, or that of a Python type, as torch does; the error for others says which is meant."""
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    if any(value is each for each in (bool, int, float, complex)):
+        return torch.empty(0, dtype=value).dtype
+    word = value.__name__ if isinstance(value, type) else str(value).removeprefix("torch.")
+    meant = getattr(torch, word, None)
+    if isinstance(meant, torch.dtype):
+        hint = f"; use {meant}"
+    else:
+        question = nearest(word, [key for key, each in vars(torch).items() if isinstance(each, torch.dtype)])
+        hint = f"; {question}" if question else ", such as torch.float32"
+    got = f"{value.__module__}.{word}" if isinstance(value, type) else repr(value)
+    raise OperandError(f"{name} must be a torch.dtype, but got {got}{hint}")
 
 
 def created_by_sparsify(constructor: Function) -> Function:

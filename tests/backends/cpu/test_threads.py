@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -242,6 +244,110 @@ def test_entries_of_threads_are_copied_to_arrays_of_the_right_length(
             assert torch.equal(one.col_indices(), shared.col_indices())
             assert torch.equal(one.values(), shared.values())
             assert shared.values().untyped_storage().nbytes() < 2 * 4 * shared.nnz + 2**21
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.sin,
+        torch.neg,
+        lambda S: S * 2,
+        lambda S: S + S,
+        lambda S: S * S,
+        lambda S: S > 0.5,
+        lambda S: S.clamp(max=0.5),
+        torch.isnan,
+        torch.clone,
+        torch.Tensor.float,
+    ],
+)
+def test_loops_of_torch_leave_cores_to_other_processes(
+    function: Any, load: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    S, small = (scorch.from_torch(torch.rand(n, n, dtype=torch.float64), format="csr") for n in (300, 10))
+    expected, leave_cores, threads = function(S).to_dense(), parallel.leave_cores, []
+
+    def watch() -> Any:
+        end = leave_cores()
+        threads.append(torch.get_num_threads())
+        return end
+
+    monkeypatch.setattr(parallel, "leave_cores", watch)
+    set_running(load, 100_000)
+    parallel.busy_until().value = 1  # which asks the system
+    assert torch.equal(function(S).to_dense(), expected)
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == 2
+    threads.clear()
+    set_running(load, 1)
+    parallel.busy_until().value = 1
+    assert torch.equal(function(S).to_dense(), expected)
+    assert set(threads) == {2}
+    threads.clear()
+    function(small)
+    assert not threads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_loops_of_torch_have_all_threads_again_after_an_error(load: Path) -> None:
+    S = scorch.from_torch(torch.rand(300, 300), format="csr")
+    set_running(load, 100_000)
+    with pytest.raises((TypeError, RuntimeError)):
+        torch.clamp(S, torch.rand(2, 3))
+    assert torch.get_num_threads() == 2
+    assert not parallel.restricted_loops
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_kernels_have_as_many_threads_as_before_while_loops_of_torch_have_fewer(load: Path) -> None:
+    set_running(load, 100_000)
+    end = parallel.leave_cores()
+    assert end is not None
+    try:
+        assert torch.get_num_threads() == 1
+        assert parallel.allowed_threads() == 2
+        assert parallel.leave_cores() is None  # inside another call
+        with scorch.settings(threads=5):
+            assert parallel.allowed_threads() == 5
+    finally:
+        end()
+    assert torch.get_num_threads() == parallel.allowed_threads() == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
+def test_loops_of_torch_have_the_cores_that_others_leave(load: Path) -> None:
+    """From when there are too few cores until all threads fit beside the others."""
+    describe = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+    set_loop = describe(pool().address("scorch_set_torch_loop"))
+    left_cores = functools.partial(make_caller().call, pool().address("scorch_left_cores"))
+
+    def left(running: int, threads: int = 16) -> int:
+        set_running(load, running)
+        parallel.busy_until().value = 1  # which asks the system
+        return left_cores(threads)
+
+    set_loop(parallel._torch_loop(), 16, 16)
+    try:
+        assert left(17) == 0  # one too many is no crowd
+        assert left(40) == 1
+        assert left(6) == 11
+        assert left(6, threads=4) == 0
+        assert left(3) == 0
+        assert left(6) == 11
+        assert left(1) == 0
+        assert left(6) == 0
+    finally:
+        set_loop(parallel._torch_loop(), parallel._cores(), os.cpu_count() or 1)
+
+
+def test_threads_of_this_process_are_no_others() -> None:
+    kind = ctypes.CFUNCTYPE(ctypes.c_longlong, *[ctypes.c_longlong] * 3)
+    count_others = kind(pool().address("scorch_count_others"))
+    assert count_others(19, 12_500_000, 1_000_000) == 6
+    assert count_others(19, 0, 0) == 18  # this thread runs
+    assert count_others(3, 16_000_000, 1_000_000) == 0
 
 
 def test_sums_of_copies_repeat_bit_for_bit_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:

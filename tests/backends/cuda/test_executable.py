@@ -12,7 +12,7 @@ import torch
 import grid_emulator
 import scorch
 from grid_emulator import noting
-from scorch._src.backends.base import Schedule
+from scorch._src.backends.base import Schedule, routines_for
 from scorch._src.backends.cuda.device import nvrtc, streams
 from scorch._src.backends.cuda.device.kernel import CudaKernel, kernel_of
 from scorch._src.backends.cuda.executables import product as product_of_sparse
@@ -357,6 +357,26 @@ def test_nobody_waits_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch)
         match=r"Scorch cannot wait for a size while a CUDA graph is being captured; run the function",
     ):
         streams.check_waiting(torch.device("cuda"), "a size")
+
+
+def test_no_seed_is_drawn_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All replays would have the same one."""
+    E = scorch.from_torch(torch.eye(8), format="csr")
+    q = torch.rand(1, 8, 4)
+    layer = scorch.nn.GATConv(4, 2, dropout=0.5)
+
+    def attend(dropout: float) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, E.bool(), dropout_p=dropout)
+
+    layer(q[0], E), attend(0.5)
+    routines = routines_for(q)
+    captured = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(type(routines), "check_seeds", lambda self, device: streams.check_seeds(captured))
+    for call in (lambda: layer(q[0], E), lambda: attend(0.5)):
+        with pytest.raises(DeviceError, match="every replay of a CUDA graph would drop the same elements"):
+            call()
+    layer.eval()(q[0], E), attend(0.0)
 
 
 def test_schedules_of_grids_are_cached_on_disk(emulated: list[str]) -> None:

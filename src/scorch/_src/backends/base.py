@@ -14,7 +14,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -34,6 +34,7 @@ from scorch._src.loops.nodes import Kernel
 from scorch.errors import ArgumentError, DeviceError
 from scorch.settings import add_backend, applied, current, in_block
 
+Result = TypeVar("Result")
 Check = Callable[[int], None]  # takes bytes of dense memory, and raises if they are too many
 
 
@@ -286,6 +287,13 @@ class Backend(ABC):
         """Return an uninitialized tensor, in memory of an earlier result if the backend pools it."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
+    def leave_cores(self) -> Callable[[], None] | None:
+        """Have what torch computes on the host leave cores to other programs, and return what ends that.
+
+        None where there is nothing to do.
+        """
+        return None
+
     def repeater(self, objects: CallObjects) -> Repeater | None:
         """Return the builtins that repeat calls, if it has them."""
         del objects
@@ -386,6 +394,26 @@ def using_host_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+MANY_VALUES = 4096  # from which on a loop of torch may wait for other programs
+
+
+def run_among_others(
+    values: torch.Tensor, function: Callable[..., Result], *args: Any, **kwargs: Any
+) -> Result:
+    """Run a function of torch, on as many values, without waiting for cores that other programs have.
+
+    It must give the same result on any number of cores, as elementwise functions and copies do.
+    """
+    is_large = type(values) is torch.Tensor and values.numel() >= MANY_VALUES and values.is_cpu
+    end = backend_named(_DEFAULT).leave_cores() if is_large else None
+    if end is None:
+        return function(*args, **kwargs)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        end()
+
+
 def routines_for(tensor: torch.Tensor) -> Routines:
     """Return the routines for arrays on the device of ``tensor``."""
     device = tensor.device
@@ -402,6 +430,15 @@ def check_waiting(device: torch.device, what: str) -> None:
     backend = _BACKENDS.get(device.type)
     if backend is not None:
         backend.routines.check_waiting(device, what)
+
+
+def draw_seeds(device: torch.device, start: int, stop: int, count: int = 1) -> list[int]:
+    """Draw seeds on the host, of which kernels on a device compute random numbers."""
+    backend = _BACKENDS.get(device.type)
+    if backend is not None:
+        backend.routines.check_seeds(device)
+    seeds: list[int] = torch.randint(start, stop, (count,), device=HOST).tolist()
+    return seeds
 
 
 def settle(device: torch.device, what: str) -> None:

@@ -161,6 +161,10 @@ class Routines:
         """Raise where the host must not wait for a device now; ``what`` is what it would wait for."""
         del device, what
 
+    def check_seeds(self, device: torch.device) -> None:
+        """Raise where kernels must not be given seeds that are drawn on the host now."""
+        del device
+
     def settle(self, device: torch.device) -> None:
         """Wait until what was computed may be read by anybody, before it is cached."""
         del device

@@ -7,9 +7,9 @@ few get an underscore; all others stay as they were written.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from scorch._src.compiler.plan import Plan, Splits, Step
+from scorch._src.dataclass import replace
 from scorch._src.notation.nodes import Access, Expr
 from scorch._src.notation.trees import accesses, rename, substitute
 

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from scorch._src.compiler.at_zero import mark_vanishing
 from scorch._src.compiler.describe import describe_assembly
@@ -32,7 +31,7 @@ from scorch._src.compiler.schedule.order_loops import Choice, order_loops, order
 from scorch._src.compiler.target import target
 from scorch._src.compiler.vector.parallelize import parallelize
 from scorch._src.compiler.vector.vectorize import vectorize
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.formats import Format
 from scorch._src.loops.nodes import Kernel
 from scorch._src.loops.simplify import simplify

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.formats import Format, LevelArrays
 from scorch._src.loops.nodes import Array, Const, Expr, Var
 from scorch._src.loops.types import Type

@@ -19,9 +19,9 @@ from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.autograd import values_of
-from scorch._src.tensor.create.check import advice_on
+from scorch._src.tensor.create.check import sparse_advice_on
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, OperandError, ShapeError, warn
+from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of, warn
 
 Tensor = torch.Tensor
 
@@ -170,11 +170,9 @@ def _checksum(crd: Sequence[Tensor]) -> int:
 def check_sparse(what: str, tensor: Any) -> None:
     """Refuse what cannot be sharded."""
     if not isinstance(tensor, SparseTensor):
-        is_tensor = isinstance(tensor, torch.Tensor)
-        advice = "convert it with scorch.from_torch(tensor, format='csr')" if is_tensor else advice_on(tensor)
-        if isinstance(tensor, RowSharded):
-            advice = "it is sharded already"
-        raise OperandError(f"{what} expected a SparseTensor, but got {type(tensor).__name__}; {advice}")
+        is_sharded = isinstance(tensor, RowSharded)
+        advice = "it is sharded already" if is_sharded else sparse_advice_on(tensor)
+        raise OperandError(f"{what} expected a SparseTensor, but got {kind_of(tensor)}; {advice}")
     if tensor.dim() < 2:
         raise ShapeError(f"{what} expected at least 2 dimensions, but got {tensor.dim()}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.devices import HOST
+from scorch._src.backends.base import draw_seeds
 from scorch._src.distributed.communication.collectives import gather_numbers
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.name_hints import suggests_keywords
@@ -68,7 +68,7 @@ def draw_edges(adj: RowSharded, targets: Tensor, sources: Tensor, heads: int, p:
     ``targets`` and ``sources`` have the local numbers of the ends of each edge. Rank 0 draws the seed from
     PyTorch's generator.
     """
-    seed = int(torch.randint(1 << 62, (), device=HOST))
+    (seed,) = draw_seeds(targets.device, 0, 1 << 62)
     (seed, *_), *_ = gather_numbers([seed], adj.group, adj.rows.ghosts)
     rows, columns = _original_numbers(adj)
     places = rows[targets.to(torch.int64)] * adj.shape[1] + columns[sources.to(torch.int64)]

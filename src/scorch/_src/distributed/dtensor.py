@@ -15,7 +15,7 @@ from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.name_hints import suggests_keywords
-from scorch.errors import ArgumentError, OperandError, ShapeError
+from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of
 
 Tensor = torch.Tensor
 
@@ -82,7 +82,7 @@ def from_dtensor(tensor: Any, a: RowSharded, *, dim: int = 0) -> Tensor:
     from scorch._src.torch_internals import DTensor, Shard  # takes a second
 
     if not isinstance(tensor, DTensor):
-        raise OperandError(f"from_dtensor expected a DTensor, but got {type(tensor).__name__}")
+        raise OperandError(f"from_dtensor expected a DTensor, but got {kind_of(tensor)}")
     plan = _plan_of(a, dim)
     if tuple(tensor.placements) != (Shard(0),):
         raise ArgumentError(

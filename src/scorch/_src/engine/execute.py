@@ -11,7 +11,6 @@ import functools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -24,7 +23,7 @@ from scorch._src.compiler.schedule.densify import nearly_full
 from scorch._src.compiler.schedule.infer_format import infer_format, support_of
 from scorch._src.compiler.steps import correct_for_implicit_constant, correct_for_implicit_zeros
 from scorch._src.compiler.typing import dtype_of_type, result_type, type_of_dtype
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.engine.additions import without_conversion
 from scorch._src.engine.dense_steps import matrix_product, run_dense
 from scorch._src.engine.executable import Prepared, Tensor, stride_order

@@ -16,7 +16,6 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.contract import contract
 from scorch._src.compiler.target import target, using_target
 from scorch._src.compiler.typing import default_float, result_type
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.engine import notes
 from scorch._src.formats import Format
 from scorch._src.loops.grid import Grid

@@ -82,7 +82,8 @@ def doctor(
             raise ArgumentError(
                 f"sparsities must be fractions of weights to prune, between 0 and 1, but got {sparsity!r}"
             )
-    call = _make_call(model, example)
+    arguments, options = timing.bind_example(example)
+    call = functools.partial(model, *arguments, **options)
     state = torch.get_rng_state()
     modes = {module: module.training for module in model.modules()}
     try:
@@ -107,12 +108,6 @@ def _load() -> float:
         return max(os.getloadavg()[0] - 1, 0.0) / (os.cpu_count() or 1)
     except (OSError, AttributeError):
         return 0.0
-
-
-def _make_call(model: torch.nn.Module, example: Any) -> Callable[[], Any]:
-    if isinstance(example, dict):
-        return functools.partial(model, **example)
-    return functools.partial(model, *(example if isinstance(example, tuple | list) else (example,)))
 
 
 @dataclass

@@ -55,7 +55,7 @@ from scorch._src.notation.parse_einsum import parse_einsum
 from scorch._src.notation.show import show
 from scorch._src.statements.contraction import MAX_OPERANDS
 from scorch._src.statements.einsum import einsum, planned_contractions
-from scorch._src.statements.evaluate import evaluate
+from scorch._src.statements.evaluate import evaluate, unnamed_tensors
 from scorch._src.statements.operands import as_operand, shape_of, squeezed
 from scorch._src.statements.statement import accumulation_format, is_long, read_statement, short_statements
 from scorch._src.storage.storage import Storage
@@ -139,7 +139,7 @@ def explain(
         )
     if "=" in text or "[" in text:
         if operands:
-            raise NotationError(f"pass the tensors of {text!r} by name, as in A=A")
+            raise unnamed_tensors(text, operands)
         if any(isinstance(tensor, RowSharded) for tensor in tensors.values()):
             return explain_sharded(text, parse(text).assign, tensors, explain_local_statement)
         explanation = Explanation(text, tuple(_explain_expression(text, tensors, format)))

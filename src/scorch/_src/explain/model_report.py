@@ -119,7 +119,7 @@ class ModelReport:
 
     def _repr_html_(self) -> str:
         head, *rows = self._rows()
-        cells = [[page.text(cell) for cell in row] for row in rows]
+        cells = [[page.unbroken(cell) for cell in row] for row in rows]
         return page.page(page.table(head, cells, range(4, len(head))), page.listing("Notes", self._notes()))
 
     def __repr__(self) -> str:

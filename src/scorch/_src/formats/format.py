@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from scorch._src.dataclass import dataclass
 from scorch._src.formats.banded import Banded
@@ -152,6 +152,9 @@ class Format:
     def dims(self) -> int:
         """The number of dimensions of the tensors it stores."""
         return len(set(self.order))
+
+    def __call__(self, *_: Any) -> NoReturn:
+        raise FormatError("a format is not a function; use S.to_format('csc') to convert a tensor")
 
     @functools.cached_property
     def letters(self) -> str:
@@ -330,7 +333,11 @@ def as_format(spec: str | Format, dims: int) -> Format:
         'dds'
     """
     if not isinstance(spec, str | Format):
-        raise FormatError(f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}")
+        layout = str(spec).removeprefix("torch.").removeprefix("sparse_")  # of torch
+        hint = f"; use {layout!r}" if layout in NAMES else ""
+        raise FormatError(
+            f"a format is a name such as 'csr', letters such as 'ds' or a Format, not {spec!r}{hint}"
+        )
     return _named_format(spec, dims) if isinstance(spec, str) else _format_for(spec, dims)
 
 
@@ -380,11 +387,10 @@ def _parse(spec: str, dims: int | None) -> tuple[Levels, Order, Blocks, str | No
             raise FormatError(f"format {spec!r} has the unknown level {unknown[0]!r}; {_known()}")
         levels = tuple(_BY_WORD[word] for word in words)
     else:
-        question = nearest(text, NAMES, cutoff=0.6)
-        hint = f"{question} " if question else ""
         if text in ("bsr", "bsc"):
-            hint = f"pass its block size: '{text}(4,4)'. "
-        raise FormatError(f"unknown format {spec!r}; {hint}{_known()}")
+            raise FormatError(f"format {spec!r} needs a block size, as in '{text}(4,4)'")
+        question = nearest(text, NAMES, cutoff=0.6)
+        raise FormatError(f"unknown format {spec!r}; {f'{question} ' if question else ''}{_known()}")
     return levels, tuple(range(len(levels))), (), None
 
 

@@ -30,6 +30,7 @@ _STYLE = f"""\
 .scorch .number {{ text-align: right; white-space: nowrap; }}
 .scorch code, .scorch pre {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
 .scorch code, .scorch pre {{ font-size: 0.9em; white-space: pre-wrap; background: none; color: inherit; }}
+.scorch td code {{ overflow-wrap: anywhere; }}
 .scorch td:first-child code {{ white-space: nowrap; }}
 .scorch pre {{ overflow-x: auto; white-space: pre; padding: 0.8em; border-left: 3px solid var(--calm); }}
 .scorch .faint {{ opacity: 0.7; }}
@@ -98,6 +99,11 @@ def document(title: str, body: str) -> str:
 def text(value: object) -> str:
     """Escape a text."""
     return html.escape(str(value))
+
+
+def unbroken(value: object) -> str:
+    """Escape a text that stays on one line, such as a shape in a table."""
+    return text(value).replace(" ", "&nbsp;")
 
 
 def code(value: object) -> str:

@@ -87,6 +87,8 @@ def load(path: Any = None, format: Any = None, *, f: Any = None, **options: Any)
     """
     source = f if path is None else path
     if not isinstance(source, (str, os.PathLike)):
+        if not hasattr(source, "read"):
+            raise OperandError(f"load expected a path or an open file, but got {kind_of(source)}")
         return _read_pickle(source, format, **options)
     file = Path(source)
     kind = _find_kind(file)

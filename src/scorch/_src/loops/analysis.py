@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
+from scorch._src.dataclass import getter, replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.intrinsics import INTRINSICS
 
@@ -16,14 +17,9 @@ Node = ir.Expr | ir.Stmt | ir.Array | ir.Function | ir.Kernel
 SameNode = TypeVar("SameNode", bound=Node)
 
 
-def children(node: Node) -> Iterator[ir.Expr | ir.Stmt | ir.Array]:
+def children(node: Node) -> tuple[ir.Expr | ir.Stmt | ir.Array, ...]:
     """The expressions, statements and arrays directly inside ``node``, in order."""
-    for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
-        value = getattr(node, name)
-        if isinstance(value, tuple):
-            yield from value
-        else:
-            yield value
+    return _parts[type(node)](node)[::-1]
 
 
 def with_children(node: SameNode, change: Callable[[Any], Any]) -> SameNode:
@@ -31,7 +27,7 @@ def with_children(node: SameNode, change: Callable[[Any], Any]) -> SameNode:
     changes: dict[str, Any] = {}
     for name in _fields_with_nodes(type(node)):  # type: ignore[arg-type]
         old = getattr(node, name)
-        if isinstance(old, tuple):
+        if type(old) is tuple:
             new = tuple(map(change, old))
             is_same = all(map(operator.is_, old, new))
         else:
@@ -51,6 +47,32 @@ def _fields_with_nodes(kind: type[Any]) -> tuple[str, ...]:
 _NODE = re.compile(r"\b(Expr|Stmt|Array|Var|Call|Function)\b")
 
 
+class _Parts(dict[type[Any], Callable[[Any], tuple[Any, ...]]]):
+    """Functions that return the children of a node of some kind, from the last to the first."""
+
+    def __missing__(self, kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+        names = _fields_with_nodes(kind)[::-1]
+        tuples = {field.name for field in fields(kind) if str(field.type).startswith("tuple")}
+        if not names:
+            parts: Callable[[Any], tuple[Any, ...]] = lambda node: ()  # noqa: E731
+        elif not tuples.intersection(names):
+            parts = getter(names)
+        elif len(names) == 1:
+            (name,) = names
+            parts = lambda node: getattr(node, name)[::-1]  # noqa: E731
+        else:
+            parts = lambda node: tuple(  # noqa: E731
+                part
+                for name in names
+                for part in (getattr(node, name)[::-1] if name in tuples else (getattr(node, name),))
+            )
+        self[kind] = parts
+        return parts
+
+
+_parts = _Parts()
+
+
 def with_array(node: SameNode, old: ir.Array, new: ir.Array) -> SameNode:
     """``node`` with an array replaced."""
     if isinstance(node, ir.Array):
@@ -68,12 +90,7 @@ def walk(node: Node) -> list[Node]:
     while left:
         node = left.pop()
         nodes.append(node)
-        for name in reversed(_fields_with_nodes(type(node))):  # type: ignore[arg-type]
-            value = getattr(node, name)
-            if isinstance(value, tuple):
-                left += value[::-1]
-            else:
-                left.append(value)
+        left += _parts[type(node)](node)
     return nodes
 
 
@@ -83,45 +100,43 @@ def loop_depth(node: Node) -> int:
     left: list[tuple[Node, int]] = [(node, 0)]
     while left:
         node, depth = left.pop()
-        depth += isinstance(node, ir.For | ir.While | ir.Tile | ir.Parallel)
-        deepest = max(deepest, depth)
-        left += ((part, depth) for part in children(node) if isinstance(part, ir.Stmt))
+        if isinstance(node, ir.For | ir.While | ir.Tile | ir.Parallel):
+            depth += 1
+            deepest = max(deepest, depth)
+        left += [(part, depth) for part in _parts[type(node)](node) if isinstance(part, ir.Stmt)]
     return deepest
 
 
-def assigned(node: Node) -> set[str]:
-    """Names of variables that change after they are declared."""
-    return {n.var.name for n in walk(node) if isinstance(n, ir.Assign)}
+def assigned(nodes: Iterable[Node]) -> set[str]:
+    """Names of variables that change after they are declared, among ``nodes`` (``walk``)."""
+    return {n.var.name for n in nodes if isinstance(n, ir.Assign)}
 
 
-def written(node: Node, functions: Mapping[str, ir.Function]) -> set[str]:
-    """Names of arrays whose elements or address change in ``node`` or in what it calls."""
+def written(nodes: Iterable[Node], functions: Mapping[str, ir.Function]) -> set[str]:
+    """Names of arrays whose elements or address change in ``nodes`` (``walk``) or in what they call."""
     names = set()
-    for n in walk(node):
-        match n:
-            case (
-                ir.Store(array, _, _)
-                | ir.StoreRun(array, _, _)
-                | ir.AtomicAdd(array, _, _)
-                | ir.AtomicAddRun(array, _, _)
-                | ir.Resize(array, _)
-                | ir.Allocate(array, _, _)
-                | ir.Fill(array, _, _, _)
-            ):
-                names.add(array.name)
-            case ir.Copy(target, _, _, _, _):
-                names.add(target.name)
-            case ir.KeepArray(table, _, _):
-                names.add(table.name)
-            case ir.Call(function, arguments, _):
-                if function in functions:
-                    callee = functions[function]
-                    inside = written(callee.body, {k: v for k, v in functions.items() if k != function})
-                    changed = {p for p, param in enumerate(callee.params) if param.name in inside}
-                else:
-                    changed = set(INTRINSICS[function].writes)
-                names |= {a.name for p, a in enumerate(arguments) if isinstance(a, ir.Array) and p in changed}
+    for n in nodes:
+        kind = type(n)
+        if kind in _WRITTEN:
+            names.add(getattr(n, _WRITTEN[kind]).name)
+        elif isinstance(n, ir.Call):
+            if n.function in functions:
+                callee = functions[n.function]
+                others = {name: function for name, function in functions.items() if name != n.function}
+                inside = written(walk(callee.body), others)
+                changed = {p for p, param in enumerate(callee.params) if param.name in inside}
+            else:
+                changed = set(INTRINSICS[n.function].writes)
+            names |= {a.name for p, a in enumerate(n.arguments) if isinstance(a, ir.Array) and p in changed}
     return names
+
+
+_WRITTEN: dict[type[Any], str] = {
+    **dict.fromkeys((ir.Store, ir.StoreRun, ir.AtomicAdd, ir.AtomicAddRun), "array"),
+    **dict.fromkeys((ir.Resize, ir.Allocate, ir.Fill), "array"),
+    ir.Copy: "target",
+    ir.KeepArray: "table",
+}  # the fields with arrays whose elements or address statements change
 
 
 def declared_by(node: Node) -> ir.Var | ir.Array | None:

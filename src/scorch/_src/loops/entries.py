@@ -8,9 +8,8 @@ Threads then have as much to do, however long rows are. Each entry owns a value,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.turns import START

@@ -8,10 +8,9 @@ Adjacent threads then have adjacent ``k``, and what they load lies side by side 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops import units
 from scorch._src.loops.analysis import walk

@@ -16,9 +16,9 @@ not depend on each other otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
+from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import assigned, walk, with_children
 
@@ -95,7 +95,8 @@ def _varying(loop: ir.For) -> tuple[set[str], set[str]]:
 
 def _changed(node: ir.Stmt) -> set[str]:
     """The variables and arrays that ``node`` writes."""
-    return assigned(node) | {part.array.name for part in walk(node) if isinstance(part, ir.Store)}
+    nodes = walk(node)
+    return assigned(nodes) | {part.array.name for part in nodes if isinstance(part, ir.Store)}
 
 
 def _mentions(node: ir.Expr | ir.Stmt, names: set[str]) -> bool:

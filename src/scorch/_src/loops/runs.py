@@ -8,8 +8,8 @@ Runs begin at multiples of their length: so do rows, and the arrays that have th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk, with_children
 from scorch._src.loops.jam import renamed, side_by_side

@@ -10,9 +10,8 @@ such as its maximum, stays in a register, and loops over the same entries become
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops import units
 from scorch._src.loops.analysis import walk, with_children

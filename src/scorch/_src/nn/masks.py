@@ -25,7 +25,7 @@ from scorch._src.name_hints import MASK_HINTS, suggests_keywords, unknown_name
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, add_note
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, add_note, kind_of
 
 __all__ = ["bigbird", "causal", "from_function", "global_tokens", "random_blocks", "window"]
 
@@ -318,9 +318,7 @@ def _count(name: str, value: int, minimum: int = 0) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        got = (
-            f"a {type(value).__name__}" if isinstance(value, torch.Tensor) or callable(value) else repr(value)
-        )
+        got = kind_of(value) if isinstance(value, torch.Tensor) or callable(value) else repr(value)
         raise ArgumentError(f"{name} must be an integer, but got {got}") from None
     if number < minimum:
         raise ArgumentError(f"{name} must be at least {minimum}, but got {number}")
@@ -336,7 +334,7 @@ def _call_mask_mod(mask_mod: MaskMod, *indices: torch.Tensor) -> torch.Tensor:
     if not callable(mask_mod):
         raise OperandError(
             f"mask_mod must be a function of (b, h, q_idx, kv_idx) that returns a bool tensor, but got "
-            f"{type(mask_mod).__name__}"
+            f"{kind_of(mask_mod)}"
         )
     try:
         return mask_mod(*indices)
@@ -355,7 +353,7 @@ def _checked(allowed: object, shape: tuple[int, int]) -> torch.Tensor:
     """Return the result of a mask function as a bool matrix."""
     if not isinstance(allowed, torch.Tensor) or allowed.dtype != torch.bool:
         dtype = getattr(allowed, "dtype", None)
-        kind = f"a {type(allowed).__name__}" + (f" of {dtype}" if dtype else "")
+        kind = kind_of(allowed) + (f" of {dtype}" if dtype else "")
         raise DtypeError(
             f"mask_mod(b, h, q_idx, kv_idx) must return a bool tensor, such as q_idx >= kv_idx, not {kind}"
         )

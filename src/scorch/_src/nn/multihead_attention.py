@@ -14,7 +14,7 @@ from scorch._src.statements.evaluate import evaluate
 from scorch._src.statements.operands import as_differentiable
 from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, warn
+from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, kind_of, warn
 
 Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -183,7 +183,7 @@ def _check_pairs(pairs: torch.Tensor, attn_mask: torch.Tensor | None) -> SparseT
         pairs = as_differentiable("pairs", pairs)
     if not isinstance(pairs, SparseTensor):
         raise OperandError(
-            f"pairs must be a sparse bool tensor, but got {type(pairs).__name__}; use scorch.nn.masks or "
+            f"pairs must be a sparse bool tensor, but got {kind_of(pairs)}; use scorch.nn.masks or "
             "scorch.from_torch(mask, format='csr')"
         )
     if pairs.dtype != torch.bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,7 +25,7 @@ from scorch._src.tensor.create.check import check_tensor
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError
+from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError, UnsupportedError, kind_of
 
 Shape = tuple[int, ...]  # of two dimensions
 MAX_NARROW = 1 << 16  # of a level, whose coordinates then fit in 16 bits without a sign
@@ -281,10 +281,20 @@ def weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     else:
         weight, bias = linear, None
     if not isinstance(weight, torch.Tensor) or isinstance(bias, bool):
-        raise OperandError(f"expected a torch.nn.Linear or its weight, but got {type(linear).__name__}")
+        raise OperandError(f"expected a torch.nn.Linear or its weight, but got {kind_of(linear)}")
     if weight.dim() != 2:
         raise ShapeError(f"weight must have shape (out_features, in_features), but got {tuple(weight.shape)}")
     return weight.detach(), bias
+
+
+def refuse_weight(layer: torch.nn.Module) -> NoReturn:
+    """Refuse to replace the weight of a sparse layer, which is computed from its values."""
+    name = type(layer).__name__
+    dense = f", or {name}.from_dense(weight) for a dense one" if hasattr(layer, "from_dense") else ""
+    raise UnsupportedError(
+        f"the weight of a {name} cannot be replaced: it is computed from the trained values; change those in "
+        f"place, or create another layer with {name}.from_weight(weight){dense}"
+    )
 
 
 def split_weight(new: Any, shape: Shape, form: Format) -> tuple[Pattern, torch.Tensor | None]:

@@ -32,6 +32,7 @@ from scorch._src.nn.pattern import (
     move_optimizer_state,
     move_values,
     pattern_of_mask,
+    refuse_weight,
     resolve_density,
     split_weight,
     weight_and_bias,
@@ -50,7 +51,7 @@ from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.flatten import remember
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.units import format_density
-from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
+from scorch.errors import ArgumentError, CallError, OperandError, ShapeError, kind_of
 
 _CACHED = ("_inference_cache", "_last_call")  # attributes that copies and files do without
 
@@ -150,7 +151,7 @@ class SparseLinear(torch.nn.Module):
         """
         if not isinstance(weight, SparseTensor):
             raise OperandError(
-                f"from_weight expected a SparseTensor, but got {type(weight).__name__}; use from_dense"
+                f"from_weight expected a SparseTensor, but got {kind_of(weight)}; use from_dense"
             )
         if weight.dim() != 2:
             raise ShapeError(
@@ -223,6 +224,16 @@ class SparseLinear(torch.nn.Module):
         if scales is not None:
             return sparse_of(self.pattern, dequantize(self.values, scales, self.pattern))
         return sparse_of(self.pattern, self.values)
+
+    @weight.setter
+    def weight(self, weight: SparseTensor) -> None:
+        refuse_weight(self)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter, which torch does before it looks for a property of that name."""
+        if name == "weight":
+            refuse_weight(self)
+        super().register_parameter(name, param)
 
     def _check_values(self) -> None:
         if self.values.shape != (self.pattern.size,):

@@ -111,7 +111,7 @@ def sparsify(
     nm = _parse_pattern("nm", nm) if isinstance(nm, str) else nm
     batches = tuple(batch) if isinstance(batch, Iterable) else (batch,)
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"sparsify expected a torch.nn.Module, but got {type(model).__name__}")
+        raise OperandError(f"sparsify expected a torch.nn.Module, but got {kind_of(model)}")
     pruning = _Pruning(sparsity, blocks, nm, method, distribution)
     check_weight_dtype(weight_dtype)
     if prefer not in ("speed", "size"):
@@ -167,7 +167,7 @@ def _replace_layers(
     states = [set(to_dense), clear] if 0 < len(clear) < len(to_dense) else [set(to_dense)]
     switches = [_switch(model, to_dense, kept) for kept in (set(), *states)]
     with timing.evaluating(model, *to_dense.values()):
-        dense, *sparse = timing.compare_models(switches, _bind_example(example))
+        dense, *sparse = timing.compare_models(switches, timing.bind_example(example))
     fastest = min(range(len(states)), key=lambda number: sparse[number])
     kept = states[fastest] if sparse[fastest] * MIN_GAIN <= dense else set()
     reason = f"the model as a whole takes {sparse[0] / dense:.2f} x the time with all sparse layers"
@@ -191,13 +191,6 @@ def _switch(
     return switch
 
 
-def _bind_example(example: Any) -> Call:
-    """Return the arguments of a call of the model."""
-    if isinstance(example, dict):
-        return (), example
-    return tuple(example) if isinstance(example, (tuple, list)) else (example,), {}
-
-
 def _record_calls(
     model: torch.nn.Module, layers: Iterable[torch.nn.Module], example: Any
 ) -> dict[torch.nn.Module, Call]:
@@ -208,7 +201,7 @@ def _record_calls(
         found.setdefault(layer, (tuple(arguments), dict(options)))
 
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
-    arguments, options = _bind_example(example)
+    arguments, options = timing.bind_example(example)
     try:
         with timing.evaluating(model):
             model(*arguments, **options)

@@ -15,10 +15,23 @@ from scorch._src.backends.base import host_threads
 from scorch._src.devices import HOST
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch.errors import OperandError
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments
 MIN_SECONDS_PER_CANDIDATE = 0.05
 MIN_ROUNDS = 5
+
+
+def bind_example(example: Any) -> Call:
+    """Return the arguments of a call of a model; ``example`` is one, a tuple of them, or a dictionary."""
+    if isinstance(example, (tuple, list)) and example and all(type(size) is int for size in example):
+        raise OperandError(
+            f"example must be an input of the model, but got the shape {tuple(example)}; pass "
+            f"torch.randn{tuple(example)}"
+        )
+    if isinstance(example, dict):
+        return (), example
+    return tuple(example) if isinstance(example, (tuple, list)) else (example,), {}
 
 
 def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:

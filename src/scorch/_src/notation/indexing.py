@@ -179,6 +179,8 @@ class _Parser:
         self.check_distinct(indices, "appears twice in the result; use two names")
         accumulate = self.token.text == "+="
         if not self.take("=", "+="):
+            if self.token.kind != "end" and not any(token.text in ("=", "+=") for token in self.tokens):
+                self.fail("the result is missing; begin with it, as in 'y[i] = A[i,j] * x[j]'")
             self.expected(f"'=' or '+=' after the result {name.text!r}")
         if self.token.kind == "end":
             self.fail("the right-hand side is empty; write what to compute")

@@ -20,7 +20,7 @@ from itertools import count
 
 from scorch._src.dataclass import dataclass
 from scorch._src.notation.nodes import Access, Assign, Expr, Op, Reduce
-from scorch.errors import NotationError, ShapeError, counted
+from scorch.errors import NotationError, ShapeError, counted, kind_of
 
 Shape = tuple[int, ...]
 ELLIPSIS = "..."
@@ -123,9 +123,9 @@ def _subscripts(owner: str, sublist: object, missing: int) -> list[int | None]:
     """The numbers of a sublist, with None for an ellipsis; ``missing`` is the operand that lacks one."""
     if isinstance(sublist, str) or not isinstance(sublist, Sequence):
         raise NotationError(
-            f"einsum expected a list of subscripts but got {type(sublist).__name__}; follow operand "
-            f"{missing} with its subscripts, as in einsum(A, [0, 1], B, [1, 2], [0, 2]), or pass an "
-            "equation first"
+            f"einsum expected a list of subscripts but got {kind_of(sublist)}; follow operand {missing} "
+            "with its subscripts, as in einsum(A, [0, 1], B, [1, 2], [0, 2]), or pass an equation first, as "
+            "in einsum('ij,jk->ik', A, B)"
         )
     numbers: list[int | None] = []
     for entry in sublist:

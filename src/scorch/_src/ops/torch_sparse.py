@@ -31,12 +31,13 @@ from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
+from scorch._src.tensor.create.check import sparse_advice_on
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.torch_internals import torch_sparse_sum
-from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, CallError, IndexRangeError, OperandError, ShapeError, kind_of
 
 aten = torch.ops.aten
 EXTREMES = {"amax": "max", "amin": "min"}
@@ -51,10 +52,8 @@ def as_sparse(name: str, tensor: Any) -> SparseTensor:
         converted = from_torch(tensor)
         assert isinstance(converted, SparseTensor)
         return converted
-    kind = "a dense tensor" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
-    raise OperandError(
-        f"{name} expected a sparse tensor here, but got {kind}; create one with scorch.from_torch"
-    )
+    kind = "a dense tensor" if isinstance(tensor, torch.Tensor) else kind_of(tensor)
+    raise OperandError(f"{name} expected a sparse tensor here, but got {kind}; {sparse_advice_on(tensor)}")
 
 
 @implements(torch.sparse.mm, differentiable=True)

@@ -65,7 +65,8 @@ def einsum(
         (Format('csr'), 3)
     """
     if unknown:  # checked here, because a decorator would take time in every call
-        raise unknown_keyword("einsum", next(iter(unknown)), keywords_of(_shown))
+        keyword, value = next(iter(unknown.items()))
+        raise unknown_keyword("einsum", keyword, keywords_of(_shown), value)
     count = len(args)
     if count > 1 and type(args[1]) is SparseTensor and not is_dynamo_compiling() and active.recorder is None:
         repeated = quickest.repeat((args[0], format), NO_RULE, *args[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,13 +30,19 @@ from scorch._src.statements.statement import (
 )
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch.errors import NotationError
 
 # Dtypes in which a tensor of its own rounds a reduction as the kernel of the whole expression does.
 SPLIT = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def evaluate(
-    expression: str, /, *, format: str | Format | None = None, sparse_grad: bool = False, **tensors: Any
+    expression: str,
+    /,
+    *unnamed: Any,
+    format: str | Format | None = None,
+    sparse_grad: bool = False,
+    **tensors: Any,
 ) -> SparseTensor | torch.Tensor:
     """Evaluate an expression in index notation, such as ``D[i,j] = A[i,k] * B[k,j] + C[i,j]``.
 
@@ -66,6 +73,8 @@ def evaluate(
         >>> scorch.evaluate("y[i] = 2 * A[i,j] * x[j]", A=A, x=torch.ones(3))
         tensor([2., 2., 2.])
     """
+    if unnamed:
+        raise unnamed_tensors(expression, unnamed)
     if type(expression) is str and len(expression) > LONG_EXPRESSION_CHARS and is_long(expression):
         return _in_parts(expression, tensors, format, sparse_grad)
     head = (expression, format, *tensors)
@@ -87,6 +96,25 @@ def evaluate(
     if known is not None:
         return known
     return wrap(run_new(head, parse(expression), tensors, format))
+
+
+def _shown(
+    expression: str, /, *, format: str | Format | None = None, sparse_grad: bool = False, **tensors: Any
+) -> SparseTensor | torch.Tensor:
+    """How ``evaluate`` is called: with tensors that have names."""
+    raise AssertionError("only its signature is used")
+
+
+vars(evaluate)["__signature__"] = inspect.signature(_shown)
+
+
+def unnamed_tensors(expression: str, unnamed: Sequence[Any]) -> NotationError:
+    """Return the error for tensors by position, which says how to pass them by name."""
+    names = list(dict.fromkeys(access.tensor for access in accesses(parse(expression).assign.value)))
+    if len(unnamed) == 1 and isinstance(unnamed[0], Mapping):
+        return NotationError("pass the tensors by name: ** turns the dictionary into names, as in **tensors")
+    call = ", ".join(f"{name}={name}" for name in names)
+    return NotationError(f"pass the tensors of {expression!r} by name, not by position: {call}")
 
 
 def _in_parts(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from scorch._src.compiler.plan import Step
 from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, settle, widened
+from scorch._src.dataclass import replace
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import Task, operand_of, run_step, single_kernel
 from scorch._src.engine.one_device import on_one_device

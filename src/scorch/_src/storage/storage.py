@@ -22,6 +22,7 @@ from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import INT32, INT64
+from scorch._src.torch_internals import is_functorch_wrapped_tensor
 from scorch.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -270,8 +271,11 @@ def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
 
 
 def mark_written(values: torch.Tensor) -> None:
-    """Increment the version of values that are replaced, so that autograd raises where it needs them."""
-    if not values.is_inference():
+    """Increment the version of values that are replaced, so that autograd raises where it needs them.
+
+    Those that ``torch.func`` wraps stay as they are: a write inside of it returns new ones.
+    """
+    if not values.is_inference() and not is_functorch_wrapped_tensor(values):
         torch.autograd.graph.increment_version(values)
 
 

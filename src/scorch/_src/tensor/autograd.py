@@ -27,6 +27,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.backends.base import MANY_VALUES, run_among_others
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.execute import (
     Task,
@@ -74,6 +75,11 @@ def apply(function: Any, *args: Any) -> Any:
     if peek_interpreter_stack() is not None:
         return function.apply(*args)
     return _apply.__get__(None, function)(*args)
+
+
+def bind_apply(function: Any) -> Callable[..., Any]:
+    """Return ``apply`` of one function, for callers that know that no transform of ``torch.func`` runs."""
+    return _apply.__get__(None, function)  # type: ignore[no-any-return]
 
 
 WATCHED: dict[int, Callable[..., None]] = {}  # by id of a tensor: called for each statement that uses it
@@ -187,10 +193,11 @@ def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
 def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
     """Return the values of a tensor, connected to it."""
-    if torch.is_grad_enabled() and any_requires_grad(tensor):
+    stored = tensor.storage.values
+    if torch.is_grad_enabled() and any_requires_grad(tensor) and not is_functorch_wrapped_tensor(stored):
         values: torch.Tensor = apply(_Values, tensor, in_statement)
         return values
-    return tensor.storage.values
+    return stored
 
 
 def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
@@ -211,10 +218,12 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
 
 def map_values(tensor: SparseTensor, function: Callable[..., Any], *args: Any, **kwargs: Any) -> SparseTensor:
     """Return the tensor with ``function`` of its values, which are not lazy after it, connected to it."""
-    storage = tensor.storage
+    storage, is_traced = tensor.storage, is_dynamo_compiling()
+    if not is_traced and storage.pattern.size >= MANY_VALUES:
+        function = functools.partial(run_among_others, storage.values, function)
     if peek_interpreter_stack() is None and not (torch.is_grad_enabled() and any_requires_grad(tensor)):
         values = function(storage.values, *args, **kwargs)
-        if type(values) is torch.Tensor and not is_dynamo_compiling() and not values.requires_grad:
+        if type(values) is torch.Tensor and not is_traced and not values.requires_grad:
             return SparseTensor(Storage(storage.pattern, values))
     else:
         values = function(values_of(tensor), *args, **kwargs)
@@ -303,6 +312,8 @@ def placed(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
 
 
 def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
+    if isinstance(values, SparseTensor):  # which torch.func had wrapped
+        values, source = values.storage.values, values.storage.pattern
     if source is target or not isinstance(target, Pattern):
         return _spread(values, source)
     if not isinstance(source, Pattern):
@@ -316,7 +327,7 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
         restored[conversion[1]] = values  # those of padding, at -1, are dropped
         return restored[:-1]
     is_releveled = shares_entries(source.format, target.format) and source.crd[1] is target.crd[1]
-    if is_releveled or _same_arrays(source, target):
+    if is_releveled or has_same_arrays(source, target):
         return values
     entries = entries_of(SparseTensor(Storage(source, values.contiguous())))
     listed = entries_of(number_entries(target))
@@ -325,7 +336,7 @@ def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
     return moved
 
 
-def _same_arrays(source: Pattern, target: Pattern) -> bool:
+def has_same_arrays(source: Pattern, target: Pattern) -> bool:
     return source.format == target.format and all(
         a is b or (a.numel() == b.numel() and torch.equal(a, b))
         for a, b in zip(source.arrays, target.arrays, strict=True)

@@ -8,6 +8,7 @@ function and its operands. Where torch would accept the call, the error is Scorc
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 
 from scorch._src.backends.base import check_waiting, is_about_waiting, needs_behind
 from scorch._src.devices import HOST
+from scorch._src.formats.format import NAMES
 from scorch._src.grad_state import is_transformed
-from scorch._src.tensor.create.check import freed_in_words, is_freed
+from scorch._src.name_hints import as_dtype
+from scorch._src.tensor.create.check import as_device, freed_in_words, is_freed
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -57,6 +60,7 @@ SIGNS = {
     "__matmul__": "@",
     "__rmatmul__": "@",
 }
+_state = threading.local()
 MAX_COPIED_BYTES = 1 << 20
 MAX_DIMS = 16
 DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
@@ -67,6 +71,11 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     """Return the error to raise when ``func`` failed with ``error``: another one, or the same."""
     if len_torch_dispatch_stack():  # a compiler or a tracer that handles torch's errors
         return error
+    if getattr(_state, "is_repeating", False):  # a tensor that torch.func had wrapped is sparse after all
+        return error
+    misread = _misread_option(error, args if func is torch.Tensor.to else (), kwargs)
+    if misread is not None:
+        return misread
     tensors, name = tensors_in((args, kwargs)), name_of(func)
     if is_about_waiting(str(error)):
         return _refused_to_wait(error, name, tensors)
@@ -104,6 +113,38 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if is_own and (isinstance(error, type(dense)) or not is_exact):
         return error
     return _scorch_error(KINDS[type(dense)], name, str(dense), tensors)
+
+
+def _misread_option(error: Exception, args: Sequence[Any], kwargs: dict[str, Any]) -> ScorchError | None:
+    """Return the error for a dtype or a device that torch does not know, or a format passed to ``S.to``.
+
+    ``args`` are those of ``to``, and empty for other functions.
+    """
+    if not isinstance(error, (TypeError, RuntimeError)):
+        return None
+    options = [*kwargs.items(), *(("", value) for value in args[1:2])]
+    for option, value in options:
+        layout = str(value).removeprefix("torch.").removeprefix("sparse_")
+        if args and option not in ("device", "dtype") and (option in ("format", "layout") or layout in NAMES):
+            return OperandError(
+                f"to() converts dtypes and devices; to change the format, use S.to_format({layout!r})"
+            )
+        try:
+            if option == "dtype" or (not option and _is_dtype(value)):
+                as_dtype("dtype", value)
+            elif option in ("", "device") and isinstance(value, str):
+                as_device(value)
+        except ScorchError as refusal:
+            return refusal
+        except RuntimeError:  # about a device that is not there
+            return None
+    return None
+
+
+def _is_dtype(value: Any) -> bool:
+    """Whether a value names a dtype: ``"float32"``, or a type of NumPy's."""
+    word = value.__name__ if isinstance(value, type) else str(value)
+    return isinstance(getattr(torch, word.removeprefix("torch."), None), torch.dtype)
 
 
 def _refused_to_wait(error: Exception, name: str, tensors: Sequence[torch.Tensor]) -> Exception:
@@ -220,12 +261,15 @@ def error_on(
     def replaced(value: Any) -> Any:
         return stand_in(value) if isinstance(value, torch.Tensor) else value
 
+    outside, _state.is_repeating = getattr(_state, "is_repeating", False), True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
     except Exception as error:
         return error if type(error) in KINDS else None
+    finally:
+        _state.is_repeating = outside
     return None
 
 
@@ -241,7 +285,8 @@ def cleaned(text: str, name: str) -> str:
     """Remove torch's internal names from an error message, and add how to make dtypes equal."""
     first = text.strip().split("\n")[0].strip()
     first = first.replace("aten::", "").replace("(sparse_coo)", "")
-    first = re.sub(r"torch\.Size\(\[([^\]]*)\]\)", r"(\1)", first)
+    misfits = r"\w+\(\) received an invalid combination of arguments - got \((.*?),? ?\), but expected.*"
+    first = re.sub(misfits, r"it cannot take these arguments: \1", first)
     if "same dtype" in first or re.search("expected scalar type .* but found", first):
         first += "; convert one, as in x.to(S.dtype)"
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
@@ -265,6 +310,7 @@ def name_of(func: Any) -> str:
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         name = str(getattr(func.__self__, "__name__", name))
+    name = re.sub("^linalg_", "linalg.", name)
     return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))
 
 

@@ -21,6 +21,7 @@ class Hooks:
     write: Callable[..., Any]  # tensor.in_place: a function that writes to its first argument
     push_forward: Callable[..., Any]  # tensor.transforms.forward_mode: a function of tensors with tangents
     run_as_one_function: Callable[..., Any]  # tensor.transforms.functorch: one autograd function
+    wrap: Callable[..., Any]  # tensor.transforms.functorch: a tensor whose values it has wrapped
     is_tracked: Callable[..., bool]  # tensor.transforms.functorch: whether it tracks values of sparse tensors
     is_any_tracked: Callable[..., bool]  # tensor.transforms.functorch: or anything else
     trace: Callable[..., Any]  # tensor.traced: a tensor inside a graph that is traced

@@ -21,7 +21,7 @@ from scorch._src.tensor.dispatch_rules import register_common
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.tensor.transforms.functorch import run_as_one_function
+from scorch._src.tensor.transforms.functorch import rewrap, run_as_one_function
 from scorch._src.tensor.views import (
     forget_gradient,
     is_overlapping,
@@ -52,6 +52,9 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     check_memory(name, target, (*args[1:], kwargs))
     if is_transformed():
         _store(target, *_written_in_torch_func(func, args, kwargs))
+        base = target if target.view_of is None else target.view_of.parent
+        for tensor in (base, *_live_views(base)):
+            rewrap(tensor)
         return target
     check_gradient(target)
     if target.view_of is None and target.storage.origin is None:
@@ -90,8 +93,9 @@ def _written_in_torch_func(
     """Return the entries of the first argument after ``func``, tracked by ``torch.func``."""
 
     def written(target: SparseTensor, *rest: Any, **named: Any) -> SparseTensor:
-        func(target, *rest, **named)
-        return target
+        copy = target.clone()  # gradients need the values as they are
+        func(copy, *rest, **named)
+        return copy
 
     target = args[0]
     copied = SparseTensor(Storage(target.storage.pattern, target.storage.values))

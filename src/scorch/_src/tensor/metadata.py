@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from scorch._src.backends.base import is_served, served_in_words
+from scorch._src.backends.base import is_served, run_among_others, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_called_from
@@ -62,7 +62,8 @@ def _refuse_parameter_of_dtensor() -> None:
 @implements(aten.clone)
 def clone(self: SparseTensor, *, memory_format: torch.memory_format | None = None) -> SparseTensor:
     """Copy the values, and share the pattern."""
-    return with_values(self, self.storage.values.clone())
+    values = self.storage.values
+    return with_values(self, run_among_others(values, values.clone))
 
 
 @implements(aten._to_copy)
@@ -88,7 +89,8 @@ def to_copy(
     values = self.storage.values
     if dtype is not None:
         type_of_dtype(dtype)
-    copied = values.to(device=device, dtype=dtype, non_blocking=non_blocking, copy=True)
+    options = {"device": device, "dtype": dtype, "non_blocking": non_blocking, "copy": True}
+    copied = run_among_others(values, values.to, **options)
     if copied.device == values.device:
         return with_values(self, copied)
     return SparseTensor(Storage(self.storage.pattern.to(copied.device, non_blocking), copied))

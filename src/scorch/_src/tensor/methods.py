@@ -14,6 +14,7 @@ from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.check import as_differentiable_values
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.flatten import ALL_NAMES
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.interop import graphs, torch_layouts
 from scorch._src.tensor.show.spy import to_html
 from scorch._src.tensor.show.text import to_text
@@ -102,6 +103,17 @@ def __repr__(self: SparseTensor, *, tensor_contents: str | None = None) -> str: 
     return to_text(self)
 
 
+def to(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+    """Convert as ``torch.Tensor.to`` does, which rejects some arguments before sparse tensors see them."""
+    try:
+        return torch.Tensor.to(self, *args, **kwargs)
+    except TypeError as error:
+        translated = hooks.translate_error(error, torch.Tensor.to, (self, *args), kwargs)
+        if translated is error:
+            raise
+    raise translated
+
+
 class ForeignName:
     """A name of other libraries that is no attribute: reading it raises an error that says what to use.
 
@@ -159,8 +171,8 @@ for _method in (
     _method.__qualname__ = f"SparseTensor.{_method.__name__}"
     setattr(SparseTensor, _method.__name__, _method)
 for _name, _function in (
-    ("to_networkx", recorded(graphs.to_networkx)), ("_repr_html_", to_html), ("__dir__", list_names),
-    ("__getattr__", Suggestions()),
+    ("to_networkx", recorded(graphs.to_networkx)), ("_repr_html_", to_html), ("to", to),
+    ("__dir__", list_names), ("__getattr__", Suggestions()),
 ):  # fmt: skip
     setattr(SparseTensor, _name, _function)
 for _name in TENSOR_HINTS:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from scorch._src.backends.base import routines_for
+from scorch._src.backends.base import MANY_VALUES, routines_for, run_among_others
 from scorch._src.bounded import BoundedCache
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
@@ -32,7 +32,7 @@ from scorch._src.grad_state import (
 from scorch._src.storage.storage import Origin, Pattern, Step, Storage, add_weak, plain, run_steps
 from scorch._src.storage.strides import has_strides, keep_strides
 from scorch._src.tensor import registry
-from scorch._src.tensor.create.check import own, refuse_freed
+from scorch._src.tensor.create.check import own, refuse_freed, sparse_advice_on
 from scorch._src.tensor.dynamo import skip_tracing, skip_tracing_all
 from scorch._src.tensor.flatten import (
     ALL_NAMES,
@@ -55,11 +55,12 @@ from scorch._src.torch_internals import (
     EXPORT_INPUTS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
+    is_functorch_wrapped_tensor,
     len_torch_dispatch_stack,
     make_wrapper_subclass,
     peek_interpreter_stack,
 )
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import OperandError, ShapeError, UnsupportedError, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +106,7 @@ class SparseTensor(torch.Tensor):
     storage: Storage
     source_values: torch.Tensor | None = None  # the values, tracked by autograd, that it was built from
     parameter: torch.Tensor | None = None  # of a detached one: what statements connect their results to
+    weighted_graphs: Any = None  # that layers multiply by (``ops.graph.neighbours``)
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
     is_shared_in_graph: bool = False  # whether it has views, or is one, inside a graph that is traced
@@ -152,6 +154,8 @@ class SparseTensor(torch.Tensor):
             )
         if shape is None or values is None:
             shape, values = storage.pattern.shape, storage.values
+            if peek_interpreter_stack() is not None and is_functorch_wrapped_tensor(values):
+                return hooks.wrap(storage)  # type: ignore[no-any-return]
         dtype = values.dtype
         try:  # naming the usual dtype and device doubles the cost
             if dtype is _default_dtype() and values.is_cpu:
@@ -550,11 +554,10 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
     if storage.origin is not None or storage.strides is not None:
         return None
     values = storage.values
+    operands: tuple[Any, ...] = (values,)
     if routine and not len_torch_dispatch_stack() and not values.requires_grad:
-        values = getattr(routines_for(values), routine)(values)
-    elif len(args) == 1:
-        values = func(values)
-    else:
+        func = getattr(routines_for(values), routine)
+    elif len(args) > 1:
         number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
             return None
@@ -563,7 +566,9 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
             if constant is None:
                 constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
             number = constant
-        values = func(values, number)
+        operands = values, number
+    is_small = values.numel() < MANY_VALUES
+    values = func(*operands) if is_small else run_among_others(values, func, *operands)
     if type(values) is not torch.Tensor or values.requires_grad:
         return None
     return tensor_of(Storage.of_new(storage.pattern, values))
@@ -589,6 +594,13 @@ def tensor_with(storage: Storage, shape: tuple[int, ...], values: torch.Tensor) 
 def wrap(result: Storage | torch.Tensor) -> SparseTensor | torch.Tensor:
     """Return a sparse result as a ``SparseTensor``, a dense one as it is."""
     return SparseTensor(result) if isinstance(result, Storage) else result
+
+
+def check_sparse(name: str, value: object) -> None:
+    """Refuse what is no ``SparseTensor``, and say how to make one of it."""
+    if not isinstance(value, SparseTensor):
+        advice = sparse_advice_on(value)
+        raise OperandError(f"{name} expected a sparse tensor, but got {kind_of(value)}; {advice}")
 
 
 def with_values(tensor: SparseTensor, values: torch.Tensor) -> SparseTensor:

@@ -161,7 +161,7 @@ def indices(self: SparseTensor) -> torch.Tensor:
         raise FormatError(
             f"indices() is only available for coo tensors, but got {pattern.format}; use .to_format('coo')"
         )
-    return torch.stack([array.to(torch.int64) for array in pattern.crd if array is not None])
+    return torch.stack([own(array, torch.int64) for array in pattern.crd if array is not None])
 
 
 def _implement_array(method: str, kind: str, word: str, place: int) -> None:
@@ -250,6 +250,7 @@ def _to_compressed(
     S: SparseTensor, kind: str, blocksize: Sequence[int] | None, dense_dim: int | None
 ) -> SparseTensor:
     dims, dense = len(S.storage.pattern.shape), dense_dim or 0
+    blocksize = (blocksize, blocksize) if isinstance(blocksize, int) else blocksize
     if not 0 <= dense <= dims - 2:
         raise ShapeError(
             f"{kind} has two sparse dimensions, but {dims} dimensions minus {dense} dense ones leave "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from scorch._src.backends import base
-from scorch._src.backends.cpu import launch, toolchain
+from scorch._src.backends.cpu import launch, parallel, toolchain
 from scorch._src.backends.cpu.cpu_routines import CpuRoutines
 from scorch._src.backends.cpu.executable import CpuExecutable, CpuGroup, build_together
 from scorch._src.backends.print.c import print_kernel
@@ -46,6 +46,9 @@ class CpuBackend(base.Backend):
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return launch.empty(shape, dtype)
+
+    def leave_cores(self) -> Callable[[], None] | None:
+        return parallel.leave_cores()
 
     def repeater(self, objects: CallObjects) -> Repeater | None:
         return launch.repeater(objects)

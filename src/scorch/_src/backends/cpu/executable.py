@@ -255,9 +255,11 @@ class DirectCall:
         """The function that returns the first slots, with as many threads as ``threads_for`` decides."""
         executable, headers = self.executable, self.executable.headers
         busy = ctypes.c_longlong(0) if executable.is_serial else parallel.busy_until()
+        restricted = parallel.restricted_loops
 
         def find() -> bytes:
-            allowed = (in_block() or applied[0]).threads or get_num_threads()
+            allowed = (in_block() or applied[0]).threads
+            allowed = allowed or (parallel.torch_threads() if restricted else get_num_threads())
             is_busy = busy.value > 0 and parallel.is_busy()
             either = headers.get(allowed)
             return (either and either[is_busy]) or executable.packed_headers(allowed)[is_busy]

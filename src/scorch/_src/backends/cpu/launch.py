@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from scorch._src.backends.cpu import invoke, jit, toolchain
+from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.backends.repeated_calls import CallObjects, Repeater, Run
 from scorch._src.compiler.bounds import HUGE_PAGE
 from scorch._src.compiler.target import target
@@ -42,10 +43,11 @@ _LARGE = f"#define LARGE {HUGE_PAGE}ul /* from here on pages of its own, and the
 FINITE = jit.read_source("finite.c").replace("$VECTOR", str(target().vector_bytes))
 SOURCES = (
     jit.read_source("launch_types.c")
-    + _LARGE
-    + jit.read_source("allocate.c")
+    + jit.read_source("values.c")
     + FINITE
-    + f"#define MIN_PER_THREAD {MIN_SEARCHED_PER_THREAD}\n"
+    + at_most(ONCE_A_ROW)  # no loop in what follows has much to do
+    + f"{_LARGE}#define MIN_PER_THREAD {MIN_SEARCHED_PER_THREAD}\n"
+    + jit.read_source("allocate.c")
     + jit.read_source("launch.c")
     + jit.read_source("repeat.c"),
 )

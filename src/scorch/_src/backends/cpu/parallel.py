@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from pathlib import Path
 
 import torch
 
-from scorch._src.backends.cpu import jit, openmp
+from scorch._src.backends.cpu import invoke, jit, openmp
+from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.bounded import BoundedCache
 from scorch.errors import CompilationError
 from scorch.settings import applied, in_block
 
-_POOL = jit.read_source("pool.c")
+_POOL = at_most(ONCE_A_ROW) + jit.read_source("pool.c")  # no loop in it has much to do
 SOURCES = (_POOL,)
 
 USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is
@@ -44,11 +46,15 @@ def parallel_runtime() -> int:
     return loop if pool is None else pool.address("scorch_parallel_for")
 
 
+def _torch_library() -> ctypes.CDLL:
+    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+
+
 def _torch_loop() -> int:
     """Return the address of PyTorch's function, or of one that does the same for older versions."""
-    name = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}.get(sys.platform, "libtorch_cpu.so")
     try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        library = _torch_library()
         if hasattr(library, "torch_parallel_for"):  # from torch 2.10 on
             return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
         return openmp.parallel_for(library)
@@ -100,6 +106,62 @@ def is_busy() -> bool:
     return until > 0 and (time.monotonic_ns() < until or bool(_still_busy()(time.monotonic_ns())))
 
 
+restricted_loops: dict[int, int] = {}  # how many threads PyTorch has otherwise, by the thread that runs them
+
+
+@functools.cache
+def _count_left_cores() -> Callable[[int], int]:
+    """Return a function of how many threads want a core: how many there are for them, 0 if enough."""
+    pool = _pool(_torch_loop())
+    address = 0 if pool is None else pool.address("scorch_left_cores")
+    return functools.partial(invoke.make_caller().call, address) if address else lambda threads: 0
+
+
+@functools.cache
+def _setters() -> tuple[Callable[[int], int], Callable[[int], int] | None] | None:
+    """Return the functions that set how many threads the loops of this thread have: PyTorch's and MKL's."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+    try:
+        library = _torch_library()
+        of_mkl = getattr(library, "MKL_Set_Num_Threads_Local", None)  # returns the number before
+        return kind(("omp_set_num_threads", library)), of_mkl and kind(("MKL_Set_Num_Threads_Local", library))
+    except (OSError, AttributeError):
+        return None
+
+
+def leave_cores() -> Callable[[], None] | None:
+    """Have PyTorch's loops on this thread take no more cores than other processes leave.
+
+    Those loops end when all their threads have done a part, however long one waits for a core. Kernels, whose
+    loops see to it themselves, have as many threads as before. Return what ends it; None if nothing began, as
+    there are cores enough.
+    """
+    threads, thread = torch.get_num_threads(), threading.get_ident()
+    if threads < 2 or thread in restricted_loops:
+        return None
+    left, setters = _count_left_cores()(threads), _setters()
+    if not 0 < left < threads or setters is None:
+        return None
+    set_threads, set_of_mkl = setters
+    restricted_loops[thread] = threads
+    set_threads(left)
+    of_mkl = set_of_mkl(left) if set_of_mkl is not None else 0
+
+    def end() -> None:
+        del restricted_loops[thread]
+        if torch.get_num_threads() == left:  # nobody has set another number meanwhile
+            set_threads(threads)
+            if set_of_mkl is not None:
+                set_of_mkl(of_mkl)
+
+    return end
+
+
+def torch_threads() -> int:
+    """Return how many threads PyTorch may use, also while its loops leave cores to others."""
+    return (restricted_loops and restricted_loops.get(threading.get_ident())) or torch.get_num_threads()
+
+
 @dataclass
 class _Cost:
     """What loops of some number of threads cost: the least of all measurements, and when the next is due."""
@@ -114,7 +176,7 @@ class _Cost:
         return self.relative <= 1 or self.measurements >= MAX_MEASUREMENTS
 
     def measure(self, threads: int) -> None:
-        took = _time_of_loop(threads)
+        took = _time_of_loop(threads) if threading.get_ident() not in restricted_loops else -1
         if took < 0:
             self.due = time.monotonic_ns() + FIRST_WAIT
             return
@@ -182,7 +244,7 @@ def threads_by_work(threads: int, work: float, least: float) -> int:
 
 def allowed_threads() -> int:
     """Return how many threads a kernel may use, by our settings or by torch's."""
-    return (in_block() or applied[0]).threads or torch.get_num_threads()
+    return (in_block() or applied[0]).threads or torch_threads()
 
 
 def shared_by(work: int, each: int) -> tuple[int, int]:

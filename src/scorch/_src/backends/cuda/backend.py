@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -20,6 +19,7 @@ from scorch._src.compiler.fuse.group import Fused
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.schedule.grid_facts import facts_of, is_narrow
 from scorch._src.compiler.target import GRID
+from scorch._src.dataclass import replace
 from scorch._src.loops.analysis import walk, with_array
 from scorch._src.loops.grid import as_grid, why_no_grid
 from scorch._src.loops.nodes import Array, Kernel, Load

@@ -11,6 +11,8 @@ integers happens in ``int``, so its result is cast back to wrap where the loops 
 
 from __future__ import annotations
 
+from itertools import chain
+
 from scorch._src.backends.print import effort, gathers, totals
 from scorch._src.backends.print.expressions import (
     ATOM,
@@ -82,8 +84,9 @@ class Printer:
     def __init__(self, kernel: ir.Kernel) -> None:
         self.scope: type[Scope] = Scope
         self.kernel = kernel
-        self.effort = effort.usual_effort(kernel)
-        self.is_long = effort.is_long(kernel)
+        self.nodes = {function.name: walk(function) for function in kernel.functions}
+        nodes = [*chain.from_iterable(self.nodes.values())]
+        self.effort, self.is_long = effort.usual_effort(nodes), effort.is_long(nodes)
         self.functions = {function.name: function for function in kernel.functions}
         self.used: set[str] = set()
         self.outlined: list[tuple[str, str]] = []  # texts, each after its effort
@@ -114,13 +117,13 @@ class Printer:
     def function(self, function: ir.Function) -> str:
         self.outlined = []
         self.declared.add(function.name)
-        nodes = walk(function)
+        nodes = self.nodes[function.name]
         names = {n.name for n in nodes if isinstance(n, ir.Var | ir.Array)}
         scope = self.scope(
             self,
             names,
-            assigned(function.body),
-            written(function.body, self.functions),
+            assigned(nodes),
+            written(nodes, self.functions),
             "return 1;" if function.exported else "return -1;",
         )
         early = [
@@ -134,14 +137,15 @@ class Printer:
             lines.append("return 0;")
         definition = "\n".join([f"{self.signature(function)} {{", *indent(lines), "}"])
         is_less = function.exported and self.is_long
-        level = effort.effort_of(function, self.effort) if is_less else self.effort
+        level = effort.effort_of(nodes, self.effort) if is_less else self.effort
         texts = [*((self.effort, text) for text in dict.fromkeys(early)), *self.outlined, (level, definition)]
         return "\n\n".join(effort.join_by_effort(texts, self.effort))
 
     def signature(self, function: ir.Function) -> str:
         if function.exported:
             return f"long long {function.name}(long long *args)"
-        changed, fixed = written(function.body, self.functions), assigned(function.body)
+        nodes = self.nodes[function.name]
+        changed, fixed = written(nodes, self.functions), assigned(nodes)
         params = [
             f"{pointer_to(p, p.name in changed)}{safe_name(p.name)}"
             if isinstance(p, ir.Array)
@@ -345,7 +349,8 @@ class Scope(ExpressionPrinter):
         assert var.name not in {n.name for e in (start, stop) for n in walk(e) if isinstance(n, ir.Var)}
         name, t = safe_name(var.name), c_name(var.type)
         first, last = f"{t} {name} = {self.converted(start)}", self.converted(stop)
-        once = isinstance(stop, ir.Const) or (isinstance(stop, ir.Var) and stop.name not in assigned(body))
+        is_fixed = isinstance(stop, ir.Var) and stop.name not in assigned(walk(body))
+        once = isinstance(stop, ir.Const) or is_fixed
         summed = _summed(body) if stmt.sums > 1 else None
         before: list[str] = []
         if not once:

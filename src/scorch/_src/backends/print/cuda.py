@@ -14,11 +14,11 @@ Threads that share a loop, here eight, are a unit. ``EXCHANGE`` passes values be
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from scorch._src.backends.print.c import Printer, Scope, print_header
 from scorch._src.backends.print.expressions import c_name, indent, safe_name
 from scorch._src.backends.print.functions import TYPEDEFS
+from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.grid import FUNCTIONS
@@ -118,7 +118,8 @@ class _CudaPrinter(Printer):
 
     def signature(self, function: ir.Function) -> str:
         if function.exported:
-            is_bounded = any(isinstance(node, ir.Parallel) and node.has_unit_each for node in walk(function))
+            nodes = self.nodes[function.name]
+            is_bounded = any(isinstance(node, ir.Parallel) and node.has_unit_each for node in nodes)
             bound = f"BLOCKS_OF({THREADS}) " if is_bounded else ""
             return f"KERNEL void {bound}{function.name}(const struct slots slots)"
         return super().signature(function)

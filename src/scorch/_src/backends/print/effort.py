@@ -15,7 +15,7 @@ well. Functions of different levels are not inlined into one another. Other comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from scorch._src.loops import nodes as ir
@@ -36,18 +36,16 @@ _EFFORTS = {
 }
 
 
-def is_long(kernel: ir.Kernel) -> bool:
+def is_long(nodes: Iterable[Node]) -> bool:
     """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones."""
-    nodes = (node for function in kernel.functions for node in walk(function))
     return sum(isinstance(node, ir.Parallel) for node in nodes) > 1
 
 
-def usual_effort(kernel: ir.Kernel) -> str:
+def usual_effort(nodes: Sequence[Node]) -> str:
     """Return the effort for loops: less if they collect rows in a workspace and none can be vectorized."""
-    nodes = [node for function in kernel.functions for node in walk(function)]
     collects_rows = any(isinstance(node, ir.Call) and node.function == "sort_places" for node in nodes)
-    is_scattered = collects_rows and not any(map(_has_vectors, nodes))
-    return ONCE_A_ROW if is_scattered and is_long(kernel) else MUCH
+    is_less = collects_rows and is_long(nodes) and not any(map(_has_vectors, nodes))
+    return ONCE_A_ROW if is_less else MUCH
 
 
 def _has_vectors(node: Node) -> bool:
@@ -70,6 +68,11 @@ def pragma(level: str) -> str:
     return f'#pragma GCC optimize("{level}")'
 
 
+def at_most(level: str) -> str:
+    """Return lines that set the effort for what follows, where the compiler is asked to optimize at all."""
+    return f"#ifdef __OPTIMIZE__\n{pragma(level)}\n#endif\n"
+
+
 def with_effort(level: str, text: str, usual: str) -> str:
     """Return the text of functions with the effort that compilers spend on them, if it is not the usual."""
     if level == usual:
@@ -90,22 +93,21 @@ def helpers_with_effort(helpers: Mapping[str, str], usual: str) -> list[str]:
     return join_by_effort([(_EFFORTS.get(name, usual), text) for name, text in helpers.items()], usual)
 
 
-def effort_of(function: ir.Function, usual: str) -> str:
-    """Return the effort for what is left of an exported function, without its parallel loops."""
-    nodes = walk(function)
+def effort_of(nodes: Iterable[Node], usual: str) -> str:
+    """Return the effort for what is left of an exported function, ``nodes``, without its parallel loops."""
     kinds = set(map(type, nodes))
     if ir.Parallel not in kinds:
         return usual if ir.Store in kinds or ir.StoreRun in kinds else ONCE_A_CHUNK
-    shared = [node for node in nodes if isinstance(node, ir.Parallel)]
-    if all(worker_effort(loop, usual) == ONCE_A_CHUNK for loop in shared):
+    shared = [walk(node) for node in nodes if isinstance(node, ir.Parallel)]
+    if all(worker_effort(inside, usual) == ONCE_A_CHUNK for inside in shared):
         return ONCE_A_CHUNK
-    inside = {id(node) for loop in shared for node in walk(loop)}
-    return usual if any(_has_vectors(node) for node in nodes if id(node) not in inside) else ONCE_A_ROW
+    places = {id(node) for inside in shared for node in inside}
+    return usual if any(_has_vectors(node) for node in nodes if id(node) not in places) else ONCE_A_ROW
 
 
-def worker_effort(loop: ir.Parallel, usual: str) -> str:
+def worker_effort(nodes: Iterable[Node], usual: str) -> str:
     """Return the effort for a parallel loop: less if it copies arrays as a whole and shifts positions."""
-    kinds = set(map(type, walk(loop)))
+    kinds = set(map(type, nodes))
     if ir.Copy not in kinds or ir.Call in kinds or ir.StoreRun in kinds:
         return usual
     return ONCE_A_ROW if ir.Store in kinds else ONCE_A_CHUNK

@@ -1,6 +1,6 @@
 """Print sums of gathered terms (``nodes.For.gathered``): several entries at once, a mask for those left over.
 
-    f32x8 acc_lanes = {0};
+    f32x8 acc_lanes = {acc};
     for (; p + 7 < p_stop; p += 8) {
       const i32x8 at_0 = *(const i32x8_at *)(A2_crd + p);
       f32x8 got_1;
@@ -8,7 +8,7 @@
       acc_lanes += *(const f32x8_at *)(A_vals + p) * got_1;
     }
     if (p < p_stop) ...  // the same, with loads that read nothing beyond the row
-    acc += total_f32x8(acc_lanes);
+    acc = total_f32x8(acc_lanes);
 
 A row takes as many turns as it fills registers, most rows one: what a scalar loop loses on rows of few
 entries is the jump out of it, which CPUs predict badly. Loads under a mask, and gathers, are
@@ -56,21 +56,22 @@ def print_gathered(scope: Scope, stmt: ir.For, summed: ir.Var, first: str, last:
     vector, sums = scope.vector(summed.type, lanes), scope.fresh(f"{summed.name}_lanes")
     left = scope.fresh(f"{stmt.var.name}_left")
     some = _Terms(scope, stmt, summed.type, left)
-    kept, rest = scope.fresh("kept"), some.text(term)
-    some.keep(kept)
+    rest = some.text(term)
+    if not some.is_zero(term):
+        rest = some.keep(rest)
     whole = _Terms(scope, stmt, summed.type, None)
     added = whole.text(term)
     return [
         f"{first};",
-        f"{vector} {sums} = {{0}};",
+        f"{vector} {sums} = {{{safe_name(summed.name)}}};",
         f"for (; {name} + {lanes - 1} < {last}; {name} += {lanes}) {{",
         *indent([*whole.setup, f"{sums} += {added};"]),
         "}",
         f"if ({name} < {last}) {{",
         f"  const i64 {left} = {last} - {name};",
-        *indent([*some.setup, f"{vector} {kept} = {rest};", *some.after, f"{sums} += {kept};"]),
+        *indent([*some.setup, f"{sums} += {rest};"]),
         "}",
-        f"{safe_name(summed.name)} += {scope.total(summed.type, lanes)}({sums});",
+        f"{safe_name(summed.name)} = {scope.total(summed.type, lanes)}({sums});",
     ]
 
 
@@ -81,7 +82,6 @@ class _Terms:
         self.scope, self.var, self.lanes, self.element = scope, stmt.var, stmt.gathered, element
         self.left = left
         self.setup: list[str] = []
-        self.after: list[str] = []
         self.loaded: dict[ir.Expr, str] = {}
 
     @staticmethod
@@ -148,10 +148,25 @@ class _Terms:
         self.setup.append(f"{function}(&{name}, {self.scope.address(array, base)}, {at}, {count});")
         return name
 
-    def keep(self, name: str) -> None:
-        """Clear the lanes beyond those left."""
-        function = self.scope.gather("keep", self.element, None, self.lanes)
-        self.after.append(f"{function}(&{name}, {self.left});")
+    def is_zero(self, term: ir.Expr) -> bool:
+        """Whether a term is zero where all that it loads is: in the lanes beyond those left."""
+        if self.var not in walk(term):
+            return False
+        match term:
+            case ir.Load():
+                return True
+            case ir.Unary("-", x, _):
+                return self.is_zero(x)
+            case ir.Binary(_, a, b, _):  # zero times what is the same in all lanes may be no number
+                return self.is_zero(a) and self.is_zero(b)
+        raise AssertionError(f"{term!r} in lanes")
+
+    def keep(self, term: str) -> str:
+        """The name of a register with ``term`` in it, and zeros in the lanes beyond those left."""
+        name, function = self.scope.fresh("kept"), self.scope.gather("keep", self.element, None, self.lanes)
+        self.setup.append(f"{self.scope.vector(self.element, self.lanes)} {name} = {term};")
+        self.setup.append(f"{function}(&{name}, {self.left});")
+        return name
 
 
 def _picked(index: ir.Expr, var: ir.Var) -> tuple[ir.Load, ir.Expr] | None:
@@ -216,10 +231,9 @@ def _instructions(kind: str, element: Type, index: Type | None, lanes: int) -> t
         vector, integers = vector_name(element, lanes), f"i{8 * element.bytes}x{lanes}"
         return wide, f"lanes = ({vector})(({integers})lanes & mask);"
     if kind == "load":
-        wide = (
-            f'__asm__("{_MOVES[of]} (%1), %0%{{%2%}}%{{z%}}" : "=v"(lanes) : "r"(from), "Yk"(mask), {reads});'
-        )
-        narrow = f'__asm__("{_MASKED[of]} (%1), %2, %0" : "=x"(lanes) : "r"(from), "x"(mask), {reads});'
+        place = f'"m"(*(const {in_memory(element, lanes)} *)from)'
+        wide = f'__asm__("{_MOVES[of]} %1, %0%{{%2%}}%{{z%}}" : "=v"(lanes) : {place}, "Yk"(mask));'
+        narrow = f'__asm__("{_MASKED[of]} %1, %2, %0" : "=x"(lanes) : {place}, "x"(mask));'
         return wide, narrow
     assert index is not None
     name = f"vgather{_LETTERS[index.bytes]}p{'s' if element.bytes == 4 else 'd'}"

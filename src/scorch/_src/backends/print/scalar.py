@@ -8,10 +8,10 @@ slower. Compilers are also asked to look for no vectors by themselves.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 from scorch._src.backends.print.c import print_kernel
+from scorch._src.dataclass import replace
 from scorch._src.loops.analysis import Node, with_children
 from scorch._src.loops.nodes import For, Kernel, Lanes, Tile, Total
 

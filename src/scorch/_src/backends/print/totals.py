@@ -116,7 +116,22 @@ def total_helper(element: Type, lanes: int) -> str:
     if lanes == 2:
         return f"{opening}\n  return x[0] + x[1];\n}}"
     half = vector_name(element, lanes // 2)
-    return f"{opening}\n  return total_{half}({_halves(in_memory(element, lanes // 2), 'x')});\n}}"
+    by_halves = f"  return total_{half}({_halves(in_memory(element, lanes // 2), 'x')});"
+    if (element, lanes) != (FLOAT32, 4):
+        return f"{opening}\n{by_halves}\n}}"
+    return "\n".join(
+        [
+            opening,
+            "#if defined(__x86_64__) /* whose addition of adjacent lanes takes long */",
+            f"  x += ({name}){{x[2], x[3], x[2], x[3]}};",
+            f"  x += ({name}){{x[1], x[1], x[1], x[1]}};",
+            "  return x[0];",
+            "#else",
+            by_halves,
+            "#endif",
+            "}",
+        ]
+    )
 
 
 def totals_helper(element: Type, lanes: int, count: int) -> str:

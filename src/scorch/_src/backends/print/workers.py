@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from scorch._src.backends.print.effort import worker_effort
 from scorch._src.backends.print.expressions import PRECEDENCE, c_name, indent, pointer_to, safe_name
-from scorch._src.loops.analysis import assigned, captured, written
-from scorch._src.loops.nodes import Array, Block, Parallel, Var
+from scorch._src.loops.analysis import assigned, captured, walk, written
+from scorch._src.loops.nodes import Array, Parallel, Var
 
 if TYPE_CHECKING:
     from scorch._src.backends.print.c import Scope
@@ -30,7 +30,7 @@ def print_parallel(scope: Scope, stmt: Parallel) -> list[str]:
     number = scope.printer.workers
     names = captured(stmt)
     usual = scope.printer.effort
-    level = worker_effort(stmt, usual) if scope.printer.is_long else usual
+    level = worker_effort(walk(stmt), usual) if scope.printer.is_long else usual
     scope.printer.outlined.append((level, "\n".join(_worker(scope, stmt, number, names))))
     closure, worker = f"closure_{number}", f"worker_{number}"
     kind = "i32 (*)(i64, i64, i64, void (*)(i64, i64, void *), void *)"
@@ -50,8 +50,8 @@ def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array,
 
     The pool may give one call the share of several threads, so the end of the range it passes says nothing.
     """
-    parts = Block((stmt.prologue, stmt.body, stmt.epilogue))
-    changed, mutable = written(parts, scope.printer.functions), assigned(parts)
+    nodes = [*walk(stmt.prologue), *walk(stmt.body), *walk(stmt.epilogue)]
+    changed, mutable = written(nodes, scope.printer.functions), assigned(nodes)
     fail = "{ __atomic_store_n(&closure->closure_failed, 1, __ATOMIC_RELAXED); return; }"
     inner = scope.inside(mutable, changed, fail)
     fields = ["struct turns closure_turns;", "i64 closure_failed;"]

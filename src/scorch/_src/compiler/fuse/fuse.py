@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.fuse.group import Fused, FusionError, Group
@@ -31,6 +30,7 @@ from scorch._src.compiler.plan import Operand, Plan, Step
 from scorch._src.compiler.schedule.convert_operands import Conversion
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.compiler.target import target
+from scorch._src.dataclass import replace
 from scorch._src.formats import dense_format
 from scorch._src.loops.simplify import simplify
 from scorch._src.loops.types import INT32, Type

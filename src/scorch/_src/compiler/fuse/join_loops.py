@@ -10,7 +10,6 @@ between, the vector would have to come from memory again and again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from scorch._src.compiler.fuse.group import FusionError, Group
 from scorch._src.compiler.lower.levels import STRIP_BEGIN
@@ -18,6 +17,7 @@ from scorch._src.compiler.lower.lower import lower
 from scorch._src.compiler.pipeline import Planned, as_statement
 from scorch._src.compiler.plan import STRIP_START, Plan, Step
 from scorch._src.compiler.target import target
+from scorch._src.dataclass import replace
 from scorch._src.formats import Format
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import INT64

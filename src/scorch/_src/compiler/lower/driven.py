@@ -16,7 +16,6 @@ would add up are filled in one after another, for the caller to sort.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 from scorch._src.compiler import lattice
@@ -29,6 +28,7 @@ from scorch._src.compiler.names import with_safe_names
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import Drivers
 from scorch._src.compiler.vector.vector_loops import delivery
+from scorch._src.dataclass import replace
 from scorch._src.formats.level import suffix
 from scorch._src.formats.scratch import not_zero
 from scorch._src.loops import nodes as ir

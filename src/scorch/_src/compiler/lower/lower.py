@@ -16,8 +16,6 @@ searched (A[i,i], blocks under an unsplit index), so that every order of loops c
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.lower.assemble import make_assembly
@@ -27,6 +25,7 @@ from scorch._src.compiler.names import with_safe_names
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.vector.chunks import in_chunks
 from scorch._src.compiler.vector.vector_loops import delivery, in_vectors, prefetch, side_by_side
+from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import Support
 from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, State, States, formula
 from scorch._src.compiler.lower.places import LOOKS_UP, noted_places
+from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access

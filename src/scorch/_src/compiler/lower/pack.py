@@ -8,9 +8,8 @@ lengths of all arrays, and written in the second (``fill``).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from scorch._src.compiler.plan import Plan
+from scorch._src.dataclass import replace
 from scorch._src.formats.scratch import ListScratch
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL, INT64

@@ -11,9 +11,9 @@ is multiplied, between which coordinates all of them lie.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
+from scorch._src.dataclass import replace
 from scorch._src.formats.scratch import DenseScratch, Scratch
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk, with_children

@@ -10,11 +10,11 @@ turn of the loops each goes to the next place of its row: a counting sort.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.plan import VALUES, Operand, Plan
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.dataclass import replace
 from scorch._src.loops.types import INT32, LAST_INT32
 from scorch._src.notation.nodes import Access
 from scorch.settings import enabled

@@ -8,11 +8,10 @@ the access, so that a tensor used twice may be converted for one use alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from scorch._src.compiler.plan import Operand, Splits, Step
 from scorch._src.compiler.schedule.cost import estimated_counts, is_against, rows_format, transposed_format
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.formats import Format, Level, dense_format
 from scorch._src.formats.compressed import Compressed
 from scorch._src.formats.dense import Dense

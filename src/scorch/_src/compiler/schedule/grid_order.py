@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.plan import Operand, Step
 from scorch._src.compiler.schedule.cost import Cost, Problem, cost
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.dataclass import replace
 from scorch._src.formats import Format
 from scorch._src.notation.nodes import Access
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.plan import Operand, Plan, Step
 from scorch._src.compiler.schedule.cost import prefix_of
 from scorch._src.compiler.schedule.infer_format import shared_levels, support_of
+from scorch._src.dataclass import replace
 from scorch._src.formats import Format
 from scorch._src.notation.nodes import Access
 from scorch.settings import enabled

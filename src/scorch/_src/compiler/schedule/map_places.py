@@ -8,10 +8,10 @@ entry of the other one is looked up: no step waits for another.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from scorch._src.compiler.plan import Operand, Plan
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.dataclass import replace
 from scorch._src.notation.nodes import Access
 from scorch.settings import enabled
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.collect import Collector
 from scorch._src.compiler.lower.levels import Cursor
 from scorch._src.compiler.plan import Plan
+from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import with_children
 from scorch._src.loops.types import INT64

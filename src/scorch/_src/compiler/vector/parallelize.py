@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE
 from scorch._src.compiler.plan import VALUES, Operand, Plan
+from scorch._src.dataclass import replace
 from scorch._src.notation.nodes import Access
 from scorch.settings import enabled
 

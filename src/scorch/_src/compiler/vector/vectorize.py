@@ -14,13 +14,13 @@ which is how the partial products of a matricised tensor times Khatri-Rao produc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from scorch._src.compiler.lattice import required
 from scorch._src.compiler.plan import Operand, Plan, Splits, Vectors
 from scorch._src.compiler.schedule.contract import factors_of
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.compiler.target import Target, target
+from scorch._src.dataclass import replace
 from scorch._src.loops.nodes import MAX_SUM_TURNS
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch._src.notation.nodes import Access, Op
@@ -94,8 +94,12 @@ def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:
 def _prefetched(
     plan: Plan, vectors: Vectors, operands: Mapping[Access, Operand], sizes: Mapping[str, int]
 ) -> tuple[tuple[Access, int], ...]:
-    """Dense operands too large for the cache whose rows a level picks that lists its coordinates."""
-    if len(plan.order) < 2:
+    """Dense operands too large for the cache whose rows a level picks that lists its coordinates.
+
+    Rows that are added up are not fetched where the core looks ahead: that is only more to load then, by a
+    quarter for rows of few elements. Sums wait for each row before the next.
+    """
+    if len(plan.order) < 2 or (vectors.kind == "rows" and target().looks_ahead):
         return ()
     x = plan.order[-2]
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]

@@ -25,7 +25,7 @@ from scorch._src.distributed.communication.route import Route
 from scorch._src.distributed.cuts import owners_in
 from scorch._src.tensor.create.check import advice_on, check_tensor
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError, kind_of
 
 Tensor = torch.Tensor
 FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # of SplitMix64
@@ -57,9 +57,8 @@ def check_dense(name: str, x: Any) -> None:
     if isinstance(x, SparseTensor):
         raise OperandError(f"{name} is an unsharded SparseTensor; shard it, or convert it to dense")
     if not isinstance(x, Tensor):
-        kind = type(x).__name__
         raise OperandError(
-            f"{name} must be this rank's rows of a dense tensor, but got {kind}; {advice_on(x)}"
+            f"{name} must be this rank's rows of a dense tensor, but got {kind_of(x)}; {advice_on(x)}"
         )
     if x.layout is not torch.strided:
         raise OperandError(f"{name} must be dense, but got layout {x.layout}; convert it with .to_dense()")

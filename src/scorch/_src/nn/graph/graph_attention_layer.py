@@ -23,7 +23,7 @@ from scorch._src.nn.graph.graph_inputs import (
     reset_linear,
     split_nodes,
 )
-from scorch._src.ops.graph.aggregate import to_kernel_dtype
+from scorch._src.ops.graph.aggregate import to_dtype, to_kernel_dtype
 from scorch._src.ops.graph.edge_attention import attend_with_weights, weights_as_given
 from scorch._src.ops.graph.edge_features import FILLS
 from scorch._src.ops.graph.neighbours import attend_neighbours, attended_edges, refuse_shards
@@ -146,7 +146,7 @@ class GATConv(Module):
         else:
             options: Any = (*nodes, self.negative_slope, dropout, self.add_self_loops, *edges)
             heads = attend_neighbours(edge_index, *options)
-        out = join_heads(heads.to(features.dtype), self.concat)
+        out = join_heads(to_dtype(heads, features.dtype), self.concat)
         if self.res is not None and targets is not None:
             out = out + project(self.res, targets)
         out = out if self.bias is None else out + self.bias
@@ -190,8 +190,8 @@ class GATConv(Module):
         features = project(first, sources)
         heads = self.heads
         if targets is sources and self.lin is not None:
-            both = features @ torch.cat([_blocks(self.att_src), _blocks(self.att_dst)], 1)
-            of_sources, of_targets = both[:, :heads], both[:, heads:]
+            both = features @ _blocks(torch.cat([self.att_src, self.att_dst]))
+            of_sources, of_targets = both.split(heads, 1)
         else:
             of_sources = features @ _blocks(self.att_src)
             of_targets = features.new_zeros(count, heads)
@@ -224,8 +224,9 @@ def join_heads(heads: Tensor, concat: bool) -> Tensor:
 
 
 def _blocks(attention: Tensor) -> Tensor:
-    """Arrange vectors of shape (1, heads, features) as a block matrix (heads * features, heads)."""
-    heads = attention.shape[1]
+    """Arrange vectors (n, heads, features) as n block matrices (heads * features, heads), side by side."""
+    number, heads, _ = attention.shape
     if heads == 1:
-        return attention.view(-1, 1)
-    return torch.diag_embed(attention.squeeze(0).t()).transpose(0, 1).reshape(-1, heads)
+        return attention.view(number, -1).t()
+    blocks = torch.diag_embed(attention.permute(2, 0, 1), dim1=0, dim2=3)  # (heads, features, n, heads)
+    return blocks.reshape(-1, number * heads)

@@ -57,12 +57,22 @@ def settle(linear: Linear, x: Any) -> None:
         linear._infer_parameters(linear, (x,))
 
 
+def as_input(linear: Linear, x: Any) -> tuple[Tensor, Tensor]:
+    """Return node features, and the weight that they are multiplied by, which has the same dtype.
+
+    The first features initialize a lazy linear map.
+    """
+    settle(linear, x)
+    x, weight = as_nodes("x", x, linear.in_features), linear.weight
+    if x.dtype is not weight.dtype:
+        check_same_dtype("x", x, weight)
+    return x, weight
+
+
 def project(linear: Linear, x: Tensor) -> Tensor:
     """Return ``linear(x)``; ``x`` may be sparse, and the first ``x`` initializes a lazy linear map."""
-    settle(linear, x)
-    x = as_nodes("x", x, linear.weight.shape[1])
-    check_same_dtype("x", x, linear.weight)
-    return sparse_linear(x, linear.weight, linear.bias)
+    x, weight = as_input(linear, x)
+    return sparse_linear(x, weight, linear.bias)
 
 
 def reset_linear(linear: Linear) -> None:

@@ -22,6 +22,7 @@ from torch.nn import Module, Parameter
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import (
     Nodes,
+    as_input,
     as_pair,
     check_channels,
     exchange_aggr_buffers,
@@ -117,18 +118,15 @@ class GCNConv(Module):
             raise UnsupportedError(
                 "GCNConv does not support bipartite graphs; use SAGEConv for a pair (sources, targets)"
             )
-        linear = self.lin
-        settle(linear, x)
-        x = as_nodes("x", x, linear.in_features)
+        x, weight = as_input(self.lin, x)
         if self.cached:
             if self._first is None and not is_exporting():
                 self._first = edge_index, edge_weight
             edge_index, edge_weight = self._first or (edge_index, edge_weight)
-        nodes, weight, bias = x.shape[0], linear.weight, self.bias
-        check_same_dtype("x", x, weight)
+        nodes, bias = x.shape[0], self.bias
         loop = (2.0 if self.improved else 1.0) if self.add_self_loops else None
         how = "normalised" if self.normalize else "weights"
-        if not isinstance(x, SparseTensor) and self._aggregates_first(x, weight):
+        if not isinstance(x, SparseTensor) and _aggregates_first(x, weight):
             aggregated = sum_neighbours(edge_index, to_kernel_dtype(x), nodes, how, loop, edge_weight)
             return dense_linear(to_dtype(aggregated, weight.dtype), weight, bias)
         product = to_kernel_dtype(sparse_linear(x, weight))
@@ -136,15 +134,17 @@ class GCNConv(Module):
         out = sum_neighbours(edge_index, product, nodes, how, loop, edge_weight, added)
         return to_dtype(out, weight.dtype)
 
-    def _aggregates_first(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether (A x) W is less work than A (x W), including the backward pass."""
-        outputs, inputs = weight.shape
-        # the gradient of the weight takes a product with A after x W, and none before it
-        is_twice = torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
-        return inputs < (2 * outputs if is_twice else outputs)
-
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
+
+
+def _aggregates_first(x: Tensor, weight: Tensor) -> bool:
+    """Whether (A x) W is less work than A (x W), including the backward pass."""
+    outputs, inputs = weight.shape
+    if inputs < outputs or inputs >= 2 * outputs:
+        return inputs < outputs
+    # the gradient of the weight takes a product with A after x W, and none before it
+    return torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
 
 
 class SAGEConv(Module):

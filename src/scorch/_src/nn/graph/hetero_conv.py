@@ -50,6 +50,7 @@ class HeteroConv(Module):
     @suggests_keywords
     def __init__(self, convs: Mapping[EdgeType, Module], aggr: str | None = "sum") -> None:
         super().__init__()
+        _check_dict("convs", convs, "one layer by edge type")
         if aggr not in JOINS:
             raise ArgumentError(f"aggr must be one of {', '.join(map(repr, JOINS))}, but got {aggr!r}")
         for kind, layer in convs.items():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from scorch._src.name_hints import suggests_keywords
-from scorch._src.nn.graph.graph_inputs import check_channels, make_linear, settle
+from scorch._src.nn.graph.graph_inputs import as_input, check_channels, make_linear
 from scorch._src.ops.graph.aggregate import (
     as_nodes,
     dense_linear,
@@ -19,7 +19,6 @@ from scorch._src.ops.graph.aggregate import (
     to_kernel_dtype,
 )
 from scorch._src.ops.graph.neighbours import refuse_shards, sum_neighbours, weighted_graph_of
-from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, UnsupportedError
 
@@ -80,10 +79,8 @@ class SGConv(Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """Return the new node features; the arguments are those of ``GCNConv.forward``."""
-        settle(self.lin, x)
-        weight, bias = self.lin.weight, self.lin.bias
-        x = as_nodes("x", x, weight.shape[1])
-        check_same_dtype("x", x, weight)
+        x, weight = as_input(self.lin, x)
+        bias = self.lin.bias
         if self.cached:
             if self._cached_x is None:
                 self._cached_x = self._propagate(x, edge_index, edge_weight)

@@ -18,6 +18,7 @@ from scorch._src.backends.routines import Windows
 from scorch._src.bounded import BoundedCache
 from scorch._src.grad_state import is_plain_inference
 from scorch._src.name_hints import created_by_sparsify
+from scorch._src.nn.pattern import refuse_weight
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -70,6 +71,16 @@ class SparseConvNd(torch.nn.Module):
         weight = self.kernels.weight.reshape(self._weight_shape())
         assert isinstance(weight, SparseTensor)
         return weight
+
+    @weight.setter
+    def weight(self, weight: SparseTensor) -> None:
+        refuse_weight(self)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter, which torch does before it looks for a property of that name."""
+        if name == "weight":
+            refuse_weight(self)
+        super().register_parameter(name, param)
 
     @property
     def bias(self) -> torch.nn.Parameter | None:

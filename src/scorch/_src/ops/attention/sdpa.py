@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.base import routines_for
+from scorch._src.backends.base import draw_seeds, routines_for
 from scorch._src.backends.routines import Heads
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_transformed, untracked
@@ -167,7 +167,7 @@ def make_heads(
     masks: list[int] = [0] * math.prod(batch)
     if pairs.masks > 1:
         masks = torch.arange(pairs.masks, device=HOST).view(pairs.batch).expand(batch).flatten().tolist()
-    first, second = torch.randint(2**32, (2,), device=HOST).tolist() if dropout else (0, 0)
+    first, second = draw_seeds(pairs.crd.device, 0, 2**32, 2) if dropout else (0, 0)
     return Heads(pairs.blocks, batch, masks, factor, dropout, (first, second), skipped)
 
 

@@ -13,10 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch.compiler import is_compiling
 
-from scorch._src.backends.base import routines_for
+from scorch._src.backends.base import draw_seeds, is_served, routines_for
 from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
-from scorch._src.devices import HOST
-from scorch._src.grad_state import is_differentiable, is_tracked_by_autograd_alone, is_transformed
+from scorch._src.grad_state import (
+    is_differentiable,
+    is_grad_enabled,
+    is_tracked_by_autograd_alone,
+    is_transformed,
+)
 from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autocast import check_same_dtype, without_autocast
@@ -25,10 +29,10 @@ from scorch._src.statements.call_cache import repeat_pair
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.statements.operands import as_differentiable
 from scorch._src.storage.storage import Storage
-from scorch._src.tensor.autograd import apply, sparse_of, values_of
+from scorch._src.tensor.autograd import apply, bind_apply, sparse_of, values_of
 from scorch._src.tensor.create.check import advice_on, check_device
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
-from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
+from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled, peek_interpreter_stack
 from scorch.errors import OperandError, ShapeError, kind_of
 
 Tensor = torch.Tensor
@@ -80,20 +84,14 @@ class WeightedGraph:
 
 def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``out[i,:] = w[i,j] * x[j,:] + bias`` in the dtype of ``x``, under autocast too."""
-    if is_transformed():
-        values = weighted.tracked_values
+    values = weighted.tracked_values
+    if peek_interpreter_stack() is not None:
         matrix = weighted.matrix if values is None else sparse_of(weighted.graph.pattern, values)
         product = _multiply(matrix, x)
         return product if bias is None else product + bias
-    if not is_differentiable(x, weighted.tracked_values, bias):
-        return _add_up(weighted, x, bias)
-    result: Tensor = apply(_WeightedSum, x, weighted.tracked_values, bias, weighted)
-    return result
-
-
-def _add_up(weighted: WeightedGraph, x: Tensor, bias: Tensor | None) -> Tensor:
-    product = _multiply(weighted.matrix, x)
-    return product if bias is None else product.add_(bias)
+    if not is_differentiable(x, values, bias):
+        return _multiply(weighted.matrix, x, bias)
+    return _apply_weighted_sum(x, values, bias, weighted)
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -106,7 +104,7 @@ class _WeightedSum(torch.autograd.Function):
             ctx.save_for_backward(x, values)
         if SKIP_RESULT.get():
             return x.new_zeros(()).expand(weighted.graph.shape[0], x.shape[1])
-        return _add_up(weighted, x.detach(), bias)
+        return _multiply(weighted.matrix, x, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -124,12 +122,16 @@ class _WeightedSum(torch.autograd.Function):
         return x_grad, values_grad, bias_grad, None
 
 
-def _multiply(matrix: SparseTensor, x: Tensor) -> Tensor:
+_apply_weighted_sum = bind_apply(_WeightedSum)
+
+
+def _multiply(matrix: SparseTensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``matrix @ x``, to which a ``bias`` is added inplace."""
     product: Any = repeat_pair(matmul.MM, matrix, x) if type(x) in TENSORS else None
     if product is None:
         with without_autocast(x.device):
             product = matmul.mm(matrix, x)
-    return product  # type: ignore[no-any-return]
+    return product if bias is None else product.add_(bias)  # type: ignore[no-any-return]
 
 
 def _sample_products(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
@@ -142,19 +144,19 @@ def _sample_products(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
 
 def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute ``x @ weight.T + bias`` of dense tensors."""
-    least = None if bias is None or is_compiling() else routines_for(x).min_summed
-    is_summed = least is not None and x.shape[0] * weight.shape[0] >= least
-    if bias is None or not is_summed or not _is_plainly_tracked(x, weight, bias):
+    if bias is None or not _is_plainly_tracked(x, weight, bias):
         return F.linear(x, weight, bias)
-    result: Tensor = apply(_Linear, x, weight, bias)
-    return result
+    least = routines_for(x).min_summed
+    if least is None or x.shape[0] * weight.shape[0] < least:
+        return F.linear(x, weight, bias)
+    return _apply_linear(x, weight, bias)
 
 
 def _is_plainly_tracked(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
     """Whether nothing but autograd tracks these dense matrices and the bias, and that tracks the bias."""
-    if not torch.is_grad_enabled() or not bias.requires_grad or is_any_autocast_enabled():
+    if not is_grad_enabled() or is_any_autocast_enabled() or not bias.requires_grad:
         return False
-    is_plain = all(type(tensor) in _PLAIN for tensor in (x, weight, bias)) and x.dim() == 2
+    is_plain = type(x) in _PLAIN and type(weight) in _PLAIN and type(bias) in _PLAIN and x.dim() == 2
     return is_plain and is_tracked_by_autograd_alone()
 
 
@@ -175,6 +177,9 @@ class _Linear(torch.autograd.Function):
             grad.t() @ x if needs_weight else None,
             routines_for(grad).sum_columns(grad) if needs_bias else None,
         )
+
+
+_apply_linear = bind_apply(_Linear)
 
 
 def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -260,7 +265,7 @@ def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float
         )
     if is_transformed():
         return attend_composed(graph, x, scores, Options(slope, dropout))
-    seed = int(torch.randint(-(2**63), 2**63 - 1, (), device=HOST)) if dropout else 0
+    seed = draw_seeds(x.device, -(2**63), 2**63 - 1)[0] if dropout else 0
     inputs = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]
     needs_grad = torch.is_grad_enabled() and any_requires_grad(*inputs)
     result: Tensor = apply(_GraphAttention, graph, Options(slope, dropout, seed), needs_grad, *inputs)
@@ -354,8 +359,13 @@ def as_nodes(name: str, x: Any, features: int) -> Tensor:
 
     Torch's sparse layouts become ours.
     """
+    is_plain = type(x) in _PLAIN and x.layout is torch.strided and x.dim() == 2 and x.shape[1] == features
+    if is_plain and is_served(x.device):  # as in nearly all calls
+        return x  # type: ignore[no-any-return]
     if not isinstance(x, torch.Tensor):
-        raise OperandError(f"{name} must be a tensor of node features, but got {kind_of(x)}; {advice_on(x)}")
+        raise OperandError(
+            f"{name} must be a tensor of node features, but got {kind_of(x)}; {advice_on(x, 'x')}"
+        )
     shape = x.shape
     if len(shape) != 2 or (features != -1 and shape[1] != features):
         wanted = "features" if features == -1 else features

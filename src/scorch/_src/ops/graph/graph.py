@@ -25,7 +25,7 @@ from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.create.build import check_edge_index
-from scorch._src.tensor.create.check import check_device
+from scorch._src.tensor.create.check import advice_on, check_device
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad
@@ -227,7 +227,7 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
     if not isinstance(adj, torch.Tensor):
         raise OperandError(
             "a graph must be a sparse matrix or an edge_index of shape (2, edges), but got "
-            f"{kind_of(adj)}{_hint_for_graph(adj)}"
+            f"{kind_of(adj)}; {advice_on(adj, 'edge_index')}"
         )
     if adj.layout is not torch.strided:
         return cached_with(adj, None, from_torch, adj)
@@ -240,16 +240,6 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
         raise DtypeError(f"edge_index must be int64 or int32, but got {adj.dtype}; use edge_index.long()")
     check_edge_index(adj)
     return adj
-
-
-def _hint_for_graph(other: Any) -> str:
-    """Return what to pass instead of what is no tensor."""
-    if isinstance(other, (list, tuple)):
-        return "; use torch.tensor"
-    if hasattr(other, "edge_index"):  # PyG's Data
-        return "; pass its edge_index"
-    library = type(other).__module__.partition(".")[0]
-    return {"scipy": "; use scorch.from_scipy", "numpy": "; use torch.from_numpy"}.get(library, "")
 
 
 def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:

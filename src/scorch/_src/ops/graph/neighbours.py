@@ -11,7 +11,7 @@ import abc
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.compiler import is_compiling
@@ -20,7 +20,9 @@ from scorch._src.backends.routines import Scores, sum_rows
 from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.graph import Graph, graph_of
+from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import any_requires_grad, is_functorch_wrapped_tensor
 from scorch.errors import ArgumentError, ShapeError, UnsupportedError, warn_deprecated
 
 Tensor = torch.Tensor
@@ -92,6 +94,37 @@ def weighted_graph_of(
     adj: Tensor, x: Tensor, targets: int, how: str, loop: float | None, edge_weight: Tensor | None
 ) -> WeightedGraph:
     """Return the matrix w that ``sum_neighbours`` multiplies by ``x``; cached unless w has gradients."""
+    if type(adj) is not SparseTensor or edge_weight is not None or any_requires_grad(adj):
+        return _find_weighted_graph(adj, x, targets, how, loop, edge_weight)
+    storage, key, known = adj.storage, (how, loop, targets, x.shape[0], x.dtype), adj.weighted_graphs
+    pattern, values = storage.pattern, storage.values
+    if known is not None and (known.pattern is not pattern or known.values is not values):
+        known = None
+    if known is not None and known.version == values._version:
+        found = known.graphs.get(key)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    found = _find_weighted_graph(adj, x, targets, how, loop, None)
+    if not values.is_inference() and not is_functorch_wrapped_tensor(values):
+        version = values._version
+        if known is None or known.version != version:
+            known = adj.weighted_graphs = _WeightedGraphs(pattern, values, version, {})
+        known.graphs[key] = found
+    return found
+
+
+class _WeightedGraphs(NamedTuple):
+    """Those of a matrix, as long as it has this pattern and these values, by what determines them besides."""
+
+    pattern: Pattern
+    values: Tensor
+    version: int
+    graphs: dict[Any, WeightedGraph]
+
+
+def _find_weighted_graph(
+    adj: Tensor, x: Tensor, targets: int, how: str, loop: float | None, edge_weight: Tensor | None
+) -> WeightedGraph:
     graph, values = graph_of(adj, (targets, x.shape[0]))
     if how == "sum" or how == "mean":  # of edges, whatever their weights are
         values = edge_weight = loop = None

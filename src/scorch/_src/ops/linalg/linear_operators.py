@@ -38,9 +38,7 @@ def as_scipy(matrix: torch.Tensor) -> Any:
 def as_matrix(name: str, A: Any) -> torch.Tensor:
     """Return ``A`` as a floating-point or complex matrix; torch's sparse layouts become ours."""
     if not isinstance(A, torch.Tensor):
-        raise OperandError(
-            f"{name} expected a matrix, but got {kind_of(A)}; create one with scorch.from_scipy"
-        )
+        raise OperandError(f"{name} expected a matrix, but got {kind_of(A)}; {advice_on(A)}")
     if A.dim() != 2:
         raise ShapeError(f"{name} expected a matrix, but got a tensor of shape {tuple(A.shape)}")
     if A.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
@@ -133,7 +131,7 @@ def _check_product(name: str, function: Callable[[torch.Tensor], Any]) -> Produc
         result = function(x)
         if not isinstance(result, torch.Tensor):
             raise OperandError(
-                f"{name}: the function returned a {type(result).__name__}; return a tensor, as in "
+                f"{name}: the function returned {kind_of(result)}; return a tensor, as in "
                 "lambda x: torch.from_numpy(operator @ x.numpy()) for a SciPy operator"
             )
         if result.shape != x.shape:

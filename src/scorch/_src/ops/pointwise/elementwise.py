@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.base import routines_for
+from scorch._src.backends.base import routines_for, run_among_others
 from scorch._src.devices import HOST, shares_memory
 from scorch._src.grad_state import are_patterns_fixed
 from scorch._src.storage.budget import check_budget
@@ -94,6 +94,12 @@ def rdiv(self: torch.Tensor, other: Any) -> Any:
 
 def elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run the elementwise function ``func``, where some of ``args`` are sparse."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    arrays = [t.storage.values if isinstance(t, SparseTensor) else t for t in tensors]
+    return run_among_others(max(arrays, key=torch.numel), _elementwise, func, args, kwargs)
+
+
+def _elementwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in LINEAR and not kwargs:
         left, right = args
         is_one = isinstance(left, SparseTensor) and isinstance(right, SparseTensor)
@@ -233,7 +239,8 @@ def map_elements(
     name: str, tensor: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Apply ``function``, called ``name``, to every element; dense where it is not zero at zero."""
-    values = function(tensor.storage.values)
+    values = tensor.storage.values
+    values = run_among_others(values, function, values)
     fill = function(tensor.storage.values.new_zeros(1))
     result = with_values(tensor, values)
     return result if _is_zero(fill) else _fill_dense(name, entries_of(result), fill, 0)

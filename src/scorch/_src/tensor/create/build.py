@@ -221,6 +221,8 @@ def check_edge_index(edges: torch.Tensor) -> None:
     if edges.dim() != 2 or edges.shape[0] != 2:
         is_transposed = edges.dim() == 2 and edges.shape[1] == 2
         cure = ": pass edge_index.t()" if is_transposed else ""
+        if edges.dim() == 1:  # the sources alone
+            cure = ": pass torch.stack([sources, targets])"
         raise ShapeError(f"edge_index must have shape (2, edges), but got {tuple(edges.shape)}{cure}")
 
 

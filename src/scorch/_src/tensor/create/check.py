@@ -15,6 +15,7 @@ import torch
 from scorch._src.backends.base import (
     check_waiting,
     is_served,
+    needs_behind,
     needs_of,
     routines_for,
     served_devices,
@@ -23,6 +24,7 @@ from scorch._src.backends.base import (
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_differentiable
 from scorch.errors import (
+    CallError,
     DtypeError,
     FreedError,
     IndexRangeError,
@@ -35,16 +37,21 @@ from scorch.errors import (
 )
 
 MAX_SIZE = 2**63 - 1
+MANY_INDICES = 4096  # from which on a routine may be faster than torch
 IN_SHAPE = "whether coordinates lie in the shape"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def advice_on(value: object) -> str:
-    """Return how to make a tensor of a value that is none."""
+def advice_on(value: object, name: str = "") -> str:
+    """Return how to make a tensor of a value that is none; ``name`` is that of the argument."""
+    if name and isinstance(getattr(value, name, None), torch.Tensor):  # of the data of a graph
+        return f"pass its {name}"
+    if hasattr(value, "edge_index"):
+        return "pass one of its tensors, such as its x"
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, int, float)):
         return "create one with torch.tensor"
     return "create one with torch.tensor or scorch.from_scipy"
 
@@ -52,14 +59,41 @@ def advice_on(value: object) -> str:
 def check_tensor(name: str, value: object) -> None:
     """Refuse what is no tensor, and say how to make one of it."""
     if not isinstance(value, torch.Tensor):
-        raise OperandError(f"{name} must be a tensor, but got {kind_of(value)}; {advice_on(value)}")
+        raise OperandError(f"{name} must be a tensor, but got {kind_of(value)}; {advice_on(value, name)}")
+
+
+def sparse_advice_on(value: object) -> str:
+    """Return how to make a sparse tensor of a value that is none."""
+    if isinstance(value, torch.Tensor):
+        return "create one with scorch.from_torch(tensor, format='csr')"
+    if type(value).__module__.partition(".")[0] == "scipy":
+        return "create one with scorch.from_scipy(matrix)"
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return "create one with scorch.tensor(data, format='csr')"
+    return "create one with scorch.tensor, scorch.from_torch or scorch.from_scipy"
+
+
+def as_device(device: Any) -> torch.device:
+    """Return a device that was named, as torch does."""
+    if isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        if not isinstance(device, str) or needs_behind(str(error)):
+            raise
+        supported = f"Scorch supports the devices {served_in_words()}"
+        raise CallError(f"there is no device {device!r}; {supported}") from None
 
 
 def check_device(name: str, device: Any) -> None:
     """Refuse a device that no backend computes on."""
-    if device is None or is_served(device if isinstance(device, torch.device) else torch.device(device)):
+    if device is None:
         return
-    needs = needs_of(torch.device(device).type)
+    device = as_device(device)
+    if is_served(device):
+        return
+    needs = needs_of(device.type)
     text = f"{name} is on device {device}, but Scorch supports only the devices {served_in_words()}"
     if needs:
         raise MissingDeviceError(f"{text}. {needs}")
@@ -68,7 +102,7 @@ def check_device(name: str, device: Any) -> None:
 
 def device_for(name: str, device: Any = None) -> torch.device:
     """Return the device of a new tensor: the one that was named, or torch's default device."""
-    chosen = torch.empty(0).device if device is None else torch.device(device)  # graphs can trace it
+    chosen = torch.empty(0).device if device is None else as_device(device)  # graphs can trace it
     check_device(name, chosen)
     return chosen
 
@@ -129,6 +163,8 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
     try:
         return torch.tensor(data, device=where)
     except (TypeError, ValueError, RuntimeError) as error:
+        if not isinstance(data, (list, tuple, str)):
+            check_tensor(name, data)
         raise OperandError(f"{name} is not an array of numbers: {error}") from None
 
 
@@ -156,7 +192,7 @@ def as_indices(name: str, data: Any, device: torch.device | None = None) -> torc
     if is_unsigned or indices.numel() == 0:  # the dtype of an empty list means nothing
         return indices.to(torch.int64)
     dtype = str(indices.dtype).removeprefix("torch.")
-    raise DtypeError(f"{name} must be int64 or int32, but got {dtype}")
+    raise DtypeError(f"{name} must be int64 or int32, but got {dtype}; use .long() if these are indices")
 
 
 def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -166,6 +202,8 @@ def own(array: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     users and files are copied, and so are those returned to them.
     """
     wanted = array.dtype if dtype is None else dtype
+    if type(array) is torch.Tensor and array.numel() >= MANY_INDICES:
+        return routines_for(array).copy_indices(array.detach(), wanted)
     return array.detach().to(wanted, copy=True, memory_format=torch.contiguous_format)
 
 
@@ -216,7 +254,12 @@ def _checked_size(name: str, dim: int, length: Any) -> int:
     except TypeError:
         number = -1
     if isinstance(length, bool) or number < 0:
-        raise ShapeError(f"{name}[{dim}] must be a non-negative integer, but got {length!r}")
+        hint = (
+            f"; pass a density by name, density={length!r}"
+            if isinstance(length, float) and 0 < length < 1
+            else ""
+        )
+        raise ShapeError(f"{name}[{dim}] must be a non-negative integer, but got {length!r}{hint}")
     if number > MAX_SIZE:
         raise ShapeError(f"{name}[{dim}] is {number}; the largest size is 2**63 - 1")
     return number

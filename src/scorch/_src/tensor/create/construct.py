@@ -25,6 +25,7 @@ from scorch._src.tensor.create.check import (
     device_for,
     moved,
     refuse_freed,
+    sparse_advice_on,
 )
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.interop.torch_layouts import LAYOUTS, from_scipy, is_scipy
@@ -60,10 +61,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
     if isinstance(t, SparseTensor):
         return t if format is None else t.to_format(format)
     if not isinstance(t, torch.Tensor):
-        raise OperandError(
-            f"from_torch expected a torch.Tensor, but got {kind_of(t)}; use scorch.from_scipy for "
-            "SciPy arrays and scorch.tensor(data, format=...) for lists and NumPy arrays"
-        )
+        raise OperandError(f"from_torch expected a torch.Tensor, but got {kind_of(t)}; {sparse_advice_on(t)}")
     check_device("the tensor", t.device)
     refuse_freed(t)
     type_of_dtype(t.dtype)

@@ -17,7 +17,7 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.formats import Format, as_format
-from scorch._src.name_hints import keywords_of, unknown_keyword
+from scorch._src.name_hints import as_dtype, keywords_of, unknown_keyword
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.complete_levels import assembled
 from scorch._src.storage.storage import Storage
@@ -26,7 +26,7 @@ from scorch._src.tensor.create.check import as_shape, check_device, device_for, 
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, UnsupportedError, kind_of
+from scorch.errors import OperandError, UnsupportedError
 
 AnyTensor = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
@@ -345,7 +345,7 @@ def shape_of(size: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
 def dtype_of(name: str, options: Mapping[str, Any], default: torch.dtype | None = None) -> torch.dtype:
     """Return the dtype among the options; refuse options that sparse tensors do not have."""
     check_options(name, options)
-    dtype: torch.dtype = options.get("dtype") or default or torch.get_default_dtype()
+    dtype = as_dtype("dtype", options.get("dtype")) or default or torch.get_default_dtype()
     type_of_dtype(dtype)
     return dtype
 
@@ -362,7 +362,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
                     )
             case "pin_memory":
                 refuse_pinning(value)
-            case "dtype" | "memory_format":
+            case "dtype":
+                as_dtype(option, value)
+            case "memory_format":
                 pass
             case "layout":
                 if value not in (None, torch.strided):
@@ -382,8 +384,3 @@ def check_names(name: str, options: Mapping[str, Any], known: Iterable[str]) -> 
     for option in options:
         if option not in keywords:
             raise unknown_keyword(name, option, keywords) from None
-
-
-def check_tensor(name: str, input: Any) -> None:
-    if not isinstance(input, torch.Tensor):
-        raise OperandError(f"{name} expected a tensor, but got {kind_of(input)}")

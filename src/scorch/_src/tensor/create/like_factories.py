@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from scorch._src.tensor.create.check import check_tensor
 from scorch._src.tensor.create.construct import from_torch
-from scorch._src.tensor.create.factories import AnyFormat, AnyTensor, check_tensor, factory, filled, full
+from scorch._src.tensor.create.factories import AnyFormat, AnyTensor, factory, filled, full
 from scorch._src.tensor.create.random_factories import rand, randint, randn
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import OperandError
@@ -234,7 +235,7 @@ def _drawn_like(
 
 def _like(name: str, input: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options for a tensor with the shape of ``input``, and its dtype and device by default."""
-    check_tensor(name, input)
+    check_tensor(f"the input of {name}", input)
     if "size" in options:
         raise OperandError(f"{name}() got an unexpected keyword argument 'size'")
     device = input.device if options.get("device") is None else options["device"]

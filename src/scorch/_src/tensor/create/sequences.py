@@ -20,7 +20,7 @@ from scorch._src.formats import as_format
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.create.build import from_coordinates
-from scorch._src.tensor.create.check import as_shape, device_for
+from scorch._src.tensor.create.check import as_shape, check_tensor, device_for
 from scorch._src.tensor.create.check import from_numpy as as_dense
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.create.factories import (
@@ -29,7 +29,6 @@ from scorch._src.tensor.create.factories import (
     check_all_stored,
     check_names,
     check_options,
-    check_tensor,
     factory,
 )
 from scorch._src.tensor.create.random_factories import drawn
@@ -165,7 +164,7 @@ def bernoulli(input: torch.Tensor, *args: Any, format: AnyFormat = None, **optio
     """
     if format is None:
         return torch.bernoulli(input, *args, **options)
-    check_tensor("bernoulli", input)
+    check_tensor("the input of bernoulli", input)
     form = as_format(format, input.dim())
     return from_torch(torch.bernoulli(input, *args, **options), form)
 
@@ -238,7 +237,7 @@ def diag(input: torch.Tensor, diagonal: int = 0, *, format: AnyFormat = None, **
     """
     if format is None:
         return torch.diag(input, diagonal, **options)
-    check_tensor("diag", input)
+    check_tensor("the input of diag", input)
     check_options("diag", options)
     if input.dim() != 1:
         return from_torch(torch.diag(input, diagonal), format)
@@ -269,7 +268,7 @@ def diagflat(input: torch.Tensor, offset: int = 0, *, format: AnyFormat = None) 
     """
     if format is None:
         return torch.diagflat(input, offset)
-    check_tensor("diagflat", input)
+    check_tensor("the input of diagflat", input)
     return diag_embed(input.reshape(-1), offset, format=format)
 
 
@@ -303,7 +302,7 @@ def diag_embed(
     """
     if format is None:
         return torch.diag_embed(input, offset, dim1, dim2)
-    check_tensor("diag_embed", input)
+    check_tensor("the input of diag_embed", input)
     if input.dim() == 0:
         raise ShapeError("diag_embed expected a tensor with at least one dimension, but got a scalar")
     rank = input.dim() + 1

@@ -19,7 +19,7 @@ from scorch._src.tensor.create.build import from_coordinates
 from scorch._src.tensor.create.check import as_values, own
 from scorch._src.tensor.entries import as_sparse
 from scorch._src.tensor.interop.optional import optional_module
-from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.sparse_tensor import SparseTensor, check_sparse
 from scorch._src.tensor.traced import as_symbol
 from scorch.errors import OperandError, ShapeError, kind_of
 
@@ -177,10 +177,7 @@ def to_networkx(S: SparseTensor, create_using: Any = None, weight: str = "weight
         >>> scorch.to_networkx(scorch.eye(3, format="csr")).number_of_edges()
         3
     """
-    if not isinstance(S, SparseTensor):
-        raise OperandError(
-            f"to_networkx expected a sparse tensor, but got {kind_of(S)}; use scorch.from_torch"
-        )
+    check_sparse("to_networkx", S)
     module = optional_module("networkx", "networkx")
     rows, columns = sparse_sizes(S)
     if rows != columns or S.dim() != 2:

@@ -19,7 +19,7 @@ from scorch._src.formats import Format, as_format
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.build import compressed_format, from_compressed, from_coordinates
-from scorch._src.tensor.create.check import from_numpy, own
+from scorch._src.tensor.create.check import from_numpy, own, sparse_advice_on
 from scorch._src.tensor.entries import stored_as
 from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -136,8 +136,7 @@ def from_scipy(m: Any, format: str | Format | None = None) -> SparseTensor | tor
     """
     if not optional_module("scipy.sparse", "SciPy").issparse(m):
         raise OperandError(
-            f"from_scipy expected a SciPy sparse array, but got {kind_of(m)}; use "
-            "scorch.from_torch or scorch.tensor(data, format=...)"
+            f"from_scipy expected a SciPy sparse array, but got {kind_of(m)}; {sparse_advice_on(m)}"
         )
     if m.format in LAYOUTS and m.ndim == 2:
         entries = int(m.indptr[-1])  # SciPy lets the arrays be longer than what they hold

@@ -13,8 +13,7 @@ import torch
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.show.text import describe
-from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, kind_of
+from scorch._src.tensor.sparse_tensor import SparseTensor, check_sparse
 
 MAX_VALUES_PER_LINE = 8  # of a dense level
 
@@ -53,8 +52,7 @@ def draw(S: SparseTensor, most: int = 40) -> Drawing:
            ├─ 0: 2.0
            └─ 2: 3.0
     """
-    if not isinstance(S, SparseTensor):
-        raise OperandError(f"draw expected a sparse tensor, but got {kind_of(S)}; use scorch.from_torch")
+    check_sparse("draw", S)
     tree = _Tree(S.storage)
     lines = list(itertools.islice(tree.lines(0, 0, "", {}), most + 1))
     if len(lines) > most:

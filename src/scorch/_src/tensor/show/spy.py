@@ -17,8 +17,8 @@ from scorch._src.devices import HOST
 from scorch._src.storage.coordinates import entries
 from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.show.text import autograd_facts
-from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, kind_of
+from scorch._src.tensor.sparse_tensor import SparseTensor, check_sparse
+from scorch._src.units import format_bytes
 
 MAX_CELLS = 200
 SHADES = (0.35, 0.6, 0.85)  # from few entries in a cell to many
@@ -64,14 +64,14 @@ def to_html(S: SparseTensor) -> str:
         "levels": ", ".join(level.name for level in pattern.format.levels),
         "stored values": f"{pattern.size:,}",
         "density": f"{pattern.size / places:.3g}" if places else "none",
-        "memory": _bytes(pattern.bytes() + S.storage.values.numel() * S.storage.values.element_size()),
+        "memory": format_bytes(pattern.bytes() + S.storage.values.numel() * S.storage.values.element_size()),
     } | {name: str(fact) for name, fact in autograd_facts(S).items()}
     left = "style='text-align:left'"
     rows = "".join(
         f"<tr><th {left}>{name}</th><td {left}>{html.escape(text)}</td></tr>" for name, text in facts.items()
     )
     return (
-        "<div style='display:flex;align-items:center;gap:1.5em'>"
+        "<div style='display:flex;flex-wrap:wrap;align-items:center;gap:1.5em'>"
         f"<table><caption {left}><b>SparseTensor</b></caption>{rows}</table>"
         f"{to_svg(S)}</div>"
     )
@@ -83,7 +83,8 @@ def to_svg(S: SparseTensor, cells: int = MAX_CELLS, side: int = MAX_SIDE_PIXELS)
     height, width = counts.shape
     scale = side / max(rows, columns, 1)
     size = [max(MIN_SIDE_PIXELS, round(scale * length)) for length in (columns, rows)]
-    most = float(counts.max(initial=0))
+    places = math.ceil(rows / max(height, 1)) * math.ceil(columns / max(width, 1))  # in a cell
+    most = float(min(counts.max(initial=0) ** 2, places))  # so that only cells that are full are the darkest
     part = np.log1p(counts) / max(math.log1p(most), 1e-9)  # may round to a little more than 1
     shade = np.ceil(np.minimum(part, 1) * len(SHADES)).astype(np.int64)
     paths = "".join(
@@ -93,7 +94,7 @@ def to_svg(S: SparseTensor, cells: int = MAX_CELLS, side: int = MAX_SIDE_PIXELS)
     )
     return (
         f"<svg width='{size[0]}' height='{size[1]}' viewBox='0 -0.5 {max(width, 1)} {max(height, 1)}' "
-        "preserveAspectRatio='none' style='border:1px solid gray' shape-rendering='crispEdges' "
+        "preserveAspectRatio='none' style='border:1px solid gray;flex:none' shape-rendering='crispEdges' "
         f"stroke='currentColor' stroke-width='1'>{paths}</svg>"
     )
 
@@ -105,15 +106,6 @@ def _path(mask: Array) -> str:
     end = np.nonzero(edges == -1)[1]
     strokes = zip(begin.tolist(), row.tolist(), (end - begin).tolist(), strict=True)
     return "".join(map("M%d %dh%d".__mod__, strokes))
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}" if unit != "bytes" else f"{count} {unit}"
-        size /= 1024
-    return f"{size:.3g} GiB"
 
 
 # matplotlib ------------------------------------------------------------------------------------------
@@ -142,8 +134,7 @@ def spy(S: SparseTensor, ax: Any = None, *, cells: int = 500, **options: Any) ->
         >>> scorch.spy(scorch.eye(100, format="csr")).get_xlabel()
         ''
     """
-    if not isinstance(S, SparseTensor):
-        raise OperandError(f"spy expected a sparse tensor, but got {kind_of(S)}; use scorch.from_torch")
+    check_sparse("spy", S)
     axes = optional_module("matplotlib.pyplot", "matplotlib").subplots()[1] if ax is None else ax
     counts, (rows, columns) = grid(S, cells)
     extent = (-0.5, max(columns, 1) - 0.5, max(rows, 1) - 0.5, -0.5)

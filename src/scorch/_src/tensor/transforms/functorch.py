@@ -1,8 +1,12 @@
-"""Functions inside ``torch.func`` without a rule of their own: one autograd function each.
+"""Sparse tensors inside ``torch.func``, and functions there without a rule of their own.
 
 A function of sparse tensors is one of arrays: dense tensors, and the values of sparse ones. ``torch.func``
 sees it as one step, whose backward runs autograd outside ``torch.func``. That backward is such a function
 itself; so there are derivatives of any order, forward mode too, and ``vmap`` runs batches one by one.
+
+``torch.func`` wraps tensors in C++, and unwraps those that a function returns. A sparse tensor whose values it
+has wrapped is therefore wrapped as well: it is the result of an autograd function of its values, and has its
+storage beside that, which all calls inside the function read.
 """
 
 from __future__ import annotations
@@ -12,16 +16,102 @@ from typing import Any
 
 import torch
 
-from scorch._src.storage.storage import Pattern
-from scorch._src.tensor.autograd import sparse_of, values_of
+from scorch._src.storage.storage import Pattern, Storage, plain
+from scorch._src.tensor.autograd import dense_of, has_same_arrays, sparse_of, used, values_at, values_of
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.transforms.forward_mode import is_number
-from scorch._src.torch_internals import is_functorch_wrapped_tensor, tree_flatten, tree_leaves, tree_unflatten
-from scorch.errors import UnsupportedError
+from scorch._src.torch_internals import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_level,
+    swap_tensor_impl,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 Arrays = tuple[torch.Tensor, ...]
 Function = Callable[..., Arrays]
+
+
+# sparse tensors that torch.func wraps ------------------------------------------------------------------
+
+
+def wrapped(storage: Storage) -> SparseTensor:
+    """Return the tensor with a storage whose values ``torch.func`` has wrapped, wrapped likewise."""
+    tensor: SparseTensor = _Wrapped.apply(storage.values, storage.pattern)
+    _attach(tensor, storage)
+    return tensor
+
+
+def _attach(tensor: SparseTensor, storage: Storage) -> None:
+    """Give a wrapped tensor its storage, and the tensors that transforms further out unwrap theirs."""
+    tensor.__class__ = SparseTensor
+    tensor.storage = storage
+    inner, values = get_unwrapped(tensor), storage.values
+    if is_batchedtensor(tensor) or not is_functorch_wrapped_tensor(inner):
+        return
+    if maybe_get_level(values) == maybe_get_level(tensor):
+        values = get_unwrapped(values)
+    _attach(inner, Storage(storage.pattern, values))
+
+
+def rewrap(tensor: SparseTensor) -> None:
+    """Let ``torch.func`` see what was written to a tensor in place."""
+    if is_functorch_wrapped_tensor(tensor.storage.values):
+        swap_tensor_impl(tensor, wrapped(tensor.storage))
+
+
+class _Wrapped(torch.autograd.Function):
+    """Map values, of which ``vmap`` may have batches, to the tensor on ``pattern`` that has them."""
+
+    @staticmethod
+    def forward(values: torch.Tensor, pattern: Pattern) -> SparseTensor:
+        values = values.detach()
+        if values.dim() == 1:
+            return SparseTensor(Storage(pattern, plain(values)))
+        batch = values.shape[:-1]
+        storage: Storage = Storage.__new__(Storage)
+        storage.pending = lambda _: _batched(values, pattern)  # most are never read
+        return SparseTensor(storage, (*batch, *pattern.shape), values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.pattern = inputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return _sampled(gradient, ctx.pattern), None
+
+    @staticmethod
+    def jvp(ctx: Any, change: Any, *_: Any) -> Any:
+        return _Wrapped.apply(change, ctx.pattern)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], values: torch.Tensor, pattern: Pattern) -> Any:
+        return _Wrapped.apply(values.movedim(in_dims[0], 0), pattern), 0
+
+
+def _batched(values: torch.Tensor, pattern: Pattern) -> Storage:
+    """Return the storage of the tensors on ``pattern`` that have batches of values, stacked."""
+    shape = (*values.shape[:-1], *pattern.shape)
+    parts = [SparseTensor(Storage(pattern, plain(part))) for part in values.flatten(0, -2)]
+    if not parts:
+        return SparseTensor(Storage(pattern, values.new_zeros(pattern.size))).expand(shape).storage
+    return torch.stack(parts).reshape(shape).storage
+
+
+def _sampled(gradient: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+    """Return the values of a gradient, or of batches of them, at the entries of ``pattern``."""
+    if gradient.dim() == len(pattern.shape):
+        return values_at(gradient, pattern)
+    parts = [_sampled(part, pattern) for part in gradient.unbind()]
+    return torch.stack(parts) if parts else gradient.new_zeros(*gradient.shape[: -len(pattern.shape)], pattern.size)
+
+
+# functions without a rule ------------------------------------------------------------------------------
 
 
 def is_tracked(args: Any, kwargs: Any) -> bool:
@@ -40,7 +130,17 @@ def is_any_tracked(args: Any, kwargs: Any) -> bool:
 
 
 def run_as_one_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute ``func`` of sparse tensors whose values ``torch.func`` tracks, as one autograd function."""
+    """Compute ``func`` of sparse tensors whose values ``torch.func`` tracks, as one autograd function.
+
+    Its result is dense if the sparsity pattern is not the same for all elements of a batch of ``vmap``.
+    """
+    try:
+        return _run_as_one(func, args, kwargs, is_dense=False)
+    except _PatternsDiffer:
+        return _run_as_one(func, args, kwargs, is_dense=True)
+
+
+def _run_as_one(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_dense: bool) -> Any:
     leaves, spec = tree_flatten((args, kwargs))
     patterns = [leaf.storage.pattern if isinstance(leaf, SparseTensor) else None for leaf in leaves]
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -57,7 +157,14 @@ def run_as_one_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             filled[place] = array if pattern is None else sparse_of(pattern, array)
         own_args, own_kwargs = tree_unflatten(filled, spec)
         outputs_of_func, form = tree_flatten(func(*own_args, **own_kwargs))
-        results[:] = [_outline(leaf) for leaf in outputs_of_func], form
+        if is_dense:
+            outputs_of_func = [
+                dense_of(leaf) if isinstance(leaf, SparseTensor) else leaf for leaf in outputs_of_func
+            ]
+        outlines = [_outline(leaf) for leaf in outputs_of_func]
+        if results and not all(map(_is_same, outlines, results[0])):
+            raise _PatternsDiffer
+        results[:] = outlines, form
         tensors = [leaf for leaf in outputs_of_func if isinstance(leaf, torch.Tensor)]
         return tuple(values_of(leaf) if isinstance(leaf, SparseTensor) else leaf for leaf in tensors)
 
@@ -75,11 +182,21 @@ def run_as_one_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 _DENSE = object()
 
 
+class _PatternsDiffer(Exception):
+    """The sparsity pattern of a result is not the same for all elements of a batch."""
+
+
 def _outline(leaf: Any) -> Any:
     """Return a leaf of a result without its values: a pattern, _DENSE, or what is no tensor as it is."""
     if isinstance(leaf, SparseTensor):
         return leaf.storage.pattern
     return _DENSE if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _is_same(outline: Any, other: Any) -> bool:
+    if isinstance(outline, Pattern) and isinstance(other, Pattern):
+        return outline is other or (outline.shape == other.shape and has_same_arrays(outline, other))
+    return (isinstance(outline, Pattern), outline is _DENSE) == (isinstance(other, Pattern), other is _DENSE)
 
 
 class _ArrayFunction(torch.autograd.Function):
@@ -144,26 +261,27 @@ class _ArrayFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], function: Function, *arrays: torch.Tensor) -> Any:
-        if info.batch_size == 0:
-            raise UnsupportedError("vmap over an empty batch has no defined result")
-        rows = [
-            _ArrayFunction.apply(
-                function,
-                *(
-                    array if dim is None else array.select(dim, number)
-                    for array, dim in zip(arrays, in_dims[1:], strict=True)
-                ),
-            )
-            for number in range(info.batch_size)
-        ]
-        stacked = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        pairs = list(zip(arrays, in_dims[1:], strict=True))
+        if info.batch_size == 0:  # the shapes are those of the results for zeros
+            zeros = [
+                array if dim is None else array.sum(dim, dtype=array.dtype) for array, dim in pairs
+            ]
+            rows = [_ArrayFunction.apply(function, *zeros)]
+        else:
+            rows = [
+                _ArrayFunction.apply(
+                    function, *(array if dim is None else array.select(dim, number) for array, dim in pairs)
+                )
+                for number in range(info.batch_size)
+            ]
+        stacked = tuple(torch.stack(column)[: info.batch_size] for column in zip(*rows, strict=True))
         return stacked, (0,) * len(stacked)
 
 
 def _leaves(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Let gradients of the arrays be computed; return those that are connected as they are."""
+    """Return the arrays as independent variables, connected to what they were computed from."""
     return [
-        array if array.requires_grad or not is_number(array) else array.detach().requires_grad_()
+        used(array) if array.requires_grad or not is_number(array) else array.detach().requires_grad_()
         for array in arrays
     ]
 
@@ -185,5 +303,5 @@ def _gradients(
     )
 
 
-hooks.run_as_one_function = run_as_one_function
+hooks.run_as_one_function, hooks.wrap = run_as_one_function, wrapped
 hooks.is_tracked, hooks.is_any_tracked = is_tracked, is_any_tracked

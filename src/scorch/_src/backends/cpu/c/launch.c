@@ -185,21 +185,6 @@ static long long address_of(const managed_t *made) {
     return (long long)((char *)made->tensor.data + made->tensor.offset);
 }
 
-#define MAP(name, type, absolute)                                                                           \
-    static void name(long long code, const type *restrict in, type *restrict out, long long length) {       \
-        if (code == 0) for (long long i = 0; i < length; i++) out[i] = in[i] <= 0 ? 0 : in[i];              \
-        if (code == 1) for (long long i = 0; i < length; i++) out[i] = -in[i];                              \
-        if (code == 2) for (long long i = 0; i < length; i++) out[i] = absolute(in[i]);                     \
-    }
-#define ADD(name, type)                                                                                     \
-    static void name(type *restrict sum, const type *restrict added, long long length) {                    \
-        for (long long i = 0; i < length; i++) sum[i] += added[i];                                          \
-    }
-ADD(add_float, float)
-ADD(add_double, double)
-MAP(map_float, float, __builtin_fabsf)
-MAP(map_double, double, __builtin_fabs)
-
 /* A function of a short list of floats or doubles, of *bits, 0: relu, 1: neg, 2: abs; None for other values */
 static object *mapped(long long code, object *values, int *bits) {
     long long length;
@@ -220,16 +205,6 @@ static object *mapped(long long code, object *values, int *bits) {
     else map_double(code, (const double *)data, (double *)address_of(made), length);
     return table->give(made, &out) ? 0 : (object *)out;
 }
-
-#define COMBINE(name, type)                                                                                 \
-    static void name(long long code, const type *restrict a, const type *restrict b, type *restrict out,    \
-                     long long length) {                                                                    \
-        if (code == 0) for (long long i = 0; i < length; i++) out[i] = a[i] + b[i];                         \
-        if (code == 1) for (long long i = 0; i < length; i++) out[i] = a[i] - b[i];                         \
-        if (code == 2) for (long long i = 0; i < length; i++) out[i] = a[i] * b[i];                         \
-    }
-COMBINE(combine_float, float)
-COMBINE(combine_double, double)
 
 /* The sum (0), difference (1) or product (2) of two short lists of floats or doubles; None for other values */
 static object *combined(long long code, object *const *values) {
@@ -375,10 +350,7 @@ static object *rows_of(const call_t *call) {
     thread = PyEval_SaveThread();
     call->finish(slots);
     if (made[2] && wide) memcpy((void *)address_of(made[0]), pos, (unsigned long)length * 8);
-    if (made[2] && !wide) {
-        int *narrow = (int *)address_of(made[0]);
-        for (long long r = 0; r < length; r++) narrow[r] = (int)pos[r];
-    }
+    if (made[2] && !wide) narrow((int *)address_of(made[0]), pos, length);
     free(pos);
     PyEval_RestoreThread(thread);
     if (!made[2] && call->facts != none && !PyErr_ExceptionMatches(PyExc_MemoryError)) {

@@ -26,6 +26,7 @@ int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *contex
 void scorch_forget_threads(void) {}
 void scorch_forget_load(void) {}
 int scorch_is_busy(i64 time) { return (void)time, 0; }
+i64 scorch_left_cores(i64 *args) { return (void)args, 0; }
 #else
 
 enum { MOST_THREADS = 256, OPAQUE = 256 };
@@ -70,6 +71,7 @@ static struct {
 
 static i64 next_wait, own_threads, tries, debt;
 static i64 looked, spent_then; /* when the system was asked, and the time that all threads had run for */
+static i64 others; /* threads of other processes that wanted a core then, since there were too few; else 0 */
 
 static i64 cores = MOST_THREADS, machine_cores = MOST_THREADS; /* that this process may use, and all */
 const char *scorch_load_file = "/proc/loadavg"; /* such as 1.50 1.20 0.90 3/250 4711: three threads want a core */
@@ -200,12 +202,21 @@ static void be_busy(i64 from, i64 least) {
     __atomic_store_n(&scorch_busy_until, from + (wait > least ? wait : least), __ATOMIC_RELAXED);
 }
 
+/* How many of the threads that want a core are not ours, which have run for so long in some time. */
+i64 scorch_count_others(i64 running, i64 spent, i64 time) {
+    const i64 own = time > 0 && spent > time ? (spent + time - 1) / time : 1;
+    return running > own ? running - own : 0;
+}
+
 /* Ask the system whether more threads want a core than there are cores, in which case the machine is busy. */
 static int look(i64 time) {
     const i64 spent = read_clock(OWN_TIME);
     const i64 since = time - __atomic_exchange_n(&looked, time, __ATOMIC_RELAXED);
     const i64 before = __atomic_exchange_n(&spent_then, spent, __ATOMIC_RELAXED);
-    if (count_running() <= machine_cores + machine_cores / SPARE) return 0;
+    const i64 running = count_running(), is_crowd = running > machine_cores + machine_cores / SPARE;
+    if (is_crowd || __atomic_load_n(&others, __ATOMIC_RELAXED))
+        __atomic_store_n(&others, scorch_count_others(running, spent - before, since), __ATOMIC_RELAXED);
+    if (!is_crowd) return 0;
     if (scorch_has_all_cores(spent - before, since)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
     be_busy(time, 0);
     return 1;
@@ -219,6 +230,16 @@ int scorch_is_busy(i64 time) {
     if (look(time)) return 1;
     if (until) __atomic_compare_exchange_n(&scorch_busy_until, &until, 0, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     return 0;
+}
+
+/* How many cores others leave to as many of torch's threads as args say, at least one; 0: enough for all of them.
+   Once there were too few, they are too few until those threads would fit beside the others. */
+i64 scorch_left_cores(i64 *args) {
+    const int is_busy = scorch_is_busy(now());
+    const i64 taken = __atomic_load_n(&others, __ATOMIC_RELAXED), most = machine_cores + machine_cores / SPARE;
+    if (!taken) return is_busy; /* found out from loops that took long: nobody knows how many others there are */
+    if (taken + *args <= most) return 0;
+    return taken < machine_cores ? machine_cores - taken : 1;
 }
 
 /* A loop whose parts tell when the caller has done its own, and, if is_timed, when the last one was done, and how long
@@ -279,7 +300,7 @@ int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *contex
 }
 
 void scorch_forget_load(void) {
-    scorch_busy_until = debt = tries = looked = spent_then = 0;
+    scorch_busy_until = debt = tries = looked = spent_then = others = 0;
     next_wait = FIRST_WAIT, own_threads = MOST_THREADS;
 }
 

@@ -33,6 +33,15 @@ def check_waiting(device: torch.device, what: str) -> None:
         )
 
 
+def check_seeds(device: torch.device) -> None:
+    """Raise while a CUDA graph is captured, whose replays would all have the same seeds."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise DeviceError(
+            "dropout in attention and of edges draws a seed on the CPU, so that every replay of a CUDA graph "
+            "would drop the same elements; capture the function with dropout 0, or call layer.eval() before"
+        )
+
+
 def settle(device: torch.device) -> None:
     """Wait for the current stream, so that arrays may be read on any other."""
     if device.type == "cuda":
@@ -119,6 +128,9 @@ class WaitingRoutines(Routines):
 
     def check_waiting(self, device: torch.device, what: str) -> None:
         check_waiting(device, what)
+
+    def check_seeds(self, device: torch.device) -> None:
+        check_seeds(device)
 
     def settle(self, device: torch.device) -> None:
         settle(device)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.fuse.group import Fused, FusionError
 from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.schedule.grid_facts import facts_of, is_narrow
+from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk
 from scorch._src.loops.grid import FUNCTIONS, WARP, Facts, Grid, as_grid, why_no_grid

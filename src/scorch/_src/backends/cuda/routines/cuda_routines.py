@@ -69,7 +69,7 @@ class _Units:
             return [0] * 5 + [self.count, 0, 0]
         known = self.parts
         arrays = (known.row, known.start, known.stop, known.long_row, known.long_first)
-        return [*map(address_of, arrays), known.count, known.cut, known.long]
+        return [*_slots(arrays), known.count, known.cut, known.long]
 
 
 class CudaRoutines(CudaAttention):
@@ -209,7 +209,7 @@ class CudaRoutines(CudaAttention):
             units = _units_of(pos)
             part_out, part_ties = (_sums(x, units.cut, x.shape[1]) for _ in range(2))
             arrays = [counts, x, None, None, out, ties, part_out, part_ties]
-            slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
+            slots = [*_slots((pos, crd)), *units.slots, x.shape[1], *_slots(arrays)]
             _launch(kernel, LARGEST, slots, units.count * _threads_of_row(x), x)
             if units.cut:
                 _launch(kernel, "scorch_join_largest", slots, units.long * x.shape[1], x)
@@ -227,7 +227,7 @@ class CudaRoutines(CudaAttention):
             result, units = torch.empty_like(x), _units_of(pos)
             part_out = _sums(x, units.cut, x.shape[1])
             arrays = [counts, x, out, shared, result, None, part_out, None]
-            slots = [*map(address_of, (pos, crd)), *units.slots, x.shape[1], *map(_slot, arrays)]
+            slots = [*_slots((pos, crd)), *units.slots, x.shape[1], *_slots(arrays)]
             _launch(kernel, SHARE, slots, units.count * _threads_of_row(x), x)
             if units.cut:
                 _launch(kernel, "scorch_join_shares", slots, units.long * x.shape[1], x)
@@ -267,9 +267,11 @@ def _why_not(indices: Sequence[Tensor], x: Tensor, others: Sequence[Tensor]) -> 
         return "there is nothing to compute"
     if indices[0].dtype not in INDICES or not all(index.is_contiguous() for index in indices):
         return "indices are neither int32 nor int64, or have gaps"
-    same = all(index.dtype == indices[0].dtype and index.device == x.device for index in indices)
-    same = same and all(array.dtype == x.dtype and array.device == x.device for array in others)
-    return "" if same else "arrays differ in dtype or device"
+    for arrays, dtype in ((indices, indices[0].dtype), (others, x.dtype)):
+        for array in arrays:
+            if array.dtype != dtype or array.device != x.device:
+                return "arrays differ in dtype or device"
+    return ""
 
 
 def _spread(x: Tensor) -> tuple[int, int]:
@@ -291,16 +293,17 @@ def _attention_slots(
     rows: Rows, units: _Units, arrays: Sequence[Tensor | None], options: Options
 ) -> list[int]:
     places = (rows.pos, rows.crd, rows.places)
-    numbers = [_bits(options.slope), _bits(options.scale), options.drop_below, options.seed]
-    return [*map(_slot, places), *units.slots, *map(_slot, arrays), *numbers]
+    slope, scale = struct.unpack("qq", struct.pack("dd", options.slope, options.scale))  # their bits
+    return [*_slots(places), *units.slots, *_slots(arrays), slope, scale, options.drop_below, options.seed]
 
 
 def _launch(kernel: CudaKernel, name: str, slots: Sequence[int], threads: int, like: Tensor) -> None:
     kernel.launch(name, slots, threads, like.device.index)
 
 
-def _slot(array: Tensor | None) -> int:
-    return 0 if array is None else address_of(array)
+def _slots(arrays: Sequence[Tensor | None]) -> list[int]:
+    """Return the addresses of arrays, and 0 for those that there are not."""
+    return [0 if array is None else array.data_ptr() or address_of(array) for array in arrays]
 
 
 @overload
@@ -318,9 +321,3 @@ def _plain(array: Tensor | None) -> Tensor | None:
 def _sums(like: Tensor, *shape: int) -> Tensor:
     """Allocate what is computed of elements."""
     return like.new_empty(shape, dtype=dtype_of_sums(like.dtype))
-
-
-def _bits(number: float) -> int:
-    """Return a number as the slot of an argument."""
-    bits: int = struct.unpack("q", struct.pack("d", number))[0]
-    return bits
