@@ -2,10 +2,11 @@
 
     python -m benchmarks.model_parts [--only BERT-base,Llama-7B] [--sparsity 0.95] [--threads 16,4,1]
 
-Every linear layer is stored sparse, also where dense is faster. The networks take turns, so that each finds
-the caches as the other left them; medians in milliseconds, the sum of all calls of a part. "else" is the time
-between the parts. ``--layers`` times single layers of BERT's widths instead, in microseconds, and with
-``--patterns 2:4,1:8`` those of N:M sparsity next to unstructured ones of the same density.
+Every linear layer is stored sparse, also where dense is faster, and what ``sparsify`` fuses is fused. The
+networks take turns, so that each finds the caches as the other left them; medians in milliseconds, the sum
+of all calls of a part. "else" is the time between the parts. ``--layers`` times single layers of BERT's
+widths instead, in microseconds, and with ``--patterns 2:4,1:8`` those of N:M sparsity next to unstructured
+ones of the same density.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks import model_shapes
 from benchmarks.overhead import machine
 from benchmarks.pruned import interleaved
 from scorch._src.nn import prune
+from scorch._src.nn.pruned.fused_modules import fuse_modules
 
 LAYERS = ((768, 768), (2304, 768), (3072, 768), (768, 3072))
 BATCHES = (1, 8, 128)
@@ -84,7 +86,7 @@ def sparse_copy(dense: nn.Module, sparsity: float) -> nn.Module:
             layer = scorch.nn.SparseLinear.from_dense(module, sparsity)
             module.weight.copy_(layer.to_dense().weight)
             sparse[id(module)] = layer
-    return copy.deepcopy(dense, sparse)
+    return fuse_modules(copy.deepcopy(dense, sparse))
 
 
 def measure(

@@ -35,6 +35,7 @@ import scorch
 from benchmarks.model_shapes import Inputs, Shape, shapes
 from benchmarks.overhead import machine
 from benchmarks.pruned import interleaved
+from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import is_sparse_layer
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.sparsify import replace_modules
@@ -149,10 +150,10 @@ CONTESTANTS: dict[str, Callable[[nn.Module, Inputs], Call]] = {
 
 
 def densify(model: nn.Module) -> nn.Module:
-    """A copy of a model with all layers dense."""
+    """A copy of a model with all layers dense, and PyTorch's own modules between them."""
     model = copy.deepcopy(model)
     sparse: list[Any] = [module for module in model.modules() if is_sparse_layer(module)]
-    return replace_modules(model, {module: module.to_dense() for module in sparse}).eval()
+    return fuse_modules(replace_modules(model, {module: module.to_dense() for module in sparse})).eval()
 
 
 def measure(

@@ -172,7 +172,7 @@ def test_malformed_expression_points_at_the_place() -> None:
 def test_what_is_no_string() -> None:
     refused(
         NotationError,
-        "an index expression must be a string such as 'y[i] = A[i,j] * x[j]', but got 7",
+        "an index expression must be a string such as 'y[i] = A[i,j] * x[j]', but got an int",
         scorch.evaluate,
         7,
         A=A,

@@ -13,6 +13,7 @@ import torch
 import scorch
 from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.routines import by_rows, convolve
+from scorch._src.backends.routines import Windows
 from scorch._src.compiler.target import host_target, using_target
 from scorch._src.nn.pruned.sparse_conv import SparseConv2d
 
@@ -59,9 +60,14 @@ def test_one_pixel_in_vectors_of_any_width(vector_bytes: int) -> None:
             check(torch.float32, shape, {})
 
 
+def plan_of_pixels(channels: int, size: int) -> Any:
+    """The plan of a convolution of one pixel, with one kernel of one entry."""
+    windows = Windows((1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    return convolve.plan_convolution(torch.tensor([0, 1]), torch.tensor([0]), windows, (channels, size, size))
+
+
 def test_few_tiles_are_copied_by_one_thread_only() -> None:
-    few = convolve.Plan(torch.zeros(0), ((0, 0),), (7, 7), (7, 7), 512, True)
-    many = convolve.Plan(torch.zeros(0), ((0, 0),), (56, 56), (56, 56), 512, True)
+    few, many = (plan_of_pixels(512, size) for size in (7, 56))
     assert convolve._copies_tiles(few, 1000, 1, 32, threads=1)
     assert not convolve._copies_tiles(few, 1000, 1, 32, threads=16)
     assert convolve._copies_tiles(few, 1 << 20, 1, 32, threads=16)

@@ -5,11 +5,13 @@ Compilers emulate vectors that a CPU lacks.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.routines import by_rows, linear
 from scorch._src.backends.routines import Layer
 from scorch._src.compiler.target import host_target, using_target
+from scorch._src.ops.products import linear as products
 
 SHAPES = ((33, 37), (48, 160))
 
@@ -32,6 +35,28 @@ def other_cpus() -> Iterator[None]:
     yield
     linear._plan.cache_clear()
     by_rows.text_of.cache_clear()
+
+
+def check_narrow_product(outputs: int, features: int, batch: int, form: str = "csr") -> None:
+    """Check a product in bf16 against one in float64 of the same numbers: only the result is rounded."""
+    layer = scorch.nn.SparseLinear(features, outputs, sparsity=0.5, format=form).bfloat16()
+    x, residual = torch.randn(batch, features).bfloat16(), torch.randn(batch, outputs).bfloat16()
+    assert layer.bias is not None
+    exact = F.linear(x.double(), layer.weight.detach().to_dense().double(), layer.bias.detach().double())
+    with warm_kernels_only():
+        found = layer(x), layer.fused(x, "relu", residual), layer.multiply(x, None)
+    for result, wanted in zip(
+        found, (exact, exact.relu() + residual, exact - layer.bias.detach().double()), strict=True
+    ):
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result.double(), wanted, rtol=2**-8, atol=1e-5)
+
+
+@contextlib.contextmanager
+def warm_kernels_only() -> Iterator[None]:
+    """Fail where a generated kernel computes what the routine is for."""
+    with mock.patch.object(products, "_rows_by_weight", side_effect=AssertionError("by a kernel")):
+        yield
 
 
 def check_product(outputs: int, features: int, batch: int) -> None:
@@ -60,6 +85,7 @@ def test_products_in_vectors_of_any_width(vector_bytes: int) -> None:
         with using_target(target):
             for (outputs, features), batch in itertools.product(SHAPES, (2, 8, 16, 21, 48, 70)):
                 check_product(outputs, features, batch)
+                check_narrow_product(outputs, features, batch)
     finally:
         torch.set_num_threads(threads)
 
@@ -86,3 +112,42 @@ def test_products_do_not_depend_on_who_runs_which_part(monkeypatch: pytest.Monke
         monkeypatch.setattr(parallel, "shared_by", lambda work, each, at=at: (at, 5))
         for (outputs, features), batch in itertools.product((*SHAPES, (2000, 160)), (1, 3, 40, 150)):
             check_product(outputs, features, batch)
+            check_narrow_product(outputs, features, batch)
+
+
+@pytest.mark.whole
+@pytest.mark.cpu("routines in C")
+@pytest.mark.parametrize("form", ["csr", "bsr(1,4)", "bsr(4,4)", "bsr(16,1)"])
+@torch.no_grad()
+def test_modules_in_bfloat16_multiply_in_the_routine(form: str) -> None:
+    torch.manual_seed(0)
+    for batch in (1, 2, 17, 64):
+        check_narrow_product(48, 160, batch, form)
+
+
+@pytest.mark.cpu("routines in C")
+@torch.no_grad()
+def test_weights_of_any_pattern_multiply_bfloat16() -> None:
+    torch.manual_seed(0)
+    for batch in (1, 5, 40):
+        dense, x = torch.nn.Linear(64, 48).bfloat16(), torch.randn(batch, 64).bfloat16()
+        layer = scorch.sparsify(dense, pattern="2:4", prefer="size")
+        wanted = F.linear(x.double(), layer.weight.detach().to_dense().double(), layer.bias.double())  # type: ignore[operator, union-attr, arg-type]
+        for _ in range(3):
+            torch.testing.assert_close(layer(x).double(), wanted, rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.cpu("routines in C")
+@torch.no_grad()
+def test_bfloat16_rounds_as_pytorch_does() -> None:
+    special = torch.tensor(
+        [1e-40, -1e-40, 3.4e38, float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1.00390625]
+    )
+    identity = scorch.eye(len(special), format="csr", dtype=torch.bfloat16)
+    layer = scorch.nn.SparseLinear.from_weight(identity)
+    for rows in (1, 20):
+        x = special.bfloat16().expand(rows, -1).contiguous()
+        wanted = torch.relu(x) + x
+        for place in range(len(special)):  # what is stored nowhere is read by nobody
+            found = layer.fused(x, "relu", x)[:, place]
+            torch.testing.assert_close(found, wanted[:, place], equal_nan=True, rtol=0, atol=0)

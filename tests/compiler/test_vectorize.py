@@ -109,9 +109,11 @@ def test_large_operands_are_fetched_ahead(machine):
     assert small.prefetched == () and [access.tensor for access, _ in large.prefetched] == ["B"]
 
 
-def test_rows_are_not_fetched_where_the_core_looks_ahead(machine):
-    machine(dataclasses.replace(AVX512, looks_ahead=True))
+def test_short_rows_are_not_fetched_where_the_core_looks_ahead(machine):
+    machine(dataclasses.replace(AVX512, looks_ahead=256))
     assert plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64)).prefetched == ()
+    longer = plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 65))
+    assert [access.tensor for access, _ in longer.prefetched] == ["B"]
     sums = plan_of("ij,ik,jk->ij", sparse(400, 3000), torch.rand(400, 64), torch.rand(3000, 64))
     assert [access.tensor for access, _ in sums.prefetched] == ["C"]
 

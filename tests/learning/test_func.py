@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import scorch
 from scorch import SparseTensor
@@ -197,3 +197,161 @@ def test_attention():
         attention(torch.stack([q, k]), k, v, allowed),
     )
     torch.testing.assert_close(attention(q, k, v, mask), attention(q, k, v, allowed))
+
+
+def written(A: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    product = A * v
+    product[1].mul_(v)
+    return product
+
+
+RETURNED = {
+    "product": lambda A, v: A * v,
+    "function": lambda A, v: torch.sin(A * v) * 2,
+    "of values": lambda A, v: torch.relu(A * v).t(),
+    "slice": lambda A, v: (A * v)[1:3],
+    "sum": lambda A, v: A * v + A * v * v,
+    "product of two": lambda A, v: (A * v) @ A.t(),
+    "written in place": lambda A, v: (A * v).mul_(v),
+    "view written in place": written,
+    "dense, and nothing else": lambda A, v: A @ v,
+    "several": lambda A, v: (A * v, A @ v, A),
+}
+V, W = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+SEVERAL_V = torch.stack([V, W])
+
+
+def ones_of(result: object) -> object:
+    return tree_map(lambda leaf: torch.ones(leaf.shape, dtype=torch.float64), result)
+
+
+def total(result: object) -> torch.Tensor:
+    return sum(leaf.square().sum() for leaf in tree_leaves(result))
+
+
+def by_autograd(function, v: torch.Tensor) -> torch.Tensor:
+    v = v.clone().requires_grad_()
+    return torch.autograd.grad(total(function(v)), v)
+
+
+TRANSFORMS = {
+    "jvp": lambda f: jvp(f, (V,), (W,)),
+    "vjp": lambda f: vjp(f, V)[0],
+    "vjp of a dense gradient": lambda f: vjp(f, V)[1](ones_of(f(V))),
+    "vjp of a sparse gradient": lambda f: vjp(f, V)[1](f(W)),
+    "jacrev": lambda f: jacrev(f)(V),
+    "jacfwd": lambda f: jacfwd(f)(V),
+    "hessian": lambda f: jacfwd(jacrev(lambda v: tree_leaves(f(v))[0]))(V),
+    "grad with more results": lambda f: grad(lambda v: (total(f(v)), f(v)), has_aux=True)(V),
+    "vjp with more results": lambda f: vjp(lambda v: (v, f(v)), V, has_aux=True)[::2],
+    "jvp with more results": lambda f: jvp(lambda v: (f(v), f(v)), (V,), (W,), has_aux=True),
+    "vmap": lambda f: vmap(f)(SEVERAL_V),
+    "vmap to the last dimension": lambda f: vmap(f, out_dims=-1)(SEVERAL_V),
+    "vmap in chunks": lambda f: vmap(f, chunk_size=1)(SEVERAL_V),
+    "vmap of vmap": lambda f: vmap(vmap(f))(SEVERAL_V[None]),
+    "vmap of jvp": lambda f: vmap(lambda v: jvp(f, (v,), (W,)))(SEVERAL_V),
+    "vmap of jacrev": lambda f: vmap(jacrev(f))(SEVERAL_V),
+    "jvp of vmap": lambda f: jvp(vmap(f), (SEVERAL_V,), (SEVERAL_V,)),
+    "jacrev of vmap": lambda f: jacrev(vmap(f))(SEVERAL_V),
+    "grad of vmap": lambda f: grad(lambda v: total(vmap(f)(v)))(SEVERAL_V),
+    "grad of jvp": lambda f: grad(lambda v: total(jvp(f, (v,), (W,))))(V),
+    "grad of vjp": lambda f: grad(lambda v: total(vjp(f, v)[1](ones_of(f(V)))))(V),
+    "grad of vmap of a constant": lambda f: grad(lambda v: total(vmap(lambda _: f(v))(SEVERAL_V)))(V),
+    "autograd of vjp": lambda f: by_autograd(lambda v: vjp(f, v)[0], V),
+    "autograd of jvp": lambda f: by_autograd(lambda v: jvp(f, (v,), (v,)), V),
+    "autograd of vmap": lambda f: by_autograd(vmap(f), SEVERAL_V),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_functions_that_return_sparse_tensors(name):
+    for label, function in RETURNED.items():
+        if label in ("dense, and nothing else", "several") and name == "vmap to the last dimension":
+            continue  # of one dimension
+        if label == "several" and name in ("vjp of a sparse gradient", "autograd of vmap", "vmap of jacrev"):
+            continue
+        wanted = TRANSFORMS[name](lambda v, function=function: function(D, v))
+        same(TRANSFORMS[name](lambda v, function=function: function(S, v)), wanted)
+
+
+def test_results_of_transforms_are_sparse():
+    result, change = jvp(lambda v: S * v, (V,), (V,))
+    batch = vmap(lambda v: S * v)(SEVERAL_V)
+    for tensor in (result, change, batch, vjp(lambda v: S * v, V)[0]):
+        assert type(tensor) is SparseTensor
+    assert result.nnz == change.nnz == S.nnz and batch.nnz == 2 * S.nnz
+    assert (result.values() != 0).all() and batch.storage.values.data_ptr()
+
+
+def test_jacobians_over_values_that_return_the_tensor():
+    for transform in (jacrev, jacfwd):
+        same(transform(lambda v: sparse(v) * 2)(VALUES), transform(lambda v: dense(v) * 2)(VALUES))
+    same(vmap(sparse)(SEVERAL), vmap(dense)(SEVERAL))
+    same(vmap(sparse, in_dims=1)(SEVERAL.t()), vmap(dense, in_dims=1)(SEVERAL.t()))
+
+
+def test_operands_that_depend_on_each_other():
+    # As one function of both, the gradient of an operand counted again what had come through the other.
+    for function in (torch.atan2, torch.hypot, torch.copysign):
+
+        def loss(A: torch.Tensor, v: torch.Tensor, function=function) -> torch.Tensor:
+            return vjp(lambda u: as_dense(function(A * u, u)).sum(0).sin(), v)[0].square().sum()
+
+        gradients = []
+        for A in (S, D):
+            v = V.clone().requires_grad_()
+            gradients += torch.autograd.grad(loss(A, v), v)
+        torch.testing.assert_close(*gradients)
+
+
+def test_batches_with_different_patterns():
+    v = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 2.0, -3.0, 4.0, 5.0]], dtype=torch.float64)
+    same(vmap(lambda v: torch.atan2(S * v.abs(), v))(v), vmap(lambda v: torch.atan2(D * v.abs(), v))(v))
+
+
+def test_empty_batches():
+    for function in (lambda A, v: A * v, lambda A, v: torch.atan2(A * v, v), lambda A, v: (A * v).mul_(2)):
+        results = [vmap(lambda v, A=A, f=function: f(A, v))(SEVERAL_V[:0]) for A in (S, D)]
+        assert results[0].shape == results[1].shape == (0, 6, 5)
+
+
+def test_a_sparse_argument_with_a_sparse_operand():
+    T = scorch.rand(5, 6, density=0.4, format="csr", dtype=torch.float64)
+    for function in (
+        lambda A, B: A @ B,
+        lambda A, B: B @ A,
+        lambda A, B: A.t() * B,
+        lambda A, B: torch.cat([B, A.t()]),
+    ):
+        stored = T.to_dense() != 0
+        for transform in (
+            lambda f, B: jvp(f, (B,), (B * 2,)),
+            lambda f, B, stored=stored: as_dense(grad(lambda B: f(B).square().sum())(B)) * stored,
+            lambda f, B, stored=stored: as_dense(vjp(f, B)[1](ones_of(f(B)))[0]) * stored,
+        ):
+            wanted = transform(lambda B, f=function: f(D, B), T.to_dense())
+            same(transform(lambda B, f=function: f(S, B), T), wanted)
+
+
+def test_functions_of_torch_autograd():
+    for name in ("jvp", "vjp"):
+        found, wanted = (
+            getattr(torch.autograd.functional, name)(lambda v, A=A: torch.sin(A * v), V, u)
+            for A, u in ((S, V if name == "jvp" else D), (D, V if name == "jvp" else D))
+        )
+        same(found, wanted)
+    with pytest.raises(UnsupportedError, match="batched gradients"):
+        torch.autograd.functional.jacobian(lambda v: S * v, V, vectorize=True)
+
+
+def test_hooks_for_several_gradients():
+    for others in ((), (V,)):
+        leaf, seen = S.clone().detach().requires_grad_(), []
+        inputs = [leaf, *(other.clone().requires_grad_() for other in others)]
+        torch.autograd.graph.register_multi_grad_hook(inputs, seen.append)
+        total = (leaf * inputs[-1] if others else leaf * 2).square().sum()
+        total.backward()
+        assert len(seen) == 1 and all(gradient is not None for gradient in seen[0])
+        node = torch.autograd.graph.get_gradient_edge(leaf).node
+        assert node is leaf.expand_as(leaf).grad_fn.next_functions[0][0] and node.variable is leaf

@@ -231,7 +231,7 @@ def test_calls_are_traced_again_only_where_fusion_saves_more(monkeypatch: pytest
     traced = count_traced(monkeypatch)
     layer = scorch.nn.SparseLinear(64, 64)
     block = scorch.compile(lambda x: torch.relu(layer(x)) + x)
-    small, large = torch.randn(3, 64), torch.randn(4096, 64)
+    small, large = torch.randn(3, 64), torch.randn(1 << 14, 64)
     for x in (small, small, small):
         torch.testing.assert_close(block(x), torch.relu(layer(x)) + x)
     assert traced == [3]

@@ -233,6 +233,9 @@ def test_weights_that_change_are_read_again() -> None:
     S.mul_(torch.linspace(1, 2, NODES))
     torch.testing.assert_close(layer(x, S), layer(x, S.clone()))
     assert not torch.allclose(layer(x, S), before)
+    other = scorch.from_torch(torch.eye(NODES), format="csr")
+    S.copy_(other)
+    torch.testing.assert_close(layer(x, S), layer(x, other))
 
 
 def test_a_graph_is_read_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -201,10 +202,10 @@ def test_accumulation_may_repeat_a_value_along_the_target() -> None:
         ("D[i] = A[...,i]", "'...' is not supported here; name every index, or use einsum", "..."),
         ("D[i] = (A[i] + 1", "expected ')' but found the end", ""),
         ("D[i] = A[i])", "expected an operator but found ')'", ")"),
-        ("D[i] = 2 A[i]", "expected an operator but found 'A'", "A"),
+        ("D[i] = 2 A[i]", "expected an operator before 'A'; write '*' for a product", "A"),
         ("D[i] =", "the right-hand side is empty; write what to compute", ""),
         ("D[i] = A[i] *", "expected a tensor, a number or '(' but found the end", ""),
-        ("A[i] * B[i]", "expected '=' or '+=' after the result 'A' but found '*'", "*"),
+        ("A[i] * B[i]", "the result is missing; begin with it", "*"),
         ("D[i] == A[i]", "expected '=' or '+=' after the result 'D' but found '=='", "=="),
         ("2 = A[i]", "expected the name of the result but found '2'", "2"),
         ("D[i] = A[i] = B[i]", "a statement can have only one '='; write '==' to compare", "= B"),
@@ -267,7 +268,7 @@ def test_empty_text_is_refused(text: str) -> None:
 
 def test_text_that_is_no_string_is_refused() -> None:
     with pytest.raises(
-        NotationError, match=r"an index expression must be a string such as .*, but got \[3\]"
+        NotationError, match=r"an index expression must be a string such as .*, but got a list"
     ):
         parse([3])  # type: ignore[arg-type]
 
@@ -294,3 +295,21 @@ def test_functions_that_people_try_are_answered_with_what_to_write() -> None:
             target = "R[i]" if "(j, " in code else "R[i,j]"
             named = {"A": A, "B": A.to_dense()} if "B[" in code else {"A": A}
             scorch.evaluate(f"{target} = {code}", **named)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("y[i] = A[i,j] x[j]", "expected an operator before 'x'; write '*' for a product"),
+        ("y(i) = A(i,j)", "write the indices of 'y' in brackets: y[i,j]"),
+        ("y[i,j] = A.T[i,j]", "A[j,i] for A.T"),
+        ("y[i,j] = torch.relu(A[i,j])", "write relu(x) for torch.relu(x)"),
+        ("y[i,j] = A[i,j] if A[i,j] > 0", "use where(condition, x, y)"),
+        ("y[i,j] = A[i,j] and B[i,j]", "multiply conditions instead"),
+        (3, "but got an int"),
+    ],
+)
+def test_other_notations_say_what_to_write(text: Any, words: str) -> None:
+    with pytest.raises(NotationError, match=re.escape(words)):
+        parse(text)

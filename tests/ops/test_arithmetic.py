@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.events import LISTENERS, Event
+from scorch._src.ops.pointwise import arithmetic
 from scorch.errors import DensityError
 
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -116,3 +118,23 @@ def test_tensors_on_one_pattern_are_combined_value_by_value(sign: str) -> None:
     assert found.storage.pattern is S.storage.pattern
     assert torch.equal(found.values(), SIGNS[sign](S.values(), T.values()))
     same(found, torch.where(dense == 0, 0, SIGNS[sign](dense, other)))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("sign", "+-*")
+def test_no_kernel_combines_values_on_one_pattern_on_other_devices(
+    sign: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch does it in one call, however few there are."""
+    A, dense = sparse_and_dense()
+    B, ran = A * 3, list[Event]()
+    monkeypatch.setattr(arithmetic, "HOST", torch.device("meta"))  # so that the CPU is another device
+    LISTENERS.append(ran.append)
+    try:
+        found = [SIGNS[sign](A, B) for _ in range(2)]
+    finally:
+        LISTENERS.remove(ran.append)
+    assert not ran
+    for each in found:
+        assert each.storage.pattern is A.storage.pattern
+        same(each, SIGNS[sign](dense, 3 * dense))

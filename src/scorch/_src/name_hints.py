@@ -140,7 +140,10 @@ MODULE_HINTS: dict[str, str] = {
     "prune": "use scorch.sparsify(model, sparsity=0.9)",
     **{
         name: f"it is scorch.nn.{name}"
-        for name in ("GATConv", "GCNConv", "GINConv", "MoE", "SAGEConv", "SparseLinear")
+        for name in (
+            "APPNP", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "HeteroConv", "MoE", "RigL", "SAGEConv",
+            "SET", "SGConv", "SparseLinear", "TopKAutoencoder", "TransformerConv", "load_sparse", "masks",
+        )
     },
 }  # fmt: skip
 

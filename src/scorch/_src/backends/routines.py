@@ -24,6 +24,8 @@ Tensor = torch.Tensor
 Matrix = tuple[Tensor, ...]  # of compressed rows: pos, crd, values
 # Takes the values, scales, bias and residual of a layer, and its input; None: one is not as it was.
 BatchProduct = Callable[[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor], Tensor | None]
+# Takes an input, the weight and the bias of a norm; None: one is not as it was.
+NormFunction = Callable[[Tensor, Tensor | None, Tensor | None], Tensor | None]
 
 
 def do_nothing() -> None:
@@ -140,6 +142,44 @@ class Layer(NamedTuple):
     block: tuple[int, int] = (1, 1)
 
 
+class FixedNorm(NamedTuple):
+    """A batch norm in evaluation mode: statistics and parameters with a number for each channel."""
+
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+
+class Epilogue(NamedTuple):
+    """What follows a convolution, in this order; what is None is left out.
+
+    A batch norm; the sum with ``residual``, an array like the result; ``activation``, as in ``Layer``.
+    """
+
+    norm: FixedNorm | None = None
+    residual: Tensor | None = None
+    activation: str | None = None
+
+
+NOTHING = Epilogue()
+
+
+class Norm(NamedTuple):
+    """``layer_norm`` of each ``width`` numbers of arrays without gaps; ``rms_norm`` unless ``is_centered``.
+
+    A bias comes with a weight only.
+    """
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    width: int
+    is_centered: bool
+
+
 class Routines:
     """The routines, in torch's own operations."""
 
@@ -148,6 +188,7 @@ class Routines:
     batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
     batch_blocks: tuple[tuple[int, int], ...] = ((1, 1),)
     group_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_groups``
+    norm_dtypes: tuple[torch.dtype, ...] = ()  # of ``bind_norm``
     stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
     def free_memory(self, device: torch.device) -> int | None:
@@ -480,6 +521,14 @@ class Routines:
         del weight, table, bias, x, scales, activation, residual
         return None
 
+    def bind_norm(self, norm: Norm) -> NormFunction | None:
+        """Return a function that normalizes tensors of these dtypes and shapes; None where torch is as fast.
+
+        The function returns None for a tensor of another dtype or shape, or with gaps.
+        """
+        del norm
+        return None
+
     # convolutions ------------------------------------------------------------------------------------
 
     def plan_convolution(
@@ -489,10 +538,21 @@ class Routines:
         del pos, crd, windows, image
 
     def convolve(
-        self, weight: Matrix, bias: Tensor | None, input: Tensor, windows: Windows, plan: Any
-    ) -> Tensor:
-        """Convolve images by kernels that are compressed rows of channels, rows and columns."""
+        self,
+        weight: Matrix,
+        bias: Tensor | None,
+        input: Tensor,
+        windows: Windows,
+        plan: Any,
+        follows: Epilogue = NOTHING,
+    ) -> Tensor | None:
+        """Convolve images by kernels that are compressed rows of channels, rows and columns.
+
+        None where what follows must be computed by itself.
+        """
         del plan
+        if follows != NOTHING:
+            return None
         pos, crd, values = weight
         rows, channels = pos.numel() - 1, input.shape[1] // windows.groups
         dense = values.new_zeros(rows, channels * math.prod(windows.kernel))

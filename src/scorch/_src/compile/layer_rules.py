@@ -1,8 +1,9 @@
 """Rules of sparse layers: ``relu(linear(x)) + x`` becomes one product that finishes each row at once.
 
-A layer is a product with a sparse weight, its bias, an activation and a residual, in this order. Each is a
-recipe of its own; ``layer_plan`` finds out which of them are needed only for the last, and calls the routine
-that computes all. Where gradients are tracked, layers are not recorded.
+A layer is a product with a sparse weight, its bias, an activation and a residual, in this order; or a
+convolution, a batch norm in evaluation mode, a residual and an activation. Each is a recipe of its own;
+``layer_plan`` finds out which of them are needed only for the last, and calls the routine that computes all.
+Where gradients are tracked, layers are not recorded.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scorch._src.compile.recorder import PLAIN, RecordedCall, Recorder, recordin
 from scorch._src.grad_state import is_differentiable
 from scorch._src.notation.nodes import Access
 from scorch._src.ops.products.activations import ACTIVATIONS
+from scorch._src.ops.products.convolution import apply_convolution, find_fixed_norm, windows_of
 from scorch._src.ops.products.layer import apply_layer
 from scorch._src.ops.products.linear import can_multiply_batch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -25,6 +27,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 TRACKED = "gradients are tracked, which need its result before the activation"
 OPERANDS = ("x", "W", "values", "bias", "scales", "residual")  # their names among the parents of a recipe
 LINEAR, ACTIVATION, RESIDUAL = "linear", "activation", "residual"
+CONVOLUTION, NORMED, ADDED, ACTIVATED = "convolution", "normed", "added", "activated"
 
 
 def find_layer(tensor: Any) -> Value | None:
@@ -74,25 +77,71 @@ def layer(
     return _make_recipe(recorder, shape, input.dtype, recorder.pattern(pattern), parents, kind)
 
 
+@recording_rule(apply_convolution)
+def convolution(recorder: Recorder, images: Any, weight: Any, bias: Any, *numbers: Any) -> Recipe | None:
+    images = _compute(recorder, images)
+    if type(images) not in PLAIN or images.layout is not torch.strided:
+        return None
+    operands = zip(("x", "W", "bias"), (images, weight, bias), strict=True)
+    parents = {name: recorder.source(tensor).number for name, tensor in operands if tensor is not None}
+    pattern = weight.storage.pattern
+    shape = (images.shape[0], pattern.shape[0], *windows_of(numbers).out(images.shape[2:]))
+    return _make_recipe(recorder, shape, images.dtype, recorder.pattern(pattern), parents, CONVOLUTION)
+
+
+@recording_rule(F.batch_norm, applies=_follows_layer)
+def batch_norm(
+    recorder: Recorder,
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> list[RecordedCall] | str | None:
+    """Record a batch norm in evaluation mode that follows a convolution."""
+    value = find_layer(input)
+    if value is None or training or not _can_follow(recorder, value, CONVOLUTION):
+        return None
+    recipe, statistics = value.recipe, (running_mean, running_var, weight, bias)
+    if find_fixed_norm(recipe.shape[1], recipe.dtype, *statistics, eps) is None:
+        return None
+    if is_differentiable(*[tensor for tensor in statistics if tensor is not None]):
+        return TRACKED
+    names = zip(("mean", "variance", "weight", "bias"), statistics, strict=True)
+    others = {name: recorder.source(tensor).number for name, tensor in names if tensor is not None}
+    call: Any = F.batch_norm, (input, *statistics, False, momentum, eps), {}
+    return [(_follow(recorder, value, NORMED, others), call)]
+
+
 def record_activation(recorder: Recorder, input: Any, name: str) -> list[RecordedCall] | None:
     """Record an activation that follows a layer; None if it is none that layers are fused with."""
     value = find_layer(input)
-    if value is None or name not in ACTIVATIONS or not _can_follow(recorder, value, LINEAR):
+    if value is None or name not in ACTIVATIONS:
         return None
-    recipe = _follow(recorder, value, ACTIVATION, {})
+    if not _can_follow(recorder, value, LINEAR, CONVOLUTION, NORMED, ADDED):
+        return None
+    recipe = _follow(recorder, value, ACTIVATION if value.recipe.kind == LINEAR else ACTIVATED, {})
     return [(recipe, (ACTIVATIONS[name], (input,), {}))]
 
 
-def record_residual(recorder: Recorder, input: Any, other: Any) -> list[RecordedCall] | None:
-    """Record the sum of a layer's output and a tensor of the same shape."""
-    for product, added in ((input, other), (other, input)):
+def record_residual(
+    recorder: Recorder, input: Any, other: Any, in_place: bool = False
+) -> list[RecordedCall] | None:
+    """Record the sum of a layer's output, which is ``input`` itself if ``in_place``, and a tensor like it."""
+    for product, added in ((input, other),) if in_place else ((input, other), (other, input)):
         value = find_layer(product)
-        if value is None or not _can_follow(recorder, value, LINEAR, ACTIVATION) or added is product:
+        if value is None or added is product:
+            continue
+        if not _can_follow(recorder, value, LINEAR, ACTIVATION, CONVOLUTION, NORMED):
             continue
         residual = _compute(recorder, added)
         if value.result is not None or not _is_residual(residual, value):
             return None
-        recipe = _follow(recorder, value, RESIDUAL, {"residual": recorder.source(residual).number})
+        kind = ADDED if value.recipe.kind in (CONVOLUTION, NORMED) else RESIDUAL
+        recipe = _follow(recorder, value, kind, {"residual": recorder.source(residual).number})
         return [(recipe, (torch.add, (product, added), {}))]
     return None
 

@@ -54,7 +54,8 @@ class Recipe:
     read, by their names in steps; ``views``: the dimensions that are read. ``kind`` selects the gradient:
     ``elementwise``, ``sum`` (a sum of products), ``softmax`` and ``log_softmax`` (from the result),
     ``deferred``. Sparse layers have no steps (``layer_rules``); their kind is the last of what they compute:
-    ``linear``, ``activation`` or ``residual``.
+    ``linear``, ``activation`` or ``residual``; of convolutions ``convolution``, ``normed``, ``added`` or
+    ``activated``.
     """
 
     access: Access

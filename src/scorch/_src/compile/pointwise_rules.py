@@ -41,6 +41,23 @@ for _entry in OPERATORS.values():
         _record_operator(_entry)
 
 
+@recording_rule(F.relu)
+def relu(recorder: Recorder, input: Any, inplace: bool = False) -> Any:
+    if find_layer(input) is not None:
+        return record_activation(recorder, input, "relu")
+    return None if inplace else record_elementwise(recorder, build_operator("relu"), [input])
+
+
+@recording_rule(torch.relu_, T.relu_, applies=lambda input: find_layer(input) is not None)
+def relu_in_place(recorder: Recorder, input: Any) -> Any:
+    return record_activation(recorder, input, "relu")
+
+
+@recording_rule(T.add_, T.__iadd__, applies=lambda input, other, **_: find_layer(input) is not None)
+def add_in_place(recorder: Recorder, input: Any, other: Any) -> Any:
+    return None if find_layer(other) is find_layer(input) else record_residual(recorder, input, other, True)
+
+
 @recording_rule(F.leaky_relu)
 def leaky_relu(recorder: Recorder, input: Any, negative_slope: float = 0.01) -> Recipe | None:
     return _leak(recorder, input, lambda x: Op("mul", (Literal(float(negative_slope)), x)))

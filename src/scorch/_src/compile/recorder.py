@@ -65,7 +65,8 @@ def recording_rule(*functions: Any, applies: Callable[..., bool] | None = None) 
 
     A rule has the parameters that it handles. A call with others, such as ``out``, runs eagerly, unless they
     have their defaults. Instead of None, a rule may return a text that says why the call runs eagerly.
-    ``applies`` decides, of the same arguments, which calls the rule is for; it must be fast.
+    ``applies`` decides, of the same arguments, which calls the rule is for; it must be fast. The rule of a
+    function that works in place records calls whose first argument is not computed yet, and no others.
     """
 
     def register(rule: Rule) -> Rule:
@@ -157,7 +158,10 @@ class Recorder(TorchFunctionMode):
         if rule is not None:
             result = self.record(rule, func, args, kwargs)
             if result is not None:
-                return result
+                if not _may_mutate(func, args, kwargs):
+                    return result
+                args[0]._value = result._value  # nobody else has its values yet
+                return args[0]
         return self.run(func, args, kwargs)
 
     def record_or_run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -41,6 +41,8 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
     words = f"{x} in {lanes}, {size}; the results stay in registers during {loops}{jam}"
     if vectors.apart > 1:
         words += f", in {vectors.apart} partial sums"
+    if vectors.panels > 1:
+        words += f"; {inside[-1]} in {vectors.panels} panels, each of which stays in the cache for many rows"
     if vectors.opens < vectors.depth:
         words += f"; {x} is tiled outermost, so that a tile of the dense operand stays in the cache"
     return words

@@ -178,6 +178,7 @@ class Vectors:
     ``depth``: how many loops stand outside the registers; ``opens``: outside the loop over stretches.
     ``jam``: how many turns of the last of those loops run side by side (``loops.jam``) and share loads.
     ``apart``: how many turns of the loop around the vectors add to registers of their own.
+    ``panels``: in how many parts, at most, the rows are used that this loop picks (``vector.panels``).
     """
 
     kind: str
@@ -191,6 +192,7 @@ class Vectors:
     opens: int
     jam: int = 1
     apart: int = 1
+    panels: int = 1
 
     @property
     def start(self) -> Expr:

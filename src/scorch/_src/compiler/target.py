@@ -28,10 +28,10 @@ class Target:
 
     ``name`` is what compilers call the instruction set, "" for that of the machine itself; ``partial_sums``
     is how many sums take turns, so that one addition need not wait for the last; ``gather_bytes`` is the
-    widest register that is filled from addresses which another one lists, 0 if none is. ``looks_ahead``: the
-    core begins instructions so far ahead that it loads the rows of the next entries without being told to.
-    ``is_grid``: as many threads run a kernel as its outer loops have turns, with no memory or vector
-    registers of their own.
+    widest register that is filled from addresses which another one lists, 0 if none is. ``looks_ahead``: rows
+    of up to so many bytes are loaded early enough without being fetched ahead, as the core begins the next
+    entries before one is done. ``is_grid``: as many threads run a kernel as its outer loops have turns, with
+    no memory or vector registers of their own.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Target:
     cache_bytes: int
     shared_cache_bytes: int
     gather_bytes: int = 0
-    looks_ahead: bool = False
+    looks_ahead: int = 0
     is_grid: bool = False
 
 
@@ -60,10 +60,10 @@ def using_target(other: Target | None) -> Iterator[None]:
 
 
 _KNOWN = {
-    "x86-64-v2": (16, 16, 4, 0, False),
-    "x86-64-v3": (32, 16, 4, 32, True),
-    "x86-64-v4": (64, 32, 4, 64, True),
-    "aarch64": (16, 32, 2, 0, False),
+    "x86-64-v2": (16, 16, 4, 0, 0),
+    "x86-64-v3": (32, 16, 4, 32, 256),
+    "x86-64-v4": (64, 32, 4, 64, 256),
+    "aarch64": (16, 32, 2, 0, 0),
 }
 
 

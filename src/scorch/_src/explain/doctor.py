@@ -96,7 +96,7 @@ def doctor(
             module.training = mode
         torch.set_rng_state(state)
     spread = statistics.median(times) / min(times) if min(times) else 1.0
-    name, threads = type(model).__name__, host_threads()
+    name, threads = model._get_name(), host_threads()
     diagnosis = Diagnosis(name, statistics.median(times), threads, tuple(layers), max(spread, _load()))
     print_unless(quiet, diagnosis)
     return diagnosis
@@ -174,7 +174,7 @@ def _diagnose(visit: _Visit, sparsities: Sequence[float]) -> LayerDiagnosis:
     weight = weight if isinstance(weight, torch.Tensor) else max(module.parameters(), key=torch.Tensor.numel)
     diagnosis = LayerDiagnosis(
         visit.name,
-        type(module).__name__,
+        module._get_name(),
         tuple(weight.shape),
         tuple(x.shape) if isinstance(x, torch.Tensor) else (),
         visit.calls,

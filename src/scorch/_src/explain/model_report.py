@@ -210,7 +210,7 @@ def _layer(name: str, module: torch.nn.Module, batch: int, measure: bool) -> Lay
     reason = _reason(module, batch, times) if is_timed else ""
     measured = (expected, times.get("own"), times.get("dense"))
     density = nonzero / max(count, 1)
-    kind = type(module).__name__
+    kind = module._get_name()
     return LayerReport(name, kind, shapes, form, density, size, dense_size, *measured, reason)
 
 

@@ -32,7 +32,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
-from scorch._src.nn.pruned.pruned_weights import mask_gradients, mask_weights
+from scorch._src.nn.pruned.pruned_weights import are_pruned, mask_gradients, mask_weights
 from scorch._src.tensor.autograd import placed, values_at
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
@@ -53,7 +53,8 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     """Replace sparse parameters by their values."""
     _restore(optimizer)  # if the last step raised
     parameters = _parameters(optimizer)
-    mask_gradients(parameters)
+    if are_pruned():
+        mask_gradients(parameters)
     closure = args[1] if args[1:] else kwargs.get("closure")
     if closure is None and not _has_sparse(parameters):
         return None
@@ -293,7 +294,8 @@ class LazyRows:
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     _restore(optimizer)
-    mask_weights(_parameters(optimizer))
+    if are_pruned():
+        mask_weights(_parameters(optimizer))
 
 
 def install() -> None:

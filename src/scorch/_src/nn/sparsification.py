@@ -145,7 +145,7 @@ def has_weights(module: torch.nn.Module) -> bool:
 def kind_of(module: torch.nn.Module) -> str:
     if parametrize.is_parametrized(module):
         return type(module).__mro__[1].__name__  # torch has derived a class for it
-    return type(module).__name__
+    return str(module._get_name())
 
 
 def reason_for(module: torch.nn.Module) -> str:

@@ -63,7 +63,8 @@ def sparsify(
 
     Each layer is timed dense and sparse on this machine, with the current number of threads; where sparse is
     slower, the pruned weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
-    the activation after them in ``torch.nn.Sequential`` and in PyTorch's Transformer layers.
+    the activation after them in ``torch.nn.Sequential`` and in PyTorch's Transformer layers, convolutions
+    also with the batch norm between both; layer and RMS norms are computed in one pass.
 
     Args:
         model: the model to prune.
@@ -185,7 +186,7 @@ def _switch(
 
     def switch() -> torch.nn.Module:
         nonlocal model
-        model = replace_modules(model, wanted)
+        model = fuse_modules(replace_modules(model, wanted))
         return model
 
     return switch

@@ -29,7 +29,7 @@ from scorch._src.dataclass import dataclass
 from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import children, free_indices, with_children, with_unique_binders
-from scorch.errors import NotationError, counted
+from scorch.errors import NotationError, counted, kind_of
 
 _BY_TORCH = "use {torch} on the tensor or the result; inside scorch.compile, that is one kernel too"
 MISSING_FUNCTIONS: Mapping[str, str] = {  # that people try, and what to write instead
@@ -70,6 +70,11 @@ _INSTEAD = {
     "|": "'|' is not supported; write maximum(x > 0, y > 0)",
     ";": "expected one statement; call evaluate once for each",
     "...": "'...' is not supported here; name every index, or use einsum",
+    ".": "'.' is not supported; write relu(x) for torch.relu(x), and A[j,i] for A.T",
+    "?": "'?' is not supported; use where(condition, x, y)",
+    "if": "'if' is not supported; use where(condition, x, y)",
+    "and": "'and' is not supported; multiply conditions instead: (x > 0) * (y > 0)",
+    "or": "'or' is not supported; write maximum(x > 0, y > 0)",
     ":": "slices are not supported; slice the tensor before the expression and name its indices",
 }
 _TOKEN = re.compile(
@@ -101,7 +106,7 @@ def parse(text: str) -> Statement:
     """
     if not isinstance(text, str):
         raise NotationError(
-            f"an index expression must be a string such as 'y[i] = A[i,j] * x[j]', but got {text!r}"
+            f"an index expression must be a string such as 'y[i] = A[i,j] * x[j]', but got {kind_of(text)}"
         )
     return _parse(text)
 
@@ -179,7 +184,10 @@ class _Parser:
         self.check_distinct(indices, "appears twice in the result; use two names")
         accumulate = self.token.text == "+="
         if not self.take("=", "+="):
-            if self.token.kind != "end" and not any(token.text in ("=", "+=") for token in self.tokens):
+            if self.token.text == "(":
+                self.fail(f"write the indices of {name.text!r} in brackets: {name.text}[i,j]")
+            has_result = any(token.text in ("=", "+=", "==") for token in self.tokens)
+            if self.token.kind != "end" and not has_result:
                 self.fail("the result is missing; begin with it, as in 'y[i] = A[i,j] * x[j]'")
             self.expected(f"'=' or '+=' after the result {name.text!r}")
         if self.token.kind == "end":
@@ -188,6 +196,8 @@ class _Parser:
         check_size(value)
         if self.token.text == "=":
             self.fail("a statement can have only one '='; write '==' to compare")
+        if self.token.kind in ("name", "number") and self.token.text not in _INSTEAD:
+            self.fail(f"expected an operator before {self.token.text!r}; write '*' for a product")
         if self.token.kind != "end":
             self.expected("an operator")
         self.check_names_differ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -39,7 +39,7 @@ SPLIT = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 def evaluate(
     expression: str,
     /,
-    *unnamed: Any,
+    *unnamed: NoReturn,
     format: str | Format | None = None,
     sparse_grad: bool = False,
     **tensors: Any,

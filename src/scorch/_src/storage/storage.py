@@ -273,7 +273,7 @@ def add_weak(references: list[weakref.ref[_Any]], value: _Any) -> None:
 def mark_written(values: torch.Tensor) -> None:
     """Increment the version of values that are replaced, so that autograd raises where it needs them.
 
-    Those that ``torch.func`` wraps stay as they are: a write inside of it returns new ones.
+    Those that ``torch.func`` wraps stay as they are: a write in there returns new ones.
     """
     if not values.is_inference() and not is_functorch_wrapped_tensor(values):
         torch.autograd.graph.increment_version(values)

@@ -178,13 +178,17 @@ class _Use(torch.autograd.Function):
         return sparse_of(ctx.pattern, values_at(gradient, ctx.pattern))
 
 
-def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """Return the gradient of a tensor on ``pattern`` that has these values, connected to them."""
-    if is_legacy_batchedtensor(values):
+def _refuse_batched(gradient: torch.Tensor) -> None:
+    if is_legacy_batchedtensor(gradient):
         raise UnsupportedError(
             "batched gradients of a sparse tensor (is_grads_batched, vectorize) are not supported; use "
-            "torch.func.jacrev over its values(), or compute one gradient at a time"
+            "torch.func.jacrev, over the values() of sparse arguments, or compute one gradient at a time"
         )
+
+
+def gradient_on(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """Return the gradient of a tensor on ``pattern`` that has these values, connected to them."""
+    _refuse_batched(values)
     values = clear_padding(values, pattern)
     if is_grad_enabled() or type(values) is not torch.Tensor:
         return sparse_of(pattern, values)
@@ -249,6 +253,7 @@ def values_at(tensor: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     """Return the values of a tensor at the entries of ``pattern``, connected to it."""
     if isinstance(tensor, SparseTensor):
         return placed(values_of(tensor), tensor.storage.pattern, pattern)
+    _refuse_batched(tensor)
     return placed(tensor, tuple(tensor.shape), pattern)
 
 

@@ -15,7 +15,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
 from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.forms import filled
 from scorch.compat.torch_sparse.storage import combine
-from scorch.errors import OperandError, ShapeError, UnsupportedError
+from scorch.errors import OperandError, ShapeError, UnsupportedError, kind_of
 
 if TYPE_CHECKING:
     from scorch.compat.torch_sparse.tensor import SparseTensor
@@ -52,7 +52,7 @@ def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
             )
         return _sparse_product(src, other)
     if not isinstance(other, Tensor):
-        raise OperandError(f"matmul expected a tensor or a SparseTensor, but got {type(other).__name__}")
+        raise OperandError(f"matmul expected a tensor or a SparseTensor, but got {kind_of(other)}")
     value = src.storage.value()
     if value is not None and value.dim() > 1:
         raise ShapeError(f"products need scalar values, but the values have shape {tuple(value.shape[1:])}")

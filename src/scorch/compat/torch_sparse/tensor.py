@@ -19,7 +19,7 @@ from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import reduce as reductions
 from scorch.compat.torch_sparse import sample as sampling
 from scorch.compat.torch_sparse.storage import SparseStorage, pick
-from scorch.errors import OperandError, ShapeError
+from scorch.errors import OperandError, ShapeError, kind_of
 
 Arrays = tuple[Tensor, Tensor, Tensor | None]
 Sizes = tuple[int | None, int | None]
@@ -112,7 +112,7 @@ class SparseTensor:
     def from_scorch(cls, mat: Any, has_value: bool = True) -> SparseTensor:
         """Convert a ``scorch.SparseTensor`` of any format."""
         if not isinstance(mat, Matrix):
-            raise OperandError(f"from_scorch expected a scorch.SparseTensor, but got {type(mat).__name__}")
+            raise OperandError(f"from_scorch expected a scorch.SparseTensor, but got {kind_of(mat)}")
         rowptr, col, value = mat.csr()
         return cls(None, rowptr, col, value if has_value else None, mat.sparse_sizes(), True, True)
 

@@ -16,7 +16,7 @@ from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
-from scorch._src.backends.cpu.routines.few_values import add_row, of_few
+from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.groups import (
@@ -54,7 +54,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
-    batch_dtypes = (torch.float32, torch.float64)
+    batch_dtypes = (torch.float32, torch.float64, torch.bfloat16)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
@@ -80,6 +80,8 @@ class CpuRoutines(Routines):
     graph_attention_features_backward = _or_torch(
         features_backward, Routines.graph_attention_features_backward
     )
+    norm_dtypes = tuple(NORMED)
+    bind_norm = staticmethod(bind_norm)
     multiply_batch = staticmethod(multiply_batch)
     bind_batch = staticmethod(bind_batch)
 

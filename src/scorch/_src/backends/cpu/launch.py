@@ -200,7 +200,7 @@ def result_descriptor(element: Type, shape: Sequence[int], zero: bool = True) ->
     With ``zero`` it begins as zero, and the header with what ``parallel.shared_by`` returns.
     """
     size = element.bytes * math.prod(shape) if zero else 0
-    return pack([_uses_pool(), _CODES[element.kind], 8 * element.bytes, size, len(shape), *shape])
+    return pack([_uses_pool(), _code(element), 8 * element.bytes, size, len(shape), *shape])
 
 
 def row_descriptor(rows: int, index: Type, element: Type) -> bytes:
@@ -227,6 +227,10 @@ def tensor_descriptor(
     """Describe a dense tensor that lies in ``order`` for ``fill`` to check; without ``element``, nothing."""
     if element is None:
         return pack([0])
-    code = 4 if element.name == "bfloat16" else _CODES[element.kind]
-    numbers = [code, 8 * element.bytes, len(shape), *shape, *order]
+    numbers = [_code(element), 8 * element.bytes, len(shape), *shape, *order]
     return pack([len(numbers), *numbers])
+
+
+def _code(element: Type) -> int:
+    """Return the number that DLPack has for a kind of elements."""
+    return 4 if element.name == "bfloat16" else _CODES[element.kind]

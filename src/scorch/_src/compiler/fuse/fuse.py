@@ -216,6 +216,7 @@ def _planned(group: Group, step: Step) -> Planned:
             opens=max(plan.vectors.opens, min(plan.vectors.depth, 1)),
             jam=1 if plan.vectors.depth <= 1 and plan.vectors.kind == "rows" else plan.vectors.jam,
             apart=1,
+            panels=1,
         ),
     )
     _check(group, plan)

@@ -22,6 +22,7 @@ from scorch._src.compiler.lower.express import combine, converted, value_of
 from scorch._src.compiler.lower.places import allocate_places, noted_places
 from scorch._src.compiler.lower.sweep import swept
 from scorch._src.compiler.plan import Plan, Vectors
+from scorch._src.compiler.vector.panels import IS_FIRST, allocate_begun, free_begun, panels_of
 from scorch._src.formats.scratch import DenseScratch, ListScratch, Scratch, join_key
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.jam import jammed
@@ -99,11 +100,11 @@ class Assembly:
 
     def before_worker(self) -> ir.Stmt:
         places = allocate_places(self.plan) if self.plan.noted else None
-        return ir.block(self.scratch.allocate() if self.scratch else None, places)
+        return ir.block(self.scratch.allocate() if self.scratch else None, places, allocate_begun(self.plan))
 
     def after_worker(self) -> ir.Stmt:
         places = ir.Free(noted_places(self.plan)) if self.plan.noted else None
-        return ir.block(self.scratch.free() if self.scratch else None, places)
+        return ir.block(self.scratch.free() if self.scratch else None, places, free_begun(self.plan))
 
     def limits(self, entries: int, inserted: int, in_row: int) -> dict[str, int]:
         """How far the counters get that arrays grow with, if ``inserted`` values have ``entries`` positions.
@@ -126,6 +127,12 @@ class Assembly:
             value = self._sum(name) if by is None else combine("*", self._sum(name), by)
             if depth == self.ready:
                 done = self._in_lanes(ir.block(before, self._deliver(self._applied(value), position)))
+                if panels_of(self.plan) > 1:
+                    before_panel = self.collector.stored([use.coordinate for use in self.uses])
+                    more = ir.Binary(self.join, before_panel, value, self.plan.element)
+                    done = ir.If(
+                        IS_FIRST, done, self._in_lanes(ir.block(before, self._deliver(more, position)))
+                    )
             else:
                 done = self._in_lanes(ir.block(before, self._add(self._around(depth), value)))
             found = ir.Var("found", BOOL)

@@ -115,6 +115,10 @@ class Values(Collector):
                 rows = rows * use.arrays.size
         return rows
 
+    def stored(self, coordinates: list[ir.Expr]) -> ir.Expr:
+        """What a dense result has at a place."""
+        return ir.Load(self.values, join_key(coordinates, [use.arrays.size for use in self.uses]))
+
     def place(self, coordinates: list[ir.Expr], value: ir.Expr, position: ir.Expr | None) -> ir.Stmt:
         if position is None:
             assert self.plan.pattern is None, "the place in a shared pattern is not known"

@@ -24,6 +24,7 @@ from scorch._src.compiler.lower.merge import merged
 from scorch._src.compiler.names import with_safe_names
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.vector.chunks import in_chunks
+from scorch._src.compiler.vector.panels import entries_of_panel, in_panels, panels_of
 from scorch._src.compiler.vector.vector_loops import delivery, in_vectors, prefetch, side_by_side
 from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
@@ -128,6 +129,7 @@ class Lowering:
         body = ir.block(moves, self._inside(loop, states))
         counted = ir.For(loop.x, begin, stop, body, self._sums(loop))
         loops = ir.block(opening, side_by_side(self.plan, self.assembly, loop, counted))
+        loops = in_panels(self.plan, loops) if loop.depth == 0 else loops
         return in_chunks(self.plan, self.assembly, loops, size, ir.Const(0)) if chunked else loops
 
     def _sums(self, loop: Loop) -> int:
@@ -148,6 +150,8 @@ class Lowering:
         if driver.is_unique:
             last, fetch = prefetch(self.levels, loop, driver)
             body = ir.block(bind, fetch, moves, inside)
+            if panels_of(self.plan) > 1 and loop.depth == len(self.order) - 2:
+                return ir.block(opening, last, entries_of_panel(self.plan, driver, body, start, stop))
             gathered = self.plan.gathered if loop.depth == len(self.order) - 1 else 0
             entries = ir.For(driver.position, begin, end, body, self._sums(loop), gathered=gathered)
             loops = ir.block(opening, last, side_by_side(self.plan, self.assembly, loop, entries))

@@ -8,6 +8,7 @@ from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.collect import Collector
 from scorch._src.compiler.lower.levels import Cursor
 from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.vector.panels import PANELS, declare_panels, panels_of
 from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import with_children
@@ -33,7 +34,7 @@ def in_chunks(
     start, stop = ir.Var("chunk_start"), ir.Var("chunk_stop")
     limits = _limits(plan, offset, run)
     number = span if plan.is_grid else _number(plan, collector)
-    opening = ir.block(ir.Declare(span, length), ir.Declare(chunks, number))
+    opening = ir.block(ir.Declare(span, length), declare_panels(plan), ir.Declare(chunks, number))
     if plan.is_private:
         begun = ir.Fill(collector.values, ir.Const(0), _size(collector), ir.Const(0, plan.element))
         alone = ir.block(begun, ir.Declare(start, offset), ir.Declare(stop, offset + span), inner)
@@ -101,6 +102,8 @@ def _number(plan: Plan, collector: Collector) -> ir.Expr:
             most = ir.Select(is_little, ir.Const(1), threads)
         else:
             most = _less(most, _more(threads, work // LEAST_WORK))
+            if panels_of(plan) > 1:  # each chunk reads all panels
+                most = ir.Select(ir.Const(1) < PANELS, threads, most)
     return ir.Select(threads <= 1, ir.Const(1), _more(ir.Const(1), _less(most, span)))
 
 

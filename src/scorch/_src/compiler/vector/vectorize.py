@@ -20,6 +20,7 @@ from scorch._src.compiler.plan import Operand, Plan, Splits, Vectors
 from scorch._src.compiler.schedule.contract import factors_of
 from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.compiler.target import Target, target
+from scorch._src.compiler.vector.panels import choose_panels
 from scorch._src.dataclass import replace
 from scorch._src.loops.nodes import MAX_SUM_TURNS
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
@@ -96,10 +97,10 @@ def _prefetched(
 ) -> tuple[tuple[Access, int], ...]:
     """Dense operands too large for the cache whose rows a level picks that lists its coordinates.
 
-    Rows that are added up are not fetched where the core looks ahead: that is only more to load then, by a
-    quarter for rows of few elements. Sums wait for each row before the next.
+    Short rows that are added up are not fetched where the core looks ahead, as it would have more to load,
+    nor are those of a panel, which are in the cache. Sums wait for each row before the next.
     """
-    if len(plan.order) < 2 or (vectors.kind == "rows" and target().looks_ahead):
+    if len(plan.order) < 2 or vectors.panels > 1:
         return ()
     x = plan.order[-2]
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
@@ -111,7 +112,8 @@ def _prefetched(
     prefetched = []
     for access, operand in operands.items():
         is_large = operand.nnz * operand.element.bytes > target().cache_bytes // share
-        if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large:
+        is_seen = vectors.kind == "rows" and count * operand.element.bytes <= target().looks_ahead
+        if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large and not is_seen:
             prefetched.append((access, count))
     return tuple(prefetched)
 
@@ -177,21 +179,31 @@ def _rows(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str, in
     width = -(-size // pieces)
     opens = 0 if pieces > 1 and _fits_in_stretches(operands, x, width, size) else depth
     lanes = _lanes(plan, width)
-    apart = _apart(plan, operands, -(-width // lanes)) if turns == 1 else 1
-    return Vectors("rows", x, width, lanes, 0, width == size, 0, depth, opens, turns, apart)
+    walked = _picking(plan, operands) if turns == 1 else None
+    is_even = (
+        pieces == 1 and width % lanes == 0
+    )  # else registers overlap, and adding them to memory adds twice
+    panels = choose_panels(plan, operands, walked, sizes) if is_even else 1
+    apart = _apart(plan, operands, walked, -(-width // lanes)) if panels == 1 else 1
+    return Vectors("rows", x, width, lanes, 0, width == size, 0, depth, opens, turns, apart, panels)
 
 
-def _apart(plan: Plan, operands: Mapping[Access, Operand], registers: int) -> int:
-    """In how many sums, of ``registers`` each, the entries of a row are added up in turn.
+def _picking(plan: Plan, operands: Mapping[Access, Operand]) -> Access | None:
+    """The operand whose entries pick what the innermost loop runs over, if nothing else is stored."""
+    walking = [a for a, operand in operands.items() if _walks(plan, a, operand, plan.order[-2])]
+    stored = [access for access, operand in operands.items() if operand.is_sparse]
+    return walking[0] if len(walking) == 1 and stored == walking else None
+
+
+def _apart(plan: Plan, operands: Mapping[Access, Operand], walked: Access | None, registers: int) -> int:
+    """In how many sums, of ``registers`` each, the entries of a row of ``walked`` are added up in turn.
 
     One addition need not wait for the last then, which more registers hide anyway; short rows lose more by
     adding up the sums.
     """
-    walking = [a for a, operand in operands.items() if _walks(plan, a, operand, plan.order[-2])]
-    stored = [access for access, operand in operands.items() if operand.is_sparse]
-    if len(walking) != 1 or stored != walking or registers > MAX_WAITING or not enabled("jam"):
+    if walked is None or registers > MAX_WAITING or not enabled("jam"):
         return 1
-    return 2 if operands[walking[0]].row_length >= (SHORT_ROW if registers == 1 else USUAL_ROW) else 1
+    return 2 if operands[walked].row_length >= (SHORT_ROW if registers == 1 else USUAL_ROW) else 1
 
 
 def _turns(plan: Plan, operands: Mapping[Access, Operand], depth: int) -> int:
@@ -233,9 +245,8 @@ def _entries(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     if len(plan.order) < 2 or plan.assembly not in ("dense", "shared") or not enabled("jam"):
         return 1
     loop, x = plan.order[-2:]
-    walking = [access for access, operand in operands.items() if _walks(plan, access, operand, loop)]
-    stored = [access for access, operand in operands.items() if operand.is_sparse]
-    if len(walking) != 1 or stored != walking or operands[walking[0]].row_length < SHORT_ROW:
+    walked = _picking(plan, operands)
+    if walked is None or operands[walked].row_length < SHORT_ROW:
         return 1
     far = _bytes_along(operands, {loop, x})
     if far > target().shared_cache_bytes:

@@ -16,7 +16,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from scorch._src.devices import HOST
-from scorch._src.ops.graph.aggregate import as_nodes, sparse_linear
+from scorch._src.ops.graph.aggregate import as_nodes, is_usual_nodes, sparse_linear
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of
@@ -62,10 +62,13 @@ def as_input(linear: Linear, x: Any) -> tuple[Tensor, Tensor]:
 
     The first features initialize a lazy linear map.
     """
+    if type(linear) is Linear and is_usual_nodes(x, linear.in_features):
+        weight = linear.weight
+        if x.dtype is weight.dtype:
+            return x, weight
     settle(linear, x)
     x, weight = as_nodes("x", x, linear.in_features), linear.weight
-    if x.dtype is not weight.dtype:
-        check_same_dtype("x", x, weight)
+    check_same_dtype("x", x, weight)
     return x, weight
 
 

@@ -1,8 +1,8 @@
 """PyTorch modules that contain a sparse layer and what follows it: both are computed in one pass.
 
-``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``; their parts, names
-and ``state_dict`` stay as they are. Where a part has hooks, another ``forward`` or is compiled, or dropout
-drops, the parts are called one after the other.
+``fuse_modules`` gives such modules of a model a class that is theirs but for ``forward``, and the norms of
+the model those of ``fused_norms``; parts, names and ``state_dict`` stay as they are. Where a part has hooks,
+another ``forward`` or is compiled, or dropout drops, the parts are called one after the other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm
+from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d
 from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.ops.products.activations import name_of_activation
@@ -18,20 +20,20 @@ from scorch._src.torch_internals import has_global_hooks
 
 
 class FusedSequential(torch.nn.Sequential):
-    """A ``Sequential`` whose sparse layers are fused with the activations after them."""
+    """A ``Sequential`` whose sparse layers are fused with the batch norms and activations after them."""
 
     def forward(self, input: Any) -> Any:
         modules = list(self)
-        number = 0
-        while number < len(modules):
-            layer, follower = modules[number], modules[number + 1] if number + 1 < len(modules) else None
-            name = None if follower is None else name_of_activation(follower)
-            if name is not None and _is_plain(layer) and not has_hooks(follower):
-                input = layer.fused(input, name)  # type: ignore[operator]
-                number += 1
-            else:
+        while modules:
+            layer: Any = modules.pop(0)
+            norm = modules.pop(0) if modules and _is_norm_of(layer, modules[0]) else None
+            name = name_of_activation(modules[0]) if modules and not has_hooks(modules[0]) else None
+            is_sparse = _is_plain(layer) or _is_plain_convolution(layer)
+            if not is_sparse or (name is None and norm is None):
                 input = layer(input)
-            number += 1
+                continue
+            modules = modules if name is None else modules[1:]
+            input = layer.fused(input, name) if norm is None else layer.fused(input, name, norm=norm)
         return input
 
     def _get_name(self) -> str:
@@ -91,23 +93,27 @@ class FusedDecoderLayer(torch.nn.TransformerDecoderLayer):
         return "TransformerDecoderLayer"
 
 
+_CONVOLUTIONS = (SparseConv1d, SparseConv2d)
+_LAYERS = (SparseLinear, SparseTransposedLinear, *_CONVOLUTIONS)
 _FUSED: dict[type, type] = {
     torch.nn.Sequential: FusedSequential,
     torch.nn.TransformerEncoderLayer: FusedEncoderLayer,
     torch.nn.TransformerDecoderLayer: FusedDecoderLayer,
 }
-_PLAIN = {fused: plain for plain, fused in _FUSED.items()}
+_NORMS: dict[type, type] = {torch.nn.LayerNorm: FusedLayerNorm, torch.nn.RMSNorm: FusedRMSNorm}
+_PLAIN = {fused: plain for plain, fused in (*_FUSED.items(), *_NORMS.items())}
 
 
 def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
     """Fuse what follows sparse layers in the modules of ``model``, and return it."""
+    has_sparse = _has_sparse_layers(model)
     for module in model.modules():
         kind = _PLAIN.get(type(module), type(module))
         if kind in _FUSED:
-            has_sparse = any(
-                type(child) in (SparseLinear, SparseTransposedLinear) for child in module.children()
-            )
-            module.__class__ = _FUSED[kind] if has_sparse else kind
+            is_fused = any(type(child) in _LAYERS for child in module.children())
+            module.__class__ = _FUSED[kind] if is_fused else kind
+        elif kind in _NORMS:
+            module.__class__ = _NORMS[kind] if has_sparse else kind
         elif isinstance(module, torch.nn.TransformerEncoder) and _has_sparse_layers(module):
             module.use_nested_tensor = False  # torch asks the first layer alone, which may be dense
     return model
@@ -120,6 +126,19 @@ def _has_sparse_layers(module: torch.nn.Module) -> bool:
 def _is_plain(layer: Any) -> bool:
     """Whether a layer is a sparse one that only its ``forward`` computes."""
     return type(layer) in (SparseLinear, SparseTransposedLinear) and not has_hooks(layer)
+
+
+def _is_plain_convolution(layer: Any) -> bool:
+    """Whether a layer is a sparse convolution that only its ``forward`` computes."""
+    return type(layer) in _CONVOLUTIONS and not has_hooks(layer)
+
+
+def _is_norm_of(layer: Any, norm: Any) -> bool:
+    """Whether a module is a batch norm in evaluation mode of what a sparse convolution returns."""
+    if not _is_plain_convolution(layer) or norm.training or has_hooks(norm):
+        return False
+    kinds = {SparseConv1d: torch.nn.BatchNorm1d, SparseConv2d: torch.nn.BatchNorm2d}
+    return type(norm) is kinds[type(layer)] and norm.running_mean is not None
 
 
 def _drop_nothing(*modules: Any) -> bool:

@@ -57,6 +57,11 @@ def _follow_state_dict(layer: torch.nn.Module, keys: Any) -> None:
     layer.pruned_weights = PrunedWeights(parameters, {})  # type: ignore[assignment]
 
 
+def are_pruned() -> bool:
+    """Whether there are pruned weights at all."""
+    return bool(_masks.data)
+
+
 def mask_gradients(parameters: Iterable[torch.Tensor]) -> None:
     """Set the gradients of pruned weights to zero."""
     for parameter, mask in _find(parameters):
@@ -73,8 +78,6 @@ def mask_weights(parameters: Iterable[torch.Tensor]) -> None:
 
 def _find(parameters: Iterable[torch.Tensor]) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the parameters that are pruned, with their masks."""
-    if not _masks:
-        return
     for parameter in parameters:
         if parameter in _masks:
             mask = _masks[parameter]

@@ -1,29 +1,38 @@
 """Convolutions with sparse kernels.
 
 A kernel is one row of a sparse matrix, whose columns are (channel of the group, row, column) counted in this
-order. Inference reads the image at the offsets of stored weights, without unfolding it. With gradients, and
-inside ``torch.compile``, PyTorch convolves with the weight as a dense tensor; only stored weights get a
-gradient.
+order. Inference reads the image at the offsets of stored weights, without unfolding it, and does what follows
+(a batch norm, a residual, an activation) in the same pass; in graphs of ``torch.compile`` it is an operator.
+With gradients, PyTorch convolves with the weight as a dense tensor; only stored weights get a gradient.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import Windows
-from scorch._src.bounded import BoundedCache
+from scorch._src.backends.routines import NOTHING, Epilogue, Windows
+from scorch._src.compile.capture.layer_operator import trace_convolution
+from scorch._src.compile.lazy_tensor import materialize
+from scorch._src.compile.recorder import PauseRecording
 from scorch._src.grad_state import is_plain_inference
 from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.pattern import refuse_weight
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.ops.products.activations import check_activation, finish
+from scorch._src.ops.products.convolution import (
+    apply_convolution,
+    convolve,
+    find_fixed_norm,
+    numbers_of,
+)
 from scorch._src.statements.autocast import is_autocast
+from scorch._src.statements.modes import active
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
-MAX_IMAGE_SIZES = 8  # whose plans a layer keeps
 SETTINGS = (
     "in_channels",
     "out_channels",
@@ -55,7 +64,6 @@ class SparseConvNd(torch.nn.Module):
         self.kernels = kernels
         for name in SETTINGS:
             setattr(self, name, settings[name])
-        self._plans: BoundedCache[Any, Any] = BoundedCache(MAX_IMAGE_SIZES)
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, conv: torch.nn.Module) -> SparseConvNd:
@@ -92,61 +100,134 @@ class SparseConvNd(torch.nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Convolve ``input``, with or without a batch."""
-        kernels = self.kernels
-        is_plain = type(input) is torch.Tensor and input.dtype == kernels.values.dtype and not is_autocast()
-        dims = len(self.kernel_size)
-        if not is_plain or not is_plain_inference(input, kernels.values, kernels.bias):
-            return self._convolve_densely(input)
+        if active.recorder is not None:
+            return self._record(active.recorder, input)
+        output = self._trace(input) if torch.compiler.is_compiling() else self._convolve(input)
+        return self._convolve_densely(input) if output is None else output
+
+    def _trace(self, input: torch.Tensor) -> torch.Tensor | None:
+        """Add the convolution to the graph that is traced; None where it is traced as a dense one."""
+        dims, kernels = len(self.kernel_size), self.kernels
         is_batched = input.dim() == dims + 2
         images = input if is_batched else input.unsqueeze(0)
         if images.dim() != dims + 2 or images.shape[1] != self.in_channels:
-            return self._convolve_densely(input)  # which says what is wrong
+            return None
         images, windows = self._find_windows(images)
-        if min(windows.out(images.shape[2:])) < 1 or not images.shape[0]:
-            return self._convolve_densely(input)
-        output = self._convolve(images, windows)
+        output = trace_convolution(images, kernels.pattern, kernels.values, kernels.bias, windows)
+        if output is None:
+            return None
         output = output.squeeze(2) if dims == 1 else output
         return output if is_batched else output.squeeze(0)
 
+    def fused(
+        self,
+        input: torch.Tensor,
+        activation: str | None = None,
+        residual: torch.Tensor | None = None,
+        norm: Any = None,
+    ) -> torch.Tensor:
+        """Return ``activation(norm(layer(input)) + residual)`` from one pass where possible.
+
+        With gradients, the operations run one after the other. As in residual networks, and unlike in linear
+        layers, the residual is added before the activation.
+
+        Args:
+            input: images, with or without a batch.
+            activation: ``"relu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"`` or None.
+            residual: a tensor with the shape of the output.
+            norm: a batch norm; in training mode, nothing is fused.
+        """
+        check_activation(activation)
+        is_traced = torch.compiler.is_compiling()
+        follows = None if is_traced else self._find_epilogue(activation, residual, norm)
+        output = None if follows is None else self._convolve(input, follows)
+        if output is not None:
+            return output
+        output = self(input)
+        output = output if norm is None else norm(output)
+        return finish(output if residual is None else output + residual, activation, None)  # type: ignore[no-any-return]
+
+    def _find_epilogue(self, activation: str | None, residual: Any, norm: Any) -> Epilogue | None:
+        """Return what follows, as a routine takes it; None where PyTorch must compute it."""
+        others = [] if residual is None else [residual]
+        fixed = None
+        if norm is not None:
+            parts = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+            fixed = find_fixed_norm(self.out_channels, self.kernels.values.dtype, *parts, norm.eps)
+            if norm.training or fixed is None:
+                return None
+            others += [other for other in parts if other is not None]
+        if not is_plain_inference(*others) or is_autocast():
+            return None
+        return Epilogue(fixed, residual, activation)
+
+    def _convolve(self, input: torch.Tensor, follows: Epilogue = NOTHING) -> torch.Tensor | None:
+        """Convolve where nothing is tracked, and do what follows; None where PyTorch must."""
+        kernels = self.kernels
+        is_plain = type(input) is torch.Tensor and input.dtype == kernels.values.dtype and not is_autocast()
+        dims = len(self.kernel_size)
+        if not is_plain or input.is_neg() or not is_plain_inference(input, kernels.values, kernels.bias):
+            return None
+        is_batched = input.dim() == dims + 2
+        images = input if is_batched else input.unsqueeze(0)
+        if images.dim() != dims + 2 or images.shape[1] != self.in_channels:
+            return None  # PyTorch says what is wrong
+        images, windows = self._find_windows(images)
+        out = windows.out(images.shape[2:])
+        if min(out) < 1 or not images.shape[0]:
+            return None
+        shape = torch.Size((images.shape[0], self.out_channels, *out[-dims:]))
+        residual = follows.residual
+        if residual is not None:
+            is_fit = (
+                type(residual) is torch.Tensor and residual.dtype == input.dtype and not residual.is_neg()
+            )
+            if not is_fit or residual.shape != (shape if is_batched else shape[1:]):
+                return None
+            follows = follows._replace(residual=residual.view(images.shape[0], self.out_channels, *out))
+        output = convolve(images, kernels.pattern, kernels.values, kernels.bias, windows, follows)
+        if is_batched and dims == 2:
+            return output
+        return output.view(shape if is_batched else shape[1:])
+
+    def _record(self, recorder: Any, input: Any) -> torch.Tensor:
+        """Record the convolution of images where nothing is tracked, else run it."""
+        kernels = self.kernels
+        with PauseRecording():
+            input = materialize(input)
+            if self._is_recordable(input):
+                _, windows = self._find_windows(input)
+                if min(windows.out(input.shape[2:])) > 0:
+                    weight = kernels._detached_weight(kernels.values)
+                    arguments = (input, weight, kernels.bias, *numbers_of(windows))
+                    recorded = recorder.try_record(apply_convolution, arguments)
+                    if recorded is not None:
+                        return recorded  # type: ignore[no-any-return]
+            recorder.sparse_call_count += 1
+            output = self._convolve(input)
+            return self._convolve_densely(input) if output is None else output
+
+    def _is_recordable(self, input: Any) -> bool:
+        """Whether an input is images as they are convolved, and nothing is tracked."""
+        if type(input) is not torch.Tensor or input.dim() != 4 or input.dtype != self.kernels.values.dtype:
+            return False
+        if self.padding_mode != "zeros" or len(self.kernel_size) != 2 or is_autocast():
+            return False
+        is_fit = input.shape[1] == self.in_channels and input.shape[0] > 0 and not input.is_neg()
+        return is_fit and is_plain_inference(input, self.kernels.values, self.kernels.bias)
+
     def _find_windows(self, images: torch.Tensor) -> tuple[torch.Tensor, Windows]:
         """Return 2-D images, padded unless by zeros, and their windows."""
-        padding = self._paddings()
-        if self.padding_mode != "zeros":
-            images = F.pad(images, padding, mode=self.padding_mode)
-            padding = [0] * len(padding)
-        if len(self.kernel_size) == 1:
-            images, padding = images.unsqueeze(2), [*padding, 0, 0]
-        left, right, top, bottom = padding
-        one = (1,) if len(self.kernel_size) == 1 else ()
-        kernel, stride, dilation = (
-            (one + tuple(sizes))[-2:] for sizes in (self.kernel_size, self.stride, self.dilation)
-        )
-        return images, Windows(kernel, stride, (top, bottom, left, right), dilation, self.groups)  # type: ignore[arg-type]
+        is_padded = self.padding_mode != "zeros"
+        if is_padded:
+            images = F.pad(images, self._paddings(), mode=self.padding_mode)
+        settings = (self.kernel_size, self.stride, self.padding, self.dilation, self.groups, is_padded)
+        windows = _make_windows(*settings) if torch.compiler.is_compiling() else _windows(*settings)
+        return images.unsqueeze(2) if len(self.kernel_size) == 1 else images, windows
 
     def _paddings(self) -> list[int]:
         """Return the padding before and after each dimension, the last first, as ``F.pad`` expects it."""
-        paddings: list[int] = []
-        for dim in reversed(range(len(self.kernel_size))):
-            if isinstance(self.padding, str):
-                reach = self.dilation[dim] * (self.kernel_size[dim] - 1) if self.padding == "same" else 0
-                paddings += [reach // 2, reach - reach // 2]
-            else:
-                paddings += [self.padding[dim]] * 2
-        return paddings
-
-    def _convolve(self, images: torch.Tensor, windows: Windows) -> torch.Tensor:
-        pattern, values = self.kernels.pattern, self.kernels.values.detach()
-        pos, crd = pattern.pos[-1], pattern.crd[-1]
-        assert pos is not None and crd is not None
-        routines = routines_for(images)
-        key = (*images.shape[1:], windows)
-        known = self._plans.get(key)
-        if known is None or known[0] is not pattern:
-            image = (images.shape[1], images.shape[2], images.shape[3])
-            known = self._plans[key] = pattern, routines.plan_convolution(pos, crd, windows, image)
-        bias = self.kernels.bias
-        weight = (pos, crd, values)
-        return routines.convolve(weight, None if bias is None else bias.detach(), images, windows, known[1])
+        return _paddings(self.kernel_size, self.padding, self.dilation)
 
     def _convolve_densely(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.kernels.weight.to_dense().reshape(self._weight_shape())
@@ -170,9 +251,6 @@ class SparseConvNd(torch.nn.Module):
                 layer.bias.copy_(bias)
         return layer
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": BoundedCache(MAX_IMAGE_SIZES)}
-
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
@@ -187,6 +265,40 @@ class SparseConvNd(torch.nn.Module):
         if bias is not None:
             state_dict[f"{prefix}kernels.bias"] = bias
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _paddings(
+    kernel_size: tuple[int, ...], padding: tuple[int, ...] | str, dilation: tuple[int, ...]
+) -> list[int]:
+    paddings: list[int] = []
+    for dim in reversed(range(len(kernel_size))):
+        if isinstance(padding, str):
+            reach = dilation[dim] * (kernel_size[dim] - 1) if padding == "same" else 0
+            paddings += [reach // 2, reach - reach // 2]
+        else:
+            paddings += [padding[dim]] * 2
+    return paddings
+
+
+def _make_windows(
+    kernel_size: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...] | str,
+    dilation: tuple[int, ...],
+    groups: int,
+    is_padded: bool,
+) -> Windows:
+    """Return the windows of a layer over 2-D images, which are padded already if ``is_padded``."""
+    paddings = [0] * (2 * len(kernel_size)) if is_padded else _paddings(kernel_size, padding, dilation)
+    if len(kernel_size) == 1:
+        paddings += [0, 0]
+    left, right, top, bottom = paddings
+    one = (1,) if len(kernel_size) == 1 else ()
+    kernel, steps, apart = ((one + tuple(sizes))[-2:] for sizes in (kernel_size, stride, dilation))
+    return Windows(kernel, steps, (top, bottom, left, right), apart, groups)  # type: ignore[arg-type]
+
+
+_windows = functools.lru_cache(maxsize=1024)(_make_windows)
 
 
 class SparseConv1d(SparseConvNd):

@@ -91,7 +91,8 @@ def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None)
         return product if bias is None else product + bias
     if not is_differentiable(x, values, bias):
         return _multiply(weighted.matrix, x, bias)
-    return _apply_weighted_sum(x, values, bias, weighted)
+    result: Tensor = _apply_weighted_sum(x, values, bias, weighted)
+    return result
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -149,7 +150,8 @@ def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     least = routines_for(x).min_summed
     if least is None or x.shape[0] * weight.shape[0] < least:
         return F.linear(x, weight, bias)
-    return _apply_linear(x, weight, bias)
+    result: Tensor = _apply_linear(x, weight, bias)
+    return result
 
 
 def _is_plainly_tracked(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
@@ -354,13 +356,18 @@ def sum_heads(graph: Graph, weights: Tensor, x: Tensor) -> Tensor:
     return result
 
 
+def is_usual_nodes(x: Any, features: int) -> bool:
+    """Whether ``x`` is a plain dense matrix of that many features, as in nearly all calls."""
+    is_plain = type(x) in _PLAIN and x.layout is torch.strided and x.dim() == 2
+    return is_plain and x.shape[1] == features and is_served(x.device)
+
+
 def as_nodes(name: str, x: Any, features: int) -> Tensor:
     """Return ``x``, a matrix of that many features for each node, or with -1 of any number.
 
     Torch's sparse layouts become ours.
     """
-    is_plain = type(x) in _PLAIN and x.layout is torch.strided and x.dim() == 2 and x.shape[1] == features
-    if is_plain and is_served(x.device):  # as in nearly all calls
+    if is_usual_nodes(x, features):
         return x  # type: ignore[no-any-return]
     if not isinstance(x, torch.Tensor):
         raise OperandError(

@@ -18,7 +18,7 @@ import torch
 
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import NotationError, OperandError, ShapeError, kind_of
+from scorch.errors import NotationError, OperandError, ShapeError, counted, kind_of
 
 ELLIPSIS = "..."
 _TOKENS = {  # by whether each letter is a name
@@ -142,8 +142,8 @@ def _expand_ellipsis(
     count = len(shape) - named_count
     if count < 0 or (count > 0 and ELLIPSIS not in left):
         raise ShapeError(
-            f"pattern {pattern!r} has {named_count} axes on the left, but the tensor has "
-            f"{len(shape)} dimensions (shape {tuple(shape)})"
+            f"pattern {pattern!r} has {counted(named_count, 'axis', 'axes')} on the left, but the tensor has "
+            f"{counted(len(shape), 'dimension')} (shape {tuple(shape)})"
         )
     if ELLIPSIS not in left and any(ELLIPSIS in group for group in right):
         raise NotationError(f"pattern {pattern!r} has '...' on the right only")

@@ -16,7 +16,12 @@ from scorch._src.backends.base import routines_for
 from scorch._src.backends.repeated_calls import PRODUCT, SUM
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_called_from, is_differentiable, is_plain_inference
+from scorch._src.grad_state import (
+    is_called_from,
+    is_differentiable,
+    is_plain_inference,
+    is_tracked_by_autograd_alone,
+)
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select, slice_
 from scorch._src.ops.pointwise.elementwise import undo_expand
@@ -24,13 +29,14 @@ from scorch._src.statements.call_cache import MIN_VALUES, keep_as, repeat_call, 
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.slices import element
+from scorch._src.storage.storage import Step
 from scorch._src.storage.strides import has_strides
-from scorch._src.tensor.autograd import keep_gradient_sparse, map_values
+from scorch._src.tensor.autograd import keep_gradient_sparse, map_values, used
 from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.saved_versions import differentiate
-from scorch._src.tensor.sparse_tensor import SparseTensor, as_view
+from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, link_view
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import (
     DTENSOR,
@@ -90,10 +96,9 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _run_kernel(sign, function, input, other)
 
     def repeat(input: SparseTensor, other: torch.Tensor) -> Any:
-        if maps_values and type(other) is SparseTensor:
-            pattern = input.storage.pattern
-            if pattern is other.storage.pattern and pattern.size >= MIN_VALUES:
-                return None
+        values = _values_on_one_pattern(input, other) if maps_values else None
+        if values is not None:
+            return map_values(input, function, values) if is_plain_inference(input, other) else None
         is_sure = is_sum and type(other) is SparseTensor
         if not is_sure and other.device != HOST:
             return _repeat_on_device(sign, key, input, other)
@@ -122,8 +127,9 @@ def _values_on_one_pattern(a: Any, b: Any) -> torch.Tensor | None:
     if type(a) is not SparseTensor or type(b) is not SparseTensor:
         return None
     pattern, values = a.storage.pattern, b.storage.values
-    is_one = pattern is b.storage.pattern and pattern.size >= MIN_VALUES
-    return values if is_one and a.storage.values.dtype is values.dtype else None
+    if pattern is not b.storage.pattern or a.storage.values.dtype is not values.dtype:
+        return None
+    return values if pattern.size >= MIN_VALUES or values.device != HOST else None
 
 
 METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}
@@ -298,6 +304,8 @@ def view(self: Any, *size: Any, **kwargs: Any) -> Any:
 
 @implements(torch.Tensor.view_as, differentiable=True)
 def view_as(self: Any, other: torch.Tensor) -> Any:
+    if other is self and _is_connected_leaf(self):
+        return _view_of_leaf(self)
     view = self.view(other.shape)
     if isinstance(view, SparseTensor) and any(is_called_from(DTENSOR, depth) for depth in (2, 3, 4)):
         view.is_inside_dtensor = True
@@ -313,7 +321,22 @@ def reshape_as(self: Any, other: torch.Tensor) -> Any:
 
 @implements(torch.Tensor.expand_as, differentiable=True)
 def expand_as(self: Any, other: torch.Tensor) -> Any:
-    return self.expand(other.shape)
+    return _view_of_leaf(self) if other is self and _is_connected_leaf(self) else self.expand(other.shape)
+
+
+def _is_connected_leaf(tensor: Any) -> bool:
+    is_leaf = type(tensor) is SparseTensor and tensor.is_leaf and tensor.requires_grad
+    return is_leaf and is_tracked_by_autograd_alone() and torch.is_grad_enabled()
+
+
+def _view_of_leaf(leaf: SparseTensor) -> Any:
+    """Return ``leaf.view_as(leaf)``, one step above its gradient, where hooks of torch look for that."""
+    view = used(leaf)
+    link_view(view, leaf, (Step(torch.ops.aten.view.default, (list(leaf.shape),), {}, None, True),))
+    if any(is_called_from(DTENSOR, depth) for depth in (3, 4, 5)):
+        view.is_inside_dtensor = True
+        keep_gradient_sparse(leaf)  # products of DTensors have dense gradients
+    return view
 
 
 @implements(torch.Tensor.is_contiguous, differentiable=True)

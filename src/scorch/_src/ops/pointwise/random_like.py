@@ -146,6 +146,16 @@ def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype
     return torch.full(tuple(shape), value, dtype=dtype, device=device)
 
 
+@implements(torch.zeros_like, differentiable=True)
+def zeros_like_of_torch(
+    input: SparseTensor, *, requires_grad: bool = False, device: Any = None, **options: Any
+) -> torch.Tensor:
+    """Return a tensor without entries; one that requires a gradient has those of ``input``, to receive it."""
+    result = (empty_like if requires_grad else zeros_like)(input, dtype=options.get("dtype"))
+    result = result if device is None else result.to(device)
+    return result.requires_grad_() if requires_grad else result
+
+
 @implements(aten.full_like)
 def full_like(self: SparseTensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if fill_value == 0:

@@ -51,7 +51,7 @@ def advice_on(value: object, name: str = "") -> str:
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
-    if isinstance(value, (list, tuple, int, float)):
+    if isinstance(value, (list, tuple)):
         return "create one with torch.tensor"
     return "create one with torch.tensor or scorch.from_scipy"
 

@@ -4,8 +4,8 @@ A function of sparse tensors is one of arrays: dense tensors, and the values of 
 sees it as one step, whose backward runs autograd outside ``torch.func``. That backward is such a function
 itself; so there are derivatives of any order, forward mode too, and ``vmap`` runs batches one by one.
 
-``torch.func`` wraps tensors in C++, and unwraps those that a function returns. A sparse tensor whose values it
-has wrapped is therefore wrapped as well: it is the result of an autograd function of its values, and has its
+``torch.func`` wraps tensors in C++, and unwraps those that a function returns. A sparse tensor whose values
+it has wrapped is therefore wrapped as well, as the result of an autograd function of its values, and has its
 storage beside that, which all calls inside the function read.
 """
 
@@ -108,7 +108,11 @@ def _sampled(gradient: torch.Tensor, pattern: Pattern) -> torch.Tensor:
     if gradient.dim() == len(pattern.shape):
         return values_at(gradient, pattern)
     parts = [_sampled(part, pattern) for part in gradient.unbind()]
-    return torch.stack(parts) if parts else gradient.new_zeros(*gradient.shape[: -len(pattern.shape)], pattern.size)
+    return (
+        torch.stack(parts)
+        if parts
+        else gradient.new_zeros(*gradient.shape[: -len(pattern.shape)], pattern.size)
+    )
 
 
 # functions without a rule ------------------------------------------------------------------------------
@@ -136,7 +140,7 @@ def run_as_one_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     try:
         return _run_as_one(func, args, kwargs, is_dense=False)
-    except _PatternsDiffer:
+    except _PatternsDifferError:
         return _run_as_one(func, args, kwargs, is_dense=True)
 
 
@@ -163,7 +167,7 @@ def _run_as_one(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_den
             ]
         outlines = [_outline(leaf) for leaf in outputs_of_func]
         if results and not all(map(_is_same, outlines, results[0])):
-            raise _PatternsDiffer
+            raise _PatternsDifferError
         results[:] = outlines, form
         tensors = [leaf for leaf in outputs_of_func if isinstance(leaf, torch.Tensor)]
         return tuple(values_of(leaf) if isinstance(leaf, SparseTensor) else leaf for leaf in tensors)
@@ -182,7 +186,7 @@ def _run_as_one(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_den
 _DENSE = object()
 
 
-class _PatternsDiffer(Exception):
+class _PatternsDifferError(Exception):
     """The sparsity pattern of a result is not the same for all elements of a batch."""
 
 
@@ -263,9 +267,7 @@ class _ArrayFunction(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], function: Function, *arrays: torch.Tensor) -> Any:
         pairs = list(zip(arrays, in_dims[1:], strict=True))
         if info.batch_size == 0:  # the shapes are those of the results for zeros
-            zeros = [
-                array if dim is None else array.sum(dim, dtype=array.dtype) for array, dim in pairs
-            ]
+            zeros = [array if dim is None else array.sum(dim, dtype=array.dtype) for array, dim in pairs]
             rows = [_ArrayFunction.apply(function, *zeros)]
         else:
             rows = [
@@ -289,11 +291,11 @@ def _leaves(arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _gradients(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], inputs: Sequence[torch.Tensor], create_graph: bool
 ) -> Arrays:
-    """Compute the gradients of ``inputs``, zeros where nothing depends on them."""
+    """Compute the gradients of ``inputs``, dense as they are, zeros where nothing depends on them."""
     connected = [(result, gradient) for result, gradient in pairs if result.requires_grad]
     if not connected:
         return tuple(torch.zeros_like(array) for array in inputs)
-    return torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [result for result, _ in connected],
         list(inputs),
         [gradient for _, gradient in connected],
@@ -301,6 +303,7 @@ def _gradients(
         allow_unused=True,
         materialize_grads=True,
     )
+    return tuple(dense_of(gradient) for gradient in gradients)  # torch's formulas may return sparse ones
 
 
 hooks.run_as_one_function, hooks.wrap = run_as_one_function, wrapped

@@ -8,7 +8,20 @@ enum { /* what is given: numbers, tensors, and the result at last */
 };
 enum { LINE = 64 }; /* bytes of a cache line; vectors that lie in two of them take twice as long */
 /* Rows that are copied together, since their elements are neighbours where they go, and as rows of blocks. */
-enum { LINES = 16, GROUP = LINES / BLOCK_ROWS };
+enum { LINES = 16, GROUP = LINES / BLOCK_ROWS, PACKED = 64 /* of the columns of a row */ };
+
+/* Numbers of X, BIAS, RESIDUAL and OUT as they lie in memory; those that are computed with are of the type T. */
+#ifdef BATCH_bf16
+#define NUMBER(T) unsigned short
+#define IS_NARROW_BATCH 1
+#define read_number(x) widen_bf16(x)
+#define write_number(x) narrow_bf16(x)
+#else
+#define NUMBER(T) T
+#define IS_NARROW_BATCH 0
+#define read_number(x) (x)
+#define write_number(x) (x)
+#endif
 
 void *malloc(unsigned long);
 void free(void *);
@@ -67,11 +80,21 @@ BLOCKS(T, COLUMN(I)) \
 ACTIVATIONS(T) \
 TURN(T) \
 WINDOWS(T, I) \
-/* Rows without gaps, plus rows of a residual, go to rows as far apart as those. */ \
-static void add_##T(const T *rows, const T *residual, T *to, i64 apart, i64 height, i64 width) { \
-    for (i64 row = 0; row < height; row++) \
-        _Pragma("omp simd") \
-        for (i64 k = 0; k < width; k++) to[row * apart + k] = rows[row * width + k] + residual[row * apart + k]; \
+/* Rows without gaps, plus rows of a residual if there is one, go to rows as far apart as those. */ \
+static void store_##T(const T *rows, const NUMBER(T) *residual, NUMBER(T) *to, i64 apart, i64 height, i64 width) { \
+    for (i64 row = 0; row < height; row++, rows += width, to += apart) { \
+        const NUMBER(T) *added = residual ? residual + row * apart : 0; \
+        if (added) \
+            _Pragma("omp simd") \
+            for (i64 k = 0; k < width; k++) to[k] = write_number(rows[k] + read_number(added[k])); \
+        else \
+            _Pragma("omp simd") \
+            for (i64 k = 0; k < width; k++) to[k] = write_number(rows[k]); \
+    } \
+} \
+static void load_##T(const NUMBER(T) *from, T *to, i64 count) { \
+    _Pragma("omp simd") \
+    for (i64 k = 0; k < count; k++) to[k] = read_number(from[k]); \
 } \
 static void dots_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
     const I *pos = (const I *)args[POS]; \
@@ -94,7 +117,8 @@ static void dots_##T##_##I(const i64 *args, i64 begin, i64 end, i64 worker) { \
         } \
     } \
     activate_##T(args[ACTIVATION], out + first, count); \
-    if (args[RESIDUAL]) add_##T(out + first, (const T *)args[RESIDUAL] + first, out + first, 0, 1, count); \
+    const NUMBER(T) *residual = (const NUMBER(T) *)args[RESIDUAL]; \
+    if (residual) store_##T(out + first, residual + first, (NUMBER(T) *)(out + first), 0, 1, count); \
 } \
 /* The values of a row of N blocks, in SPACE where they are stored in less. */ \
 static const T *weights_##T(const i64 *args, i64 row, i64 from, i64 n, T *space) { \
@@ -110,7 +134,8 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
     enum { LANES = sizeof(T##v) / sizeof(T) }; \
     const I *pos = (const I *)args[POS]; \
     const COLUMN(I) *crd = (const COLUMN(I) *)args[CRD]; \
-    const T *bias = (const T *)args[BIAS], *residual = (const T *)args[RESIDUAL]; \
+    const T *bias = (const T *)args[BIAS]; \
+    const NUMBER(T) *residual = (const NUMBER(T) *)args[RESIDUAL]; \
     const i64 width = args[WIDTH], rows = args[ROWS] * BLOCK_ROWS, at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at), vectors = (count + LANES - 1) / LANES; \
     T sums[LINES * MOST * LANES], turned[LINES * MOST * LANES], *space = in + args[FEATURES] * width; \
@@ -126,20 +151,27 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
         } \
         for (i64 line = 0; line < lines; line++) \
             activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
-        T *out = (T *)args[OUT] + to; \
-        turn_##T(sums, width, residual ? turned : out, residual ? lines : rows, lines, count, 0); \
-        if (residual) add_##T(turned, residual + to, out, rows, count, lines); \
+        NUMBER(T) *out = (NUMBER(T) *)args[OUT] + to; \
+        const int is_stored = !residual && !IS_NARROW_BATCH; \
+        turn_##T(sums, width, is_stored ? (T *)out : turned, is_stored ? rows : lines, lines, count, 0); \
+        if (!is_stored) store_##T(turned, residual ? residual + to : 0, out, rows, count, lines); \
     } \
 } \
 static void pack_##T(const i64 *args, i64 tile, T *to) { \
     enum { LANES = sizeof(T##v) / sizeof(T) }; \
     const i64 features = args[FEATURES], width = args[WIDTH], at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at), padded = (count + LANES - 1) / LANES * LANES; \
-    const T *x = (const T *)args[X] + at * features; \
-    for (i64 first = 0; first < features; first += 64) \
-        for (i64 b = 0; b < count; b += LINES) \
-            turn_##T(x + b * features + first, features, to + first * width + b, width, \
-                     CLAMP((i64)LINES, count - b), CLAMP((i64)64, features - first), 1); \
+    const NUMBER(T) *x = (const NUMBER(T) *)args[X] + at * features; \
+    T wide[IS_NARROW_BATCH ? LINES * PACKED : 1]; \
+    for (i64 first = 0; first < features; first += PACKED) \
+        for (i64 b = 0; b < count; b += LINES) { \
+            const NUMBER(T) *from = x + b * features + first; \
+            const i64 lines = CLAMP((i64)LINES, count - b), columns = CLAMP((i64)PACKED, features - first); \
+            for (i64 line = 0; IS_NARROW_BATCH && line < lines; line++) \
+                load_##T(from + line * features, wide + line * PACKED, columns); \
+            turn_##T(IS_NARROW_BATCH ? wide : (const T *)from, IS_NARROW_BATCH ? PACKED : features, \
+                     to + first * width + b, width, lines, columns, 1); \
+        } \
     for (i64 j = SIDE_##T ? features / LINES * LINES : 0; j < features && count < padded; j++) \
         for (i64 b = count; b < padded; b++) to[j * width + b] = 0; \
 } \
@@ -171,17 +203,26 @@ i64 scorch_linear_##T##_##I(i64 *given) { \
     const i64 tiles = count_tiles(batch, width), is_own = given[G_SPACE] == given[G_X]; \
     const i64 is_tiled = batch > 1 && !IS_WINDOWED; \
     const i64 space = is_tiled && is_own ? given[THREADS] * space_of(features, width) * sizeof(T) : 0; \
-    i64 *own = is_tiled ? take_memory((tiles + 2) * sizeof(next_t) + space) : 0; \
-    if (is_tiled && !own) return 1; \
+    /* Of a narrow batch the bias is widened first; where it is in no tiles, X and the results are, too. */ \
+    const i64 rows = given[ROWS] * BLOCK_ROWS, biases = IS_NARROW_BATCH && given[G_HAS_BIAS] ? rows : 0; \
+    const i64 widened = IS_NARROW_BATCH && !is_tiled ? batch * features : 0, results = widened ? batch * rows : 0; \
+    const i64 needed = space + (biases + widened + results) * sizeof(T); \
+    i64 *own = is_tiled || needed ? take_memory((tiles + 2) * sizeof(next_t) + needed) : 0; \
+    if (!own && (is_tiled || needed)) return 1; \
     next_t *next = (next_t *)((i64)own / LINE * LINE) + 1; \
+    T *bias = (T *)((char *)(next + tiles) + space), *x = bias + biases, *out = x + widened; \
+    if (biases) load_##T((const NUMBER(T) *)given[G_BIAS], bias, biases); \
+    if (widened) load_##T((const NUMBER(T) *)given[G_X], x, widened); \
+    const NUMBER(T) *residual = given[G_HAS_RESIDUAL] ? (const NUMBER(T) *)given[G_RESIDUAL] : 0; \
     const i64 args[] = { \
         given[PARALLEL], given[THREADS], given[ROWS], given[G_POS], given[G_CRD], given[G_VALUES], \
-        HAS_SCALES ? given[G_SCALES] : 0, given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
-        given[G_HAS_RESIDUAL] ? given[G_RESIDUAL] : 0, given[G_X], is_own ? (i64)(next + tiles) : given[G_SPACE], \
-        given[G_OUT], batch, features, width, given[G_ACTIVATION]}; \
+        HAS_SCALES ? given[G_SCALES] : 0, biases ? (i64)bias : given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
+        results ? 0 : (i64)residual, widened ? (i64)x : given[G_X], is_own ? (i64)(next + tiles) : given[G_SPACE], \
+        results ? (i64)out : given[G_OUT], batch, features, width, given[G_ACTIVATION]}; \
     if (IS_WINDOWED) in_chunks(args, sizeof(I) == 8, windows_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
     else if (batch > 1) multiply_batch_##T##_##I(args, tiles, next); \
     else in_chunks(args, sizeof(I) == 8, dots_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
+    if (results) store_##T(out, residual, (NUMBER(T) *)given[G_OUT], 0, 1, results); \
     give_memory(own); \
     return 0; \
 }

@@ -6,23 +6,26 @@ The input is copied once, with its padding. What an entry multiplies is then tha
 all positions y, x at once: lines of the output are computed as wide as those of the copy, and what hangs over
 is dropped. With a stride of s, every s-th pixel goes to an image of its own (a phase), in which neighbors of
 the output are neighbors again. Kernels of one pixel read a copy of some positions of all channels instead.
+A batch norm in evaluation mode, a residual and an activation follow while results are in the first cache.
 """
 
 from __future__ import annotations
 
 import itertools
+import struct
 
 import torch
 
 from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import empty
 from scorch._src.backends.cpu.routines import by_rows
-from scorch._src.backends.routines import Matrix, Tensor, Windows, rows_of
+from scorch._src.backends.cpu.routines.linear import ACTIVATIONS
+from scorch._src.backends.routines import NOTHING, Epilogue, Matrix, Tensor, Windows, rows_of
 from scorch._src.dataclass import dataclass
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 
-SOURCE = read_source("tiles.c") + read_source("convolve.c")
+SOURCE = "".join(read_source(f"{name}.c") for name in ("tiles", "activations", "convolve"))
 SLACK = 64  # elements behind an input, which the last vector of an image may read and nobody uses
 MIN_READ_OF_COPY = (
     32  # times that an element of a copy must be read, where several threads copy the same ones
@@ -36,27 +39,18 @@ Pair = tuple[int, int]
 class Plan:
     """How the input is copied, and where in a copy of an image each entry begins to read."""
 
+    pos: Tensor
     offsets: Tensor
-    phases: tuple[Pair, ...]  # the first pixel of each
+    pixels: tuple[tuple[slice, ...], ...]  # of each phase that are no padding, and those of the input
     size: Pair  # of a phase
     out: Pair
     channels: int
     is_pointwise: bool  # offsets are channels
-
-    @property
-    def stride(self) -> int:
-        """What offsets are multiplied by."""
-        return self.size[0] * self.size[1] if self.is_pointwise else 1
-
-    @property
-    def input(self) -> int:
-        """The elements of the copy of an image."""
-        return self.channels * len(self.phases) * self.size[0] * self.size[1]
-
-    @property
-    def span(self) -> int:
-        """The positions from the first of the output to the last, in lines of the copy."""
-        return (self.out[0] - 1) * self.size[1] + self.out[1]
+    is_same: bool  # the copy is laid out as the input
+    is_padded: bool
+    stride: int  # what offsets are multiplied by
+    input: int  # the elements of the copy of an image
+    span: int  # the positions from the first of the output to the last, in lines of the copy
 
 
 def plan_convolution(pos: Tensor, crd: Tensor, windows: Windows, image: tuple[int, int, int]) -> Plan | None:
@@ -83,27 +77,58 @@ def plan_convolution(pos: Tensor, crd: Tensor, windows: Windows, image: tuple[in
     group = rows_of(pos, crd.numel()) // max(rows // windows.groups, 1)
     channel = group * per_group + crd // kernel
     offsets = channel * (len(phases) * size[0] * size[1]) + places[(crd % kernel).long()]
-    is_pointwise = kernel == 1
-    offsets = channel if is_pointwise else offsets
-    return Plan(offsets.to(crd.dtype), phases, (size[0], size[1]), out, channels, is_pointwise)
+    is_pointwise, extent = kernel == 1, image[1:]
+    offsets = (channel if is_pointwise else offsets).to(crd.dtype)
+    sides = [
+        [
+            _overlap(*sizes)
+            for sizes in zip(phase, windows.stride, windows.padding[::2], extent, size, strict=True)
+        ]
+        for phase in phases
+    ]
+    pixels = tuple((rows[0], columns[0], rows[1], columns[1]) for rows, columns in sides)
+    return Plan(
+        pos.to(crd.dtype),
+        offsets,
+        pixels,
+        (size[0], size[1]),
+        out,
+        channels,
+        is_pointwise,
+        is_same=phases == ((0, 0),) and windows.stride == (1, 1) and extent == size,
+        is_padded=any((part[0], part[1]) != (slice(0, size[0]), slice(0, size[1])) for part in pixels),
+        stride=size[0] * size[1] if is_pointwise else 1,
+        input=channels * len(phases) * size[0] * size[1],
+        span=(out[0] - 1) * size[1] + out[1],
+    )
 
 
 @emits("convolution with a sparse kernel")
 def convolve(
-    weight: Matrix, bias: Tensor | None, input: Tensor, windows: Windows, plan: Plan | None
+    weight: Matrix,
+    bias: Tensor | None,
+    input: Tensor,
+    windows: Windows,
+    plan: Plan | None,
+    follows: Epilogue = NOTHING,
 ) -> Tensor | None:
-    """Convolve images (n, channels, rows, columns)."""
-    pos, _, values = weight
+    """Convolve images (n, channels, rows, columns), and do what follows."""
+    del windows
+    values = weight[2]
     if plan is None or input.dtype not in (torch.float32, torch.float64):
         return None
-    pos = pos.to(plan.offsets.dtype)
+    pos = plan.pos
     at = by_rows.address(SOURCE, _WHAT, "convolve", input.dtype, pos.dtype)
     if not at:
         return None
     images, rows = input.shape[0], pos.numel() - 1
     out = empty((images, rows, *plan.out), input.dtype)
-    packed = _pack(input, windows, plan)
+    packed = _pack(input, plan)
     bias = None if bias is None else bias.contiguous()
+    *norm, eps = (None, None, None, None, 0.0) if follows.norm is None else follows.norm
+    normed = None if follows.norm is None else empty((2 * rows,), input.dtype)
+    arrays = [None if other is None else other.contiguous() for other in (*norm, normed, follows.residual)]
+    ending = (*struct.unpack("q", struct.pack("d", eps)), ACTIVATIONS[follows.activation])
     threads, per_tile = by_rows.max_threads(), TILE_BYTES // input.itemsize
     channels = plan.channels if _copies_tiles(plan, values.numel(), images, per_tile, threads) else 0
     space = empty((threads * channels * per_tile,), input.dtype)
@@ -111,8 +136,8 @@ def convolve(
         at,
         values.numel() * images * plan.span,
         rows,
-        (pos, plan.offsets, values.contiguous(), bias, packed, out, space),
-        [images, plan.input, plan.span, plan.size[1], plan.out[1], plan.stride, channels],
+        (pos, plan.offsets, values.contiguous(), bias, packed, out, space, *arrays),
+        [images, plan.input, plan.span, plan.size[1], plan.out[1], plan.stride, channels, *ending],
     )
     return out
 
@@ -124,19 +149,16 @@ def _copies_tiles(plan: Plan, entries: int, images: int, per_tile: int, threads:
     return plan.is_pointwise and (threads == 1 or is_gain)
 
 
-def _pack(input: Tensor, windows: Windows, plan: Plan) -> Tensor:
+def _pack(input: Tensor, plan: Plan) -> Tensor:
     """Copy images with their padding, phase by phase; an input that is laid out so stays as it is."""
-    images, extent = input.shape[0], tuple(input.shape[2:])
-    is_same = plan.phases == ((0, 0),) and windows.stride == (1, 1) and extent == plan.size
-    if is_same and input.is_contiguous() and (plan.is_pointwise or not plan.span % SLACK):
+    if plan.is_same and input.is_contiguous() and (plan.is_pointwise or not plan.span % SLACK):
         return input
-    buffer = empty((images * plan.input + SLACK,), input.dtype).zero_()
-    copies = buffer[: images * plan.input].view(images, plan.channels, len(plan.phases), *plan.size)
-    for number, phase in enumerate(plan.phases):
-        inner, outer = zip(
-            *map(_overlap, phase, windows.stride, windows.padding[::2], extent, plan.size), strict=True
-        )
-        copies[:, :, number, inner[0], inner[1]].copy_(input[:, :, outer[0], outer[1]])
+    images, phases = input.shape[0], len(plan.pixels)
+    buffer = empty((images * plan.input + SLACK,), input.dtype)
+    buffer = buffer.zero_() if plan.is_padded else buffer
+    copies = buffer[: images * plan.input].view(images, plan.channels, phases, *plan.size)
+    for number, (rows, columns, from_rows, from_columns) in enumerate(plan.pixels):
+        copies[:, :, number, rows, columns].copy_(input[:, :, from_rows, from_columns])
     return buffer
 
 

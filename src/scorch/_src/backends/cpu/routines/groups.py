@@ -77,7 +77,7 @@ def reads_positions(dtype: torch.dtype, batch: int, density: float) -> bool:
     where windows have one value.
     """
     lanes = window()
-    if dtype != torch.float32 or lanes not in PACKED_LANES:
+    if dtype not in (torch.float32, torch.bfloat16) or lanes not in PACKED_LANES:
         return False
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return is_x86 and batch <= lanes and (lanes == 16 or batch > 1 or density * lanes <= 1)

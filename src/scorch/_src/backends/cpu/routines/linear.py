@@ -7,7 +7,7 @@ meets neighbors in memory, whose sums stay in registers. An activation follows t
 where results are stored, so that nothing of them is read again. Both copies are transposed in registers.
 Threads share tiles times parts of the weight's rows. Compared with a product of transposed copies, this saves
 two passes, those of what follows, and much of the time of small calls. Values may be stored in bf16, or as
-8-bit integers with a scale for each row; sums are in the type of the batch.
+8-bit integers with a scale for each row; sums are in the type of the batch, and floats for a batch in bf16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SOURCE = "".join(
     read_source(f"{name}.c")
     for name in (
         *("tiles", "weights", "gathers", "squares", "wide_squares", "turn", "blocks", "activations"),
-        *("windows", "linear"),
+        *("windows", "bf16", "linear"),
     )
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
@@ -95,7 +95,7 @@ def _multiply(layer: Layer) -> Tensor | None:
     work = parallel.shared_by(size[1] * values.numel(), by_rows.MIN_ELEMENTS_PER_THREAD)
     follows = (bias is not None, residual is not None, ACTIVATIONS[activation])
     header, elements = _plan(work, size, follows)
-    space = empty((elements,), x.dtype) if elements else x
+    space = empty((elements,), _computed(x.dtype)) if elements else x
     result = _describe(x.dtype, (*x.shape[:-1], size[0] * block[0]))
     others = (values if other is None else other for other in (scales, bias, residual))
     return functions.fill(at, header, result, None, pos, crd, values, *others, x, space)
@@ -108,6 +108,7 @@ def _bind(layer: Layer) -> BatchProduct | None:
     functions, at, dtype = builtins(), _address(weight, x, block), x.dtype
     if functions is None or not at:
         return None
+    computed = _computed(dtype)
     fill, size = functions.fill, _size(weight, x, block)
     work = size[1] * values.numel()
     follows = (bias is not None, residual is not None, ACTIVATIONS[activation])
@@ -127,7 +128,7 @@ def _bind(layer: Layer) -> BatchProduct | None:
             if is_busy or parallel.is_settled(allowed, work, MIN_WORK):
                 plans[key] = plan
         header, elements = plan
-        space = empty((elements,), dtype) if elements else x
+        space = empty((elements,), computed) if elements else x
         scales, bias = values if scales is None else scales, values if bias is None else bias
         rest = values if residual is None else residual
         return fill(at, header, result, guard, pos, crd, values, scales, bias, rest, x, space)
@@ -137,8 +138,14 @@ def _bind(layer: Layer) -> BatchProduct | None:
 
 def _address(weight: Matrix, x: Tensor, block: tuple[int, int]) -> int:
     pos, crd, values = weight
-    source = _source(crd.dtype, STORED.get(values.dtype), block, _count_in_window(weight, x))
-    return by_rows.address(source, _WHAT, "linear", x.dtype, pos.dtype)
+    is_narrow = _computed(x.dtype) != x.dtype
+    source = _source(crd.dtype, STORED.get(values.dtype), block, _count_in_window(weight, x), is_narrow)
+    return by_rows.address(source, _WHAT, "linear", _computed(x.dtype), pos.dtype)
+
+
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums for a batch of ``dtype``."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 def _count_in_window(weight: Matrix, x: Tensor) -> int:
@@ -167,7 +174,7 @@ def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
     features = x.shape[-1]
     batch, is_windowed = x.numel() // features, weight[1].dtype == torch.uint8
     is_tiled = batch > 1 and not is_windowed
-    return _Size(weight[0].numel() - 1, batch, features, block[0], x.dtype.itemsize, is_tiled)
+    return _Size(weight[0].numel() - 1, batch, features, block[0], _computed(x.dtype).itemsize, is_tiled)
 
 
 _Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of memory that its threads need
@@ -193,12 +200,17 @@ def _plan_by_load(
 
 @functools.lru_cache(maxsize=64)
 def _source(
-    columns: torch.dtype, stored: str | None, block: tuple[int, int] = (1, 1), in_window: int = 0
+    columns: torch.dtype,
+    stored: str | None,
+    block: tuple[int, int] = (1, 1),
+    in_window: int = 0,
+    is_narrow: bool = False,
 ) -> str:
-    """Return the text for columns of 16 bits, values stored otherwise than the batch, blocks, and windows."""
+    """Return the text for columns of 16 bits, values in other types than sums, blocks, windows and bf16."""
     head = "#define NARROW\n" if columns == torch.int16 else ""
     head += f"#define PER_WINDOW {in_window}\n" if in_window else ""
     head += f"#define STORED_{stored}\n" if stored else ""
+    head += "#define BATCH_bf16\n" if is_narrow else ""
     if block != (1, 1):
         head += f"#define BLOCK_ROWS {block[0]}\n#define BLOCK_COLUMNS {block[1]}\n"
     return head + SOURCE
