@@ -155,8 +155,9 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
                 v += MULTIPLY_ROWS(T, crd + from, values, n, in + v * LANES, width, start, \
                                    sums + line * width + v * LANES, vectors - v); \
         } \
-        for (i64 line = 0; line < lines; line++) \
-            activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
+        const i64 is_full = vectors * LANES == width, used = is_full ? lines * width : vectors * LANES; \
+        for (i64 line = 0; line < (is_full ? 1 : lines); line++) \
+            activate_##T(args[ACTIVATION], sums + line * width, used); \
         NUMBER(T) *out = (NUMBER(T) *)args[OUT] + to; \
         const int is_stored = !residual && !IS_NARROW_BATCH; \
         turn_##T(sums, width, is_stored ? (T *)out : turned, is_stored ? rows : lines, lines, count, 0); \
