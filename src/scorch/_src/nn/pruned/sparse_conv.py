@@ -63,7 +63,9 @@ class SparseConvNd(torch.nn.Module):
     def __init__(self, kernels: SparseLinear, **settings: Any) -> None:
         super().__init__()
         self.kernels = kernels
-        self.__dict__.update({name: settings[name] for name in SETTINGS})  # numbers: no need to ask for modules
+        self.__dict__.update(
+            {name: settings[name] for name in SETTINGS}
+        )  # numbers: no need to ask for modules
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, conv: torch.nn.Module) -> SparseConvNd:
