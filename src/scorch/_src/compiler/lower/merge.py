@@ -7,6 +7,7 @@ from collections.abc import Callable
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import Support
 from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, State, States, formula
+from scorch._src.compiler.lower.merge_ahead import merge_ahead
 from scorch._src.compiler.lower.places import LOOKS_UP, noted_places
 from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
@@ -128,8 +129,8 @@ def _through_places(levels: Levels, loop: Loop, drivers: list[Cursor], inside: I
 def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> ir.Stmt:
     """The coordinates of two levels in the innermost loop: three branches, then what is left of one.
 
-    Patterns have more order than chance, and a branch that is foretold is faster than none: the next
-    coordinates are read before it is known which level goes on.
+    Most patterns have more order than chance, and a branch that is foretold is faster than none: the next
+    coordinates are read before it is known which level goes on. Others begin without (``merge_ahead``).
     """
     first, second = drivers
     fronts = [c.front_var for c in drivers]
@@ -150,6 +151,7 @@ def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: In
     return ir.block(
         *(levels.open(c, loop.states) for c in drivers),
         _alike(levels, loop, drivers, inside, ALIKE),
+        merge_ahead(levels.plan, loop, drivers, inside),
         ir.While(
             ir.both(first.has_more, second.has_more),
             ir.block(*(ir.Declare(c.front_var, c.front) for c in drivers), merge),
