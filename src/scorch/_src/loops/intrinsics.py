@@ -67,7 +67,7 @@ static i64 balance_$t(const $t *restrict pos, i64 n, i64 part, i64 parts) {
   return lo;
 }""")
 
-# Whether more than 48 of 100 turns of a merge differ from the last one after the same four turns, in a sample.
+# Whether more than 48 of 100 turns of a merge differ from the last after the same four turns, in a sample.
 _IS_ERRATIC = Template("""\
 static i64 is_erratic_${t}_$u(const $t *restrict a_pos, const $t *restrict a_crd, const $u *restrict b_pos,
                               const $u *restrict b_crd, i64 rows) {
@@ -424,6 +424,4 @@ for _type, _t in ((INT32, "i32"), (INT64, "i64")):
         )
 INTRINSICS["chosen"] = Intrinsic(_CHOSEN, lambda is_first, a, b: a if is_first else b, {})
 for _t, _u in (("f32", "u32"), ("f64", "u64"), ("i32", "u32"), ("i64", "u64")):
-    INTRINSICS[f"kept_{_t}"] = Intrinsic(
-        _KEPT.substitute(t=_t, u=_u), _kept, {}
-    )
+    INTRINSICS[f"kept_{_t}"] = Intrinsic(_KEPT.substitute(t=_t, u=_u), _kept, {})

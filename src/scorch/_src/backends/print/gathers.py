@@ -12,8 +12,9 @@
 
 A row takes as many turns as it fills registers, most rows one: what a scalar loop loses on rows of few
 entries is the jump out of it, which CPUs predict badly. Where rows of one register alternate with rows of
-two, both are loaded under masks, always (``masked``): an empty register costs less than such a jump. Loads under a mask, and gathers, are
-instructions of AVX-512 or AVX2, in assembly as each compiler has other names for them; elsewhere loops.
+two, both are loaded under masks, always (``masked``): an empty register costs less than such a jump. Loads
+under a mask, and gathers, are instructions of AVX-512 or AVX2, in assembly as each compiler has other names
+for them; elsewhere loops.
 """
 
 from __future__ import annotations
@@ -70,9 +71,7 @@ def print_gathered(scope: Scope, stmt: ir.For, summed: ir.Var, first: str, last:
     ]
 
 
-def _single_end(
-    scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, last: str
-) -> list[str]:
+def _single_end(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, last: str) -> list[str]:
     """Print what is left over, under a mask, if anything is."""
     name, left = safe_name(stmt.var.name), scope.fresh(f"{stmt.var.name}_left")
     return [
@@ -96,9 +95,7 @@ def _every_end(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: 
     return lines
 
 
-def _masked(
-    scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, left: str
-) -> list[str]:
+def _masked(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, left: str) -> list[str]:
     some = _Terms(scope, stmt, summed.type, left)
     rest = some.text(term)
     if not some.is_zero(term):

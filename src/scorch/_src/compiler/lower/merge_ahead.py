@@ -18,6 +18,7 @@ does: is a turn the same as the last time after the same four turns (``is_errati
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from scorch._src.compiler.lower.levels import Cursor, Loop, States
 from scorch._src.compiler.plan import LevelUse, Plan
@@ -25,6 +26,8 @@ from scorch._src.compiler.schedule.infer_format import support_of
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import with_children
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
+
+Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
 LEAST = 1 << 14  # entries of both matrices from which on a look at a sample takes little of the time
 ROW = 4  # entries of rows on average, below which most are among the last, which are merged by branches
@@ -66,8 +69,8 @@ def merge_ahead(
         *next_fronts,
         ir.Declare(drivers[0].flag, seen[0] <= seen[1]),
         ir.Declare(drivers[1].flag, seen[1] <= seen[0]),
-        ir.Declare(loop.x, ir.Binary("min", *seen, INT64)),
-        _without_branches(inside(states)),
+        ir.Declare(loop.x, ir.Binary("min", seen[0], seen[1], INT64)),
+        with_children(inside(states), _without_branches),
         *moves,
     )
     go_on = ir.both(*(c.position + 1 < c.end for c in drivers))
@@ -84,7 +87,11 @@ def _merged(plan: Plan) -> list[LevelUse] | None:
     where = support_of(plan.step.body, operands)
     if where != frozenset(frozenset({access}) for access in sparse) or plan.assembly != "rows":
         return None
-    if plan.splits.blocks or plan.workspace is not None or any(o.element not in KEPT for o in operands.values()):
+    if (
+        plan.splits.blocks
+        or plan.workspace is not None
+        or any(o.element not in KEPT for o in operands.values())
+    ):
         return None
     if sum(operands[access].nnz for access in sparse) < LEAST:
         return None
@@ -102,15 +109,15 @@ def _merged(plan: Plan) -> list[LevelUse] | None:
     return found
 
 
-def _without_branches(node: ir.Stmt) -> ir.Stmt:
+def _without_branches(node: Node) -> Node | ir.Expr:
     """``node`` with masks in place of choices between a value that is loaded and zero."""
+    if isinstance(node, ir.Select) and isinstance(node.a, ir.Load) and node.b == ir.Const(0, node.b.type):
+        return kept(node.a, node.condition) or node
+    found: Node = with_children(node, _without_branches)
+    return found
 
-    def change(part: ir.Expr | ir.Stmt | ir.Array) -> ir.Expr | ir.Stmt | ir.Array:
-        match part:
-            case ir.Select(here, ir.Load() as load, ir.Const(0)) if load.type in KEPT:
-                return ir.Call(f"kept_{KEPT[load.type]}", (load, here), load.type)
-        return with_children(part, change)
 
-    changed = change(node)
-    assert isinstance(changed, ir.Stmt)
-    return changed
+def kept(load: ir.Load, here: ir.Expr) -> ir.Expr | None:
+    """What is loaded, or zero if it is not ``here``, without a branch; None for types that have no mask."""
+    name = KEPT.get(load.type)
+    return None if name is None else ir.Call(f"kept_{name}", (load, here), load.type)
