@@ -233,16 +233,17 @@ sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i
   while (ordered < n && list[ordered - 1] < list[ordered]) ordered++;
   if (ordered >= n) return 0;
   if (n <= 32) {
-    typedef i32 lanes __attribute__((vector_size(64)));
-    union { i32 one[32]; lanes all[2]; } own = {{0}}, rank;
-    for (i64 i = 0; i < n; i++) own.one[i] = list[i];
-    for (i64 part = 0; part * 16 < n; part++) {
-      const lanes mine = own.all[part];
-      lanes before = {0};
-      for (i64 i = 0; i < n; i++) before -= (lanes){0} + own.one[i] < mine;
-      rank.all[part] = before;
+    i32 own[32] = {0}, rank[32];
+    for (i64 i = 0; i < n; i++) own[i] = list[i];
+    for (i64 first = 0; first < n; first += 16) {
+#pragma omp simd
+      for (i64 lane = 0; lane < 16; lane++) {
+        i32 before = 0;
+        for (i64 i = 0; i < n; i++) before += own[i] < own[first + lane];
+        rank[first + lane] = before;
+      }
     }
-    for (i64 i = 0; i < n; i++) list[rank.one[i]] = own.one[i];
+    for (i64 i = 0; i < n; i++) list[rank[i]] = own[i];
     return 0;
   }
   for (i64 i = 0; i < n; i++) {
