@@ -21,7 +21,7 @@ from itertools import groupby
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import Node, walk
 
-MUCH, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O1", "O0"
+MUCH, MERGES, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O2", "O1", "O0"
 _EFFORTS = {
     "allocate": ONCE_A_CHUNK,
     "allocate_zero": ONCE_A_CHUNK,
@@ -33,6 +33,7 @@ _EFFORTS = {
     "has_turns": ONCE_A_CHUNK,
     "balance_i32": ONCE_A_CHUNK,
     "balance_i64": ONCE_A_CHUNK,
+    **{f"is_erratic_{a}_{b}": ONCE_A_CHUNK for a in ("i32", "i64") for b in ("i32", "i64")},
 }
 
 
@@ -42,7 +43,12 @@ def is_long(nodes: Iterable[Node]) -> bool:
 
 
 def usual_effort(nodes: Sequence[Node]) -> str:
-    """Return the effort for loops: less if they collect rows in a workspace and none can be vectorized."""
+    """Return the effort for loops: less if they collect rows in a workspace and none can be vectorized.
+
+    Also if they merge rows, of which they copy little in vectors.
+    """
+    if any(isinstance(node, ir.Call) and node.function.startswith("is_erratic") for node in nodes):
+        return MERGES
     collects_rows = any(isinstance(node, ir.Call) and node.function == "sort_places" for node in nodes)
     is_less = collects_rows and is_long(nodes) and not any(map(_has_vectors, nodes))
     return ONCE_A_ROW if is_less else MUCH
