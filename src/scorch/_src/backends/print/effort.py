@@ -39,7 +39,9 @@ _EFFORTS = {
 
 
 def is_long(nodes: Iterable[Node]) -> bool:
-    """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones, or many."""
+    """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones, or many
+    in one.
+    """
     kinds = Counter(map(type, nodes))
     return kinds[ir.Parallel] > 1 or (kinds[ir.Parallel] == 1 and kinds[ir.For] >= MANY_LOOPS)
 
