@@ -289,7 +289,7 @@ class Routines:
     def own_rows(
         self, pos: Tensor, crd: Tensor, size: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor] | None:
-        """Copy arrays that ``has_sorted_rows`` as ``dtype``, to memory of their own; None where they have not."""
+        """Copy, as ``dtype``, arrays that ``has_sorted_rows``; None where they have not."""
         if not self.has_sorted_rows(pos, crd, size):
             return None
         return self.copy_indices(pos, dtype), self.copy_indices(crd, dtype)

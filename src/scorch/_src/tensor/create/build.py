@@ -337,7 +337,7 @@ def _is_usual_matrix(
     if kind[0] == "b" or values.dim() != 1 or pos.dim() != 1 or values.shape != crd.shape:
         return False
     is_matrix = isinstance(shape, tuple) and len(shape) == 2 and type(shape[0]) is type(shape[1]) is int
-    return is_matrix and 0 <= min(shape) and max(shape) <= MAX_SIZE
+    return is_matrix and min(shape) >= 0 and max(shape) <= MAX_SIZE
 
 
 def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:
