@@ -570,7 +570,10 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
     values = storage.values
     operands: tuple[Any, ...] = (values,)
     if routine and not len_torch_dispatch_stack() and not values.requires_grad:
-        func = getattr(routines_for(values), routine)
+        routines = routines_for(values)
+        func = getattr(routines, routine)
+        if routines.repeats_calls:
+            hooks.repeat_by_builtins()  # the next time
     elif len(args) > 1:
         number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
