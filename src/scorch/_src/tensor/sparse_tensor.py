@@ -179,7 +179,9 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if len(types) > 1 and any(map(_handles_calls, types)):
-            return NotImplemented  # torch asks the other class then
+            answer = _ask_others(func, types, args, kwargs)
+            if answer is not _OURS:
+                return answer
         quick = _quick_function(func)
         if quick is not None and not kwargs:
             mapped = quick(*args)
@@ -424,6 +426,26 @@ def _handles_calls(kind: type) -> bool:
         return False
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)  # type: ignore[attr-defined]
     return function not in (_TORCH_FUNCTION, DISABLED_TORCH_FUNCTION)
+
+
+_OURS = object()
+
+
+def _ask_others(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Return what other classes with a ``__torch_function__`` answer; _OURS if they leave the call to us.
+
+    Those that only call torch's own, as subclasses that log calls do, do not know sparse tensors. They are
+    dense tensors to us, unless they have a ``__torch_dispatch__``: those may have no memory.
+    """
+    others = list(filter(_handles_calls, types))
+    if not all(issubclass(kind, torch.Tensor) for kind in others):
+        return NotImplemented  # torch asks them then
+    for kind in others:
+        answer = kind.__torch_function__(func, types, args, kwargs or {})
+        if answer is not NotImplemented:
+            return answer
+    is_memory = all(kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for kind in others)
+    return _OURS if is_memory else NotImplemented
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
