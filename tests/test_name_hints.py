@@ -30,6 +30,7 @@ from scorch._src.name_hints import (
 )
 from scorch.errors import (
     ArgumentError,
+    AssignmentError,
     FormatError,
     KeywordError,
     NotationError,
@@ -517,3 +518,52 @@ def test_block_sizes_may_be_one_number() -> None:
 def test_load_of_what_is_no_path() -> None:
     with pytest.raises(OperandError, match="load expected a path or an open file, but got an int"):
         scorch.load(3)
+
+
+def test_methods_and_read_only_attributes_are_not_assigned_to() -> None:
+    T = scorch.tensor([[1.0, 0.0], [0.0, 2.0]], format="csr")
+    refused = 0
+    for name in dir(T):
+        static = inspect.getattr_static(scorch.SparseTensor, name)
+        is_read_only = isinstance(static, property) and static.fset is None
+        if not name.startswith("_") and (is_read_only or inspect.isroutine(static)):
+            with pytest.raises(AttributeError, match=rf"cannot assign to S\.{name}, a ") as caught:
+                setattr(T, name, 1)
+            assert isinstance(caught.value, AssignmentError)
+            refused += 1
+    assert refused > 500 and torch.equal(T.values(), torch.tensor([1.0, 2.0]))
+    for name, words in {"values": r"S\.with_values\(.*S\.values\(\)\.copy_\(", "format": r"to_format"}.items():
+        with pytest.raises(AssignmentError, match=words):
+            setattr(T, name, 1)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["foo", "_private", "names", "row", "requires_grad", "grad", "data", "real"])
+def test_other_attributes_are_assigned_to_as_those_of_dense_tensors(name: str) -> None:
+    new = {"requires_grad": True, "grad": torch.eye(2), "data": 2 * torch.eye(2), "real": 3 * torch.eye(2)}
+    results = []
+    for T in (torch.eye(2), scorch.eye(2, format="csr")):
+        value = new.get(name, 7)
+        if isinstance(value, torch.Tensor) and isinstance(T, scorch.SparseTensor):
+            value = scorch.from_torch(value, format="csr")
+        setattr(T, name, value)
+        got = getattr(T, name)
+        results.append(got.to_dense() if isinstance(got, torch.Tensor) else got)
+    if isinstance(results[0], torch.Tensor):
+        assert torch.equal(*results)
+    else:
+        assert results[0] == results[1]
+
+
+def test_attributes_are_those_of_dense_tensors() -> None:
+    for name, static in vars(torch._C.TensorBase).items():
+        if inspect.isgetsetdescriptor(static) and name not in ("_cdata", "volatile"):
+            assert _kind_of_attribute(S, name) == _kind_of_attribute(torch.eye(3), name), name
+
+
+def _kind_of_attribute(tensor: torch.Tensor, name: str) -> str:
+    try:
+        value = getattr(tensor, name)
+    except (AttributeError, RuntimeError) as error:
+        return "RuntimeError" if isinstance(error, RuntimeError) else "AttributeError"
+    return "a tensor" if isinstance(value, torch.Tensor) else type(value).__name__

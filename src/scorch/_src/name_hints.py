@@ -96,6 +96,17 @@ TENSOR_HINTS: dict[str, str] = {
 }  # fmt: skip
 
 
+ASSIGNMENT_HINTS: dict[str, str] = {  # instead of assigning to a name of a tensor
+    "values": "use S.with_values(new_values) for a new tensor, or S.values().copy_(new_values) to change "
+    "this one in place",
+    "format": "use S.to_format('csc') for a new tensor",
+    **dict.fromkeys(
+        ("indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "nnz", "density", "levels"),
+        "the pattern of a tensor never changes; create a new one, as in scorch.sparse_coo_tensor(indices, "
+        "values, size)",
+    ),
+}
+
 _SAMPLING = (
     "sampling is PyG's: Scorch's layers accept the batches of torch_geometric.loader.NeighborLoader, which "
     "needs scorch.compat.torch_sparse.install()"

@@ -317,7 +317,7 @@ def _reshape_in_place(target: SparseTensor, view: Any, name: str) -> SparseTenso
     mark_written(target.storage.values)
     with DisableTorchDispatch():
         aten.as_strided_.default(target, tuple(view.shape), strides)
-    target.storage = view.storage
+    target.__dict__["storage"] = view.storage
     if target.view_of is not None and view.view_of is not None:
         target.view_of = view.view_of
     return target

@@ -170,7 +170,7 @@ class SparseTensor(torch.Tensor):
                 f"a tensor of shape {shape} has too many elements: the product of its sizes must "
                 f"be less than 2**63"
             ) from None
-        tensor.storage = storage
+        tensor.__dict__["storage"] = storage
         return tensor
 
     @classmethod
@@ -512,7 +512,7 @@ def join_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
         view.storage.follow(_tuple(Origin, (above, steps if origin is None else (*origin.steps, *steps))))
     link = source.view_of
     parts = (source, steps) if link is None else (link.parent, (*link.steps, *steps))
-    view.view_of = _tuple(ViewOf, parts)
+    view.__dict__["view_of"] = _tuple(ViewOf, parts)
     _register(view)
 
 
@@ -600,7 +600,7 @@ def tensor_with(storage: Storage, shape: tuple[int, ...], values: torch.Tensor) 
             tensor: SparseTensor = make_wrapper_subclass(SparseTensor, shape)
         except RuntimeError:
             return SparseTensor(storage, shape, values)  # raises the error
-        tensor.storage = storage
+        tensor.__dict__["storage"] = storage
         return tensor
     return SparseTensor(storage, shape, values)
 
