@@ -19,6 +19,7 @@ import scorch
 import scorch.compat.torch_sparse
 import scorch.distributed
 import scorch.utils.data
+import scorch._src.tensor.create.factories as factories
 from scorch._src.name_hints import (
     KEYWORD_HINTS,
     LINALG_HINTS,
@@ -246,6 +247,14 @@ KEYWORDS: dict[str, Callable[[], object]] = {
     "zeros() got an unexpected keyword argument 'formt'; did you mean 'format'?": lambda: scorch.zeros(
         2, 2, formt="csr"
     ),
+    "rand() got an unexpected keyword argument 'low'; its keyword arguments are density, format, size, "
+    "generator, out, dtype, layout, device, requires_grad, pin_memory": lambda: scorch.rand(
+        3, 3, density=0.5, low=0
+    ),
+    "eye() got an unexpected keyword argument 'generator'; its keyword arguments are n, m, format, out, dtype, "
+    "layout, device, requires_grad": lambda: scorch.eye(3, format="csr", generator=None),
+    "rand() got an unexpected keyword argument 'seed'; pass generator=torch.Generator().manual_seed(0), or "
+    "call torch.manual_seed(0) before": lambda: scorch.rand(3, 3, seed=0),
     "as_tensor() got an unexpected keyword argument 'fmt'; use format=": lambda: scorch.as_tensor(
         [1.0], fmt="csr"
     ),
@@ -322,6 +331,29 @@ def test_every_public_function_suggests_the_keyword_that_is_meant() -> None:
             function(*arguments, **{wrong: 1})
         if len(keyword) > 2:
             assert f"did you mean {keyword!r}" in str(caught.value), name
+
+
+FACTORIES: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("zeros", "ones", "empty", "eye", "arange", "rand", "randn", "randperm"), (3,)),
+    **dict.fromkeys(("zeros_like", "rand_like", "diag"), (torch.ones(3),)),
+    **dict.fromkeys(("linspace", "logspace"), (0, 1, 3)),
+    "full": ((3,), 1.0),
+    "randint": (3, (3,)),
+    "as_tensor": ([1.0],),
+    "asarray": ([1.0],),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_suggest_only_keywords_that_they_have(name: str) -> None:
+    known, make = factories.keywords_of_factory(name), getattr(scorch, name)
+    assert "format" in known and len(known) > 3
+    for other in {"start", "step", "low", "high", "generator", "copy", "steps", "fill_value"} - known.keys():
+        for options in ({}, {"format": "dense" if name == "diag" else "s" if name != "eye" else "csr"}):
+            with pytest.raises(TypeError) as caught:
+                make(*FACTORIES[name], **options, **{other: 1})
+            assert not re.search(f"did you mean '{other}'|arguments are .*{other}", str(caught.value))
 
 
 def test_what_a_keyword_hint_names_is_a_keyword() -> None:

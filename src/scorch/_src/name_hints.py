@@ -250,6 +250,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("preconditioner", "precond"), ("M",)),
 }
 _OPPOSITES = {"sparsity": "density", "density": "sparsity"}
+_SEEDS = frozenset({"seed", "random_state", "rng"})
 _OF_RESULT = {
     "dtype": ".to({value})",
     "device": ".to(device)",
@@ -293,6 +294,9 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
     if keyword in _OF_RESULT:
         value = as_dtype(keyword, value) if keyword == "dtype" else value
         return f"apply it to the result, as in {function}(...){_OF_RESULT[keyword].format(value=value)}"
+    if keyword in _SEEDS:
+        passed = "pass generator=torch.Generator().manual_seed(0), or " if "generator" in known else ""
+        return f"{passed}call torch.manual_seed(0) before"
     names = [name for name in known if not name.startswith("_")]
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
     return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
