@@ -255,6 +255,16 @@ KEYWORDS: dict[str, Callable[[], object]] = {
     "layout, device, requires_grad": lambda: scorch.eye(3, format="csr", generator=None),
     "rand() got an unexpected keyword argument 'seed'; pass generator=torch.Generator().manual_seed(0), or "
     "call torch.manual_seed(0) before": lambda: scorch.rand(3, 3, seed=0),
+    "to_format() got an unexpected keyword argument 'copy'; apply it to the result, as in "
+    "to_format(...).clone()": lambda: S.to_format("csc", copy=True),
+    "to_dense() got an unexpected keyword argument 'dtyp'; did you mean 'dtype'?": lambda: S.to_dense(dtyp=1),
+    "to_scipy() got an unexpected keyword argument 'format'; convert first, as in "
+    "S.to_format('csr').to_scipy()": lambda: S.to_scipy(format="csr"),
+    "setdiag() got an unexpected keyword argument 'offset'; use k=": lambda: S.setdiag(1, offset=1),
+    "with_values() got an unexpected keyword argument 'value'; use values=": lambda: S.with_values(value=1),
+    "SparseDataset() got an unexpected keyword argument 'labels'; it takes arguments by position only": lambda: (
+        scorch.utils.data.SparseDataset(S, labels=torch.ones(3))
+    ),
     "as_tensor() got an unexpected keyword argument 'fmt'; use format=": lambda: scorch.as_tensor(
         [1.0], fmt="csr"
     ),

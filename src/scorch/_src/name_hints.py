@@ -242,6 +242,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("num_layers", "num_hops", "k"), ("K",)),
     **dict.fromkeys(("exclude", "ignore", "skip_modules"), ("skip",)),
     **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
+    **dict.fromkeys(("offset", "diagonal"), ("k",)),
     "batch_size": ("batch",),
     "window_size": ("radius",),
     **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
@@ -256,6 +257,7 @@ _OF_RESULT = {
     "device": ".to(device)",
     "requires_grad": ".requires_grad_()",
     "pin_memory": ".pin_memory()",
+    "copy": ".clone()",
 }
 MAX_LISTED_KEYWORDS = 12
 DTYPES = ("dtype", "weight_dtype")  # keyword arguments
@@ -298,8 +300,19 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
         passed = "pass generator=torch.Generator().manual_seed(0), or " if "generator" in known else ""
         return f"{passed}call torch.manual_seed(0) before"
     names = [name for name in known if not name.startswith("_")]
+    if not names and keyword == "format":
+        return f"convert first, as in S.to_format({value!r}).{function}()"
+    if not names:
+        return "it takes arguments by position only"
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
     return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
+
+
+def check_keywords(function: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a keyword argument that is not among the ``known`` ones."""
+    for keyword, value in given.items():
+        if keyword not in known:
+            raise unknown_keyword(function, keyword, known, value)
 
 
 def suggests_keywords(function: Function) -> Function:
@@ -321,9 +334,7 @@ def suggests_keywords(function: Function) -> Function:
                 _refuse_layer(args[0], args[1])
             if len(args) > most:
                 raise _too_many(name, len(args) - is_constructor, most - is_constructor, known)
-            for keyword in kwargs:
-                if keyword not in known:
-                    raise unknown_keyword(name, keyword, known, kwargs[keyword])
+            check_keywords(name, kwargs, known)
             for keyword in DTYPES:
                 as_dtype(keyword, kwargs.get(keyword))
         return function(*args, **kwargs)
