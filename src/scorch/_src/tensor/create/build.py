@@ -130,7 +130,7 @@ def _from_rows(
         listed = _listed(form, sizes, *coalesced)
         if not early:
             return wrap(convert(listed, target_format))
-        early[0].storage = listed
+        early[0].__dict__["storage"] = listed
         return early[0]
     check_all_coordinates(name, crd, sizes)
     arrays = [own(array, dtype) for array in crd]
