@@ -347,12 +347,15 @@ def _refuse_layer(layer: Any, given: Any) -> None:
         )
 
 
+DTYPES_OF_TYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
 def as_dtype(name: str, value: Any) -> torch.dtype | None:
     """Return a dtype, or that of a Python type, as torch does; the error for others says which is meant."""
     if value is None or isinstance(value, torch.dtype):
         return value
-    if any(value is each for each in (bool, int, float, complex)):
-        return torch.empty(0, dtype=value).dtype
+    if value in DTYPES_OF_TYPES:
+        return DTYPES_OF_TYPES[value]
     word = value.__name__ if isinstance(value, type) else str(value).removeprefix("torch.")
     meant = getattr(torch, word, None)
     if isinstance(meant, torch.dtype):

@@ -318,7 +318,8 @@ def placed(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
 
 def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
     if isinstance(values, SparseTensor):  # which torch.func had wrapped
-        values, source = values.storage.values, values.storage.pattern
+        storage = values.storage
+        values, source = storage.values, storage.pattern
     if source is target or not isinstance(target, Pattern):
         return _spread(values, source)
     if not isinstance(source, Pattern):

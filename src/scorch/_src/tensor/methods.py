@@ -13,6 +13,7 @@ from scorch._src.name_hints import TENSOR_HINTS, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.check import as_differentiable_values
 from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.dynamo import skip_tracing
 from scorch._src.tensor.flatten import ALL_NAMES
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.interop import graphs, torch_layouts
@@ -103,6 +104,7 @@ def __repr__(self: SparseTensor, *, tensor_contents: str | None = None) -> str: 
     return to_text(self)
 
 
+@skip_tracing  # compiled by itself, it would return a copy where torch returns the tensor itself
 def to(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
     """Convert as ``torch.Tensor.to`` does, which rejects some arguments before sparse tensors see them."""
     try:

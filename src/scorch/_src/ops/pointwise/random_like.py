@@ -151,7 +151,7 @@ def zeros_like_of_torch(
     input: SparseTensor, *, requires_grad: bool = False, device: Any = None, **options: Any
 ) -> torch.Tensor:
     """Return a tensor without entries; one that requires a gradient has those of ``input``, to receive it."""
-    result = (empty_like if requires_grad else zeros_like)(input, dtype=options.get("dtype"))
+    result: torch.Tensor = (empty_like if requires_grad else zeros_like)(input, dtype=options.get("dtype"))
     result = result if device is None else result.to(device)
     return result.requires_grad_() if requires_grad else result
 
