@@ -10,7 +10,6 @@ is set; name it from the root, since examples run elsewhere.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
 
+import line_breaks  # noqa: E402
 import source_links  # noqa: E402
 
 project = "Scorch"
@@ -109,17 +109,7 @@ def link_to_gallery(app: Any, page: str, source: list[str]) -> None:
     source[0] = source[0].replace("](../../examples)", "](../gallery/index)")
 
 
-def break_code(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Let names in the text break between their words, where a line or a column is too short for them."""
-    between = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[._(=,/])(?=\w)")
-    context["body"] = re.sub(
-        r'(?<=<span class="pre">)[^<]{12,}(?=</span>)',
-        lambda name: between.sub("<wbr>", name[0]),
-        context.get("body") or "",
-    )
-
-
 def setup(app: Any) -> None:
     app.connect("source-read", link_to_gallery)
-    app.connect("html-page-context", break_code)
+    app.connect("html-page-context", line_breaks.insert)
     app.connect("viewcode-follow-imported", source_links.follow)
