@@ -15,12 +15,14 @@ well. Functions of different levels are not inlined into one another. Other comp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import Node, walk
 
+MANY_LOOPS = 6  # of statements that share one parallel loop
 MUCH, MERGES, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O2", "O1", "O0"
 _EFFORTS = {
     "allocate": ONCE_A_CHUNK,
@@ -38,8 +40,11 @@ _EFFORTS = {
 
 
 def is_long(nodes: Iterable[Node]) -> bool:
-    """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones."""
-    return sum(isinstance(node, ir.Parallel) for node in nodes) > 1
+    """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones, or many
+    in one.
+    """
+    kinds = Counter(map(type, nodes))
+    return kinds[ir.Parallel] > 1 or (kinds[ir.Parallel] == 1 and kinds[ir.For] >= MANY_LOOPS)
 
 
 def usual_effort(nodes: Sequence[Node]) -> str:
