@@ -88,11 +88,15 @@ class SparseLinear(torch.nn.Module):
         torch.Size([8, 256])
     """
 
+    in_features: int
+    out_features: int
     values: torch.nn.Parameter
     bias: torch.nn.Parameter | None
     pattern: Pattern
     scales: torch.Tensor | None  # of the rows, where values are 8-bit integers
     seal: torch.Tensor  # the fingerprint of the pattern, by which processes detect that theirs differ
+    _sealed: int  # the same on this process
+    _seen: int  # the version of ``seal`` that was compared with it
 
     @suggests_keywords
     def __init__(

@@ -120,14 +120,15 @@ class _ForeignNorm(_FusedNorm):
         return _restore, (self._plain,), self.__getstate__()
 
 
-def plain_norm(module: torch.nn.Module) -> type:
+def plain_norm(module: torch.nn.Module) -> type[torch.nn.Module]:
     """Return the class that a module had before it was fused."""
     return module._plain if isinstance(module, _ForeignNorm) else type(module)
 
 
-def fused_norm_like(module: torch.nn.Module) -> type | None:
+def fused_norm_like(module: torch.nn.Module) -> type[torch.nn.Module] | None:
     """Return the class of one pass for a module of another library that computes ``RMSNorm``; None if not."""
-    kind, parameters, names = plain_norm(module), module._parameters, vars(module)
+    kind: Any = plain_norm(module)  # as a key of the cache, which mypy takes for no module
+    parameters, names = module._parameters, vars(module)
     weight = parameters.get("weight")
     epsilons = [name for name in _EPSILONS if isinstance(names.get(name), float)]
     is_alone = len(parameters) == 1 and not module._modules and not module._buffers
@@ -157,13 +158,13 @@ def _is_rms_norm(module: torch.nn.Module, size: int, eps: float) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _fused_class(kind: type) -> type:
+def _fused_class(kind: Any) -> type[torch.nn.Module]:
     """Return a class that is ``kind`` but for ``forward``, under its name."""
     own: dict[str, Any] = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (_ForeignNorm, kind), {**own, "_plain": kind})
 
 
-def _restore(kind: type) -> Any:
+def _restore(kind: Any) -> Any:
     """Return a module of one pass, without its attributes, for copies and pickles."""
     fused = _fused_class(kind)
     return fused.__new__(fused)
