@@ -26,6 +26,7 @@ from scorch._src.name_hints import (
     MASK_HINTS,
     MODULE_HINTS,
     NN_HINTS,
+    SPARSE_HINTS,
     TENSOR_HINTS,
     keywords_of,
 )
@@ -74,6 +75,8 @@ NAMES = {
     "masks": scorch.nn.masks,
     "x": torch.ones(3, 2),
     "M": S,
+    "Q": torch.ones(3, 2),
+    "K": torch.ones(3, 2),
 }
 NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isinstance"}
 
@@ -189,6 +192,21 @@ def test_submodules_suggest_their_own_names() -> None:
         _ = scorch.nn.SparseLinaer
 
 
+def test_names_of_other_libraries_are_known_where_they_are_tried() -> None:
+    for module, name, words in (
+        (scorch, "spgemm", r"; use S @ other$"),
+        (scorch, "sddmm", r"; use scorch\.einsum\('ij,ik,jk->ij', S, Q, K\)$"),
+        (scorch, "densify", r"; it is a method: S\.to_dense\(\)$"),
+        (scorch.sparse, "csr_matrix", r"scorch\.from_scipy\(matrix\)"),
+        (scorch.sparse, "random", r"; use scorch\.rand\(m, n, density=0\.01, format='csr'\)$"),
+        (scorch.sparse, "vstack", r"; use torch\.cat\(\[S, S\]\)$"),
+        (scorch.sparse, "linalg", r"; it is scorch\.linalg$"),
+        (scorch.nn, "GraphConv", r"only PyG has this layer: torch_geometric\.nn\.GraphConv accepts sparse"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            getattr(module, name)
+
+
 def test_names_unlike_any_other_get_no_suggestion() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'quixotic_zebra'$"):
         _ = S.quixotic_zebra
@@ -204,6 +222,7 @@ def test_hints_are_for_names_that_are_missing_and_what_they_say_works() -> None:
         (scorch.nn, NN_HINTS),
         (scorch.linalg, LINALG_HINTS),
         (scorch.nn.masks, MASK_HINTS),
+        (scorch.sparse, SPARSE_HINTS),
     )
     for owner, hints in owners:
         for name, hint in hints.items():
