@@ -16,10 +16,10 @@ import scipy.sparse
 import torch
 
 import scorch
+import scorch._src.tensor.create.factories as factories
 import scorch.compat.torch_sparse
 import scorch.distributed
 import scorch.utils.data
-import scorch._src.tensor.create.factories as factories
 from scorch._src.name_hints import (
     KEYWORD_HINTS,
     LINALG_HINTS,
@@ -270,8 +270,8 @@ KEYWORDS: dict[str, Callable[[], object]] = {
     "generator, out, dtype, layout, device, requires_grad, pin_memory": lambda: scorch.rand(
         3, 3, density=0.5, low=0
     ),
-    "eye() got an unexpected keyword argument 'generator'; its keyword arguments are n, m, format, out, dtype, "
-    "layout, device, requires_grad": lambda: scorch.eye(3, format="csr", generator=None),
+    "eye() got an unexpected keyword argument 'generator'; its keyword arguments are n, m, format, out, "
+    "dtype, layout, device, requires_grad": lambda: scorch.eye(3, format="csr", generator=None),
     "rand() got an unexpected keyword argument 'seed'; pass generator=torch.Generator().manual_seed(0), or "
     "call torch.manual_seed(0) before": lambda: scorch.rand(3, 3, seed=0),
     "to_format() got an unexpected keyword argument 'copy'; apply it to the result, as in "
@@ -281,9 +281,8 @@ KEYWORDS: dict[str, Callable[[], object]] = {
     "S.to_format('csr').to_scipy()": lambda: S.to_scipy(format="csr"),
     "setdiag() got an unexpected keyword argument 'offset'; use k=": lambda: S.setdiag(1, offset=1),
     "with_values() got an unexpected keyword argument 'value'; use values=": lambda: S.with_values(value=1),
-    "SparseDataset() got an unexpected keyword argument 'labels'; it takes arguments by position only": lambda: (
-        scorch.utils.data.SparseDataset(S, labels=torch.ones(3))
-    ),
+    "SparseDataset() got an unexpected keyword argument 'labels'; it takes arguments by position "
+    "only": lambda: scorch.utils.data.SparseDataset(S, labels=torch.ones(3)),
     "as_tensor() got an unexpected keyword argument 'fmt'; use format=": lambda: scorch.as_tensor(
         [1.0], fmt="csr"
     ),
@@ -593,7 +592,10 @@ def test_methods_and_read_only_attributes_are_not_assigned_to() -> None:
             assert isinstance(caught.value, AssignmentError)
             refused += 1
     assert refused > 500 and torch.equal(T.values(), torch.tensor([1.0, 2.0]))
-    for name, words in {"values": r"S\.with_values\(.*S\.values\(\)\.copy_\(", "format": r"to_format"}.items():
+    for name, words in {
+        "values": r"S\.with_values\(.*S\.values\(\)\.copy_\(",
+        "format": r"to_format",
+    }.items():
         with pytest.raises(AssignmentError, match=words):
             setattr(T, name, 1)
 

@@ -161,7 +161,6 @@ MODULE_HINTS: dict[str, str] = {
 }  # fmt: skip
 
 
-
 def _of_pyg(name: str, kind: str) -> str:
     return (
         f"only PyG has this {kind}: torch_geometric.nn.{name} accepts sparse matrices after "
@@ -212,9 +211,7 @@ SPARSE_HINTS: dict[str, str] = {  # names of scipy.sparse
     },
     "diags_array": "use scorch.diag(values, format='csr')",
     "eye": "use scorch.eye(n, format='csr')",
-    **dict.fromkeys(
-        ("random", "rand", "random_array"), "use scorch.rand(m, n, density=0.01, format='csr')"
-    ),
+    **dict.fromkeys(("random", "rand", "random_array"), "use scorch.rand(m, n, density=0.01, format='csr')"),
     "vstack": "use torch.cat([S, S])",
     "hstack": "use torch.cat([S, S], dim=1)",
     **{name: f"use torch.{name}(S, S)" for name in ("kron", "block_diag")},

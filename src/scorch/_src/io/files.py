@@ -219,7 +219,7 @@ def _error_of_pickle(source: Any, error: BaseException) -> FileError:
             "trust the file, use torch.load(path, weights_only=False)"
         )
     cause = re.search(r"WeightsUnpickler error: *(.*)", text)
-    reason = text.partition("\n")[0].partition(". ")[0] if cause is None else cause[1].strip()
+    reason = re.split(r"\. |: |\n", text if cause is None else cause[1], maxsplit=1)[0]
     return FileError(f"{source} is not a complete torch.save file ({type(error).__name__}: {reason})")
 
 

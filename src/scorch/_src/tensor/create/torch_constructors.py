@@ -92,7 +92,9 @@ def sparse_coo_tensor(
     except (DtypeError, ShapeError) as error:
         if not _are_swapped(indices, checked):
             raise
-        raise type(error)(f"{str(error).partition(';')[0]}; indices and values seem to be swapped: indices come first") from None
+        raise type(error)(
+            f"{str(error).partition(';')[0]}; indices and values seem to be swapped: indices come first"
+        ) from None
     return as_leaf(built, requires_grad)
 
 
