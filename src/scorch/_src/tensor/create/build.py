@@ -210,9 +210,10 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
         return rows, rows[0].numel()
     indices = as_indices(name, coordinates, device)
     if indices.dim() != 2:
+        cure = ": pass torch.stack([rows, columns])" if indices.dim() == 1 else ""
         raise ShapeError(
             f"{name} has shape {tuple(indices.shape)}; it must have one row for each dimension "
-            "and one column for each entry"
+            f"and one column for each entry{cure}"
         )
     return list(indices.unbind()), indices.shape[1]
 
