@@ -2,8 +2,8 @@
 
 Between sparse layers, which take less time than dense ones, norms take a larger part of the time: PyTorch's
 ``rms_norm`` is eight kernels on the CPU. ``fuse_modules`` gives the norms of a model with sparse layers these
-classes, which are PyTorch's but for ``forward``. Where something tracks a call, PyTorch's function runs. Norms
-of other libraries that compute what ``RMSNorm`` does, such as ``LlamaRMSNorm``, are found by trying them.
+classes, which are PyTorch's but for ``forward``. Where something tracks a call, PyTorch's function runs.
+Norms of other libraries that do what ``RMSNorm`` does, such as ``LlamaRMSNorm``, are found by trying them.
 """
 
 from __future__ import annotations
