@@ -83,7 +83,7 @@ def _single_end(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums:
 
 
 def _every_end(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, last: str) -> list[str]:
-    """Print the last registers, all of them under masks, whose last ones may be empty."""
+    """Print the last registers of a row that has entries, all under masks; the last ones may be empty."""
     name, lines = safe_name(stmt.var.name), []
     for end in range(stmt.masked):
         left = scope.fresh(f"{stmt.var.name}_left")
@@ -92,7 +92,7 @@ def _every_end(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: 
             rest = f"{rest} < {stmt.gathered} ? {rest} : {stmt.gathered}"
         part = [f"const i64 {left} = {rest};", *_masked(scope, stmt, summed, term, sums, left)]
         lines += ["{", *indent([*part, f"{name} += {left};"]), "}"]
-    return lines
+    return [f"if ({name} < {last}) {{", *indent(lines), "}"]
 
 
 def _masked(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, left: str) -> list[str]:
