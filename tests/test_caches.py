@@ -25,6 +25,7 @@ GROWING = {
     "scorch._src.backends.cuda.device.streams._pinned": "as many as are waited for at once, and each error",
     "scorch._src.backends.cuda.device.nvrtc._at_work": "one entry for each thread that compiles",
     "scorch._src.backends.cuda.device.kernel.LAUNCHES": "whoever records launches leaves again",
+    "scorch._src.backends.cpu.parallel.restricted_loops": "one entry for each thread, until its loop ends",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",
     "scorch._src.backends.base._BACKENDS": "filled by register_backend",
     "scorch._src.backends.base._ROUTINES": "one entry for each device",

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
+import torch
 
 import scorch
 from fork_server import run_python
@@ -310,6 +311,14 @@ def test_doctor_takes_a_model_with_any_named_arguments(
     assert code == 0 and "16 x 32" in out, err
     code, _, err = call(capsys, "doctor", str(script), "--", "unnamed")
     assert code == 2 and "cannot be passed by keyword" in err
+
+
+def test_doctor_leaves_no_hooks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("import torch\ntorch.nn.Linear(8, 8)(torch.rand(2, 8))\n")
+    code, _, err = call(capsys, "doctor", str(script), "--sparsities", "0.5")
+    assert code == 0, err
+    assert not torch.nn.modules.module._has_any_global_hook()  # of which torch.compile would warn
 
 
 def test_doctor_says_what_a_script_lacks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -288,3 +288,14 @@ for _ in range(4):
 def test_the_first_call_of_a_process_may_be_one_that_python_checks() -> None:
     done = run_python(["-c", FIRST_IN_A_PROCESS])
     assert done.returncode == 0, done.stderr
+
+
+def test_functions_of_values_are_repeated_by_builtins_in_a_process_that_calls_nothing_else() -> None:
+    lines = (
+        "import torch, scorch",
+        "from scorch._src.tensor.registry import QUICK",
+        "S = scorch.from_torch(torch.eye(3), format='csr')",
+        "assert (torch.relu(S) == S).all() and torch.relu in QUICK",
+    )
+    done = run_python(["-c", "\n".join(lines)])
+    assert done.returncode == 0, done.stderr

@@ -501,7 +501,7 @@ def test_what_is_refused():
         A @ torch.ones(4, 2)
     with pytest.raises(ShapeError, match="cannot be multiplied"):
         A @ SparseTensor.eye(4)
-    with pytest.raises(OperandError, match="expected a tensor or a SparseTensor, but got list"):
+    with pytest.raises(OperandError, match="expected a tensor or a SparseTensor, but got a list"):
         A @ [1]
     with pytest.raises(UnsupportedError, match="only for products with dense tensors"):
         A.matmul(A, reduce="max")

@@ -301,7 +301,7 @@ def test_calls_keep_their_conventions(tmp_path):
 
 
 def test_shard_rows_of_a_dense_tensor_are_refused() -> None:
-    with pytest.raises(OperandError, match="shard_rows expected a SparseTensor, but got Tensor"):
+    with pytest.raises(OperandError, match="shard_rows expected a SparseTensor, but got a Tensor"):
         sd.shard_rows(torch.eye(3))
 
 

@@ -195,7 +195,7 @@ def test_arguments_that_are_not_sharded_or_no_tensors() -> None:
             lambda: sd.partition(S),
             "expected a sharded tensor, .* shard it first",
         ),
-        (lambda: sd.shard(torch.eye(3)), "convert it with scorch.from_torch"),
+        (lambda: sd.shard(torch.eye(3)), "create one with scorch.from_torch"),
         (lambda: sd.shard(A), "it is sharded already"),
         (lambda: sd.shard(S, 2), "mesh must be a device mesh, .* but got 2"),
         (lambda: A.rows_of([[1.0]]), "must be a tensor, but got a list; create one with torch.tensor"),

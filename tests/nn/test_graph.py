@@ -492,13 +492,13 @@ def test_wrong_calls_are_refused(layer: torch.nn.Module) -> None:
         layer(x, SOME[0])
     with pytest.raises(scorch.errors.ShapeError, match=r"the number of nodes as size=$"):
         layer(x, scorch.eye(NODES, NODES + 1, format="csr"))
-    with pytest.raises(scorch.errors.OperandError, match=r"got a csr_array; use scorch\.from_scipy"):
+    with pytest.raises(scorch.errors.OperandError, match=r"got a SciPy csr_array; create one"):
         layer(x, scipy.sparse.eye_array(NODES, format="csr"))
     for other, said in [
-        (SOME.numpy(), r"got a ndarray; use torch\.from_numpy"),
-        ([[0], [1]], r"got a list; use torch\.tensor"),
+        (SOME.numpy(), r"got a NumPy array; create one with torch\.from_numpy"),
+        ([[0], [1]], r"got a list; create one with torch\.tensor"),
         (types.SimpleNamespace(edge_index=SOME), r"got a SimpleNamespace; pass its edge_index"),
-        (None, r"got None"),
+        (None, r"got None; create one with torch\.tensor or scorch\.from_scipy"),
     ]:
         with pytest.raises(scorch.errors.OperandError, match=f"{said}$"):
             layer(x, other)

@@ -176,7 +176,7 @@ def test_an_error_of_the_function_says_what_it_was_called_with():
         masks.from_function(lambda b, h, q, k: q >= k and q < 2, 4)
     told = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert "mask_mod(b, h, q_idx, kv_idx) with int64 tensors of shapes (), (), (4, 1), (1, 4)" in told
-    with pytest.raises(OperandError, match=r"mask_mod must be a function .* but got Tensor"):
+    with pytest.raises(OperandError, match=r"mask_mod must be a function .* but got a Tensor"):
         masks.from_function(torch.ones(4, 4), 4)
 
 

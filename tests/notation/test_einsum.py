@@ -239,9 +239,9 @@ def test_sublists_mean_what_torch_says(data: st.DataObject) -> None:
         ((None, ["i"]), "subscript 'i' of operand 0 is neither an integer nor an ellipsis"),
         (
             (None, [0], 1.5),
-            "expected a list of subscripts but got float; follow operand 1 with its subscripts",
+            "expected a list of subscripts but got a float; follow operand 1 with its subscripts",
         ),
-        ((None, "ij"), "expected a list of subscripts but got str; follow operand 0 with its subscripts"),
+        ((None, "ij"), "expected a list of subscripts but got a str; follow operand 0 with its subscripts"),
     ],
 )
 def test_bad_sublists_are_refused(arguments: tuple[object, ...], message: str) -> None:

@@ -53,6 +53,7 @@ CALLS = {
     "evaluate": "scorch.evaluate('C[i,j] = A[i,j] * X[i,j]', A=S, X=X)",
     "compiled": "scorch.compile(lambda S, y: torch.relu(S * 2) @ y)(S, X)",
     "gradient": "Y = torch.ones(4, 4).requires_grad_(); (S @ Y).backward(X)",
+    "as another": "S.to(X, 1, 2, 3, 4)",
     "conversion": "scorch.from_torch(X, format='csr')",
     "constructor": "scorch.sparse_coo_tensor([[0, 1, 2, 3]], x, (4,))",
     "edges": "scorch.from_edge_index(torch.zeros(2, 4, dtype=torch.int64), x)",

@@ -159,7 +159,7 @@ def test_format_and_density(given):
     assert scorch.rand_like(x, format="csc").nnz == (24 if given == "dense" else 3)
     assert type(scorch.rand_like(matrix())) is torch.Tensor
     assert scorch.rand_like(scorch.from_torch(matrix(), format="csr")).nnz == 3
-    with pytest.raises(OperandError, match="expected a tensor"):
+    with pytest.raises(OperandError, match="must be a tensor, but got a list; create one with"):
         scorch.full_like([1], 2, format="csr")
 
 

@@ -295,7 +295,7 @@ def test_what_stores_every_place_is_held_against_the_budget():
             OperandError,
             "unexpected keyword argument 'density'",
         ),
-        (lambda: scorch.zeros_like([1], format="csr"), OperandError, "expected a tensor, but got a list"),
+        (lambda: scorch.zeros_like([1], format="csr"), OperandError, "must be a tensor, but got a list"),
         (lambda: scorch.full((2, 2), "a", format="csr"), OperandError, "fill_value must be a number"),
         (lambda: scorch.rand(3, 3, density=1.5), ArgumentError, "between 0 and 1, but got 1.5"),
         (lambda: scorch.rand(3, 3, density=-0.1), ArgumentError, "but got -0.1"),

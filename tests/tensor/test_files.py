@@ -511,7 +511,7 @@ def test_what_cannot_be_saved(tmp_path):
         save(tmp_path / "a.mtx", scorch.from_torch(torch.ones(2, 2, 2)))
     with pytest.raises(ShapeError, match="FROSTT files store sparse tensors"):
         save(tmp_path / "a.tns", torch.eye(3))
-    with pytest.raises(OperandError, match="expected a tensor to save, but got a ndarray"):
+    with pytest.raises(OperandError, match="expected a tensor to save, but got a NumPy array"):
         save(tmp_path / "a.npz", np.eye(3))
     with pytest.raises(OperandError, match=r"save a dictionary of tensors as \.safetensors"):
         save(tmp_path / "a.npz", {"a": torch.eye(3)})

@@ -113,9 +113,9 @@ def test_blocks_that_do_not_divide_go_through_coo():
 
 
 def test_what_is_refused():
-    with pytest.raises(OperandError, match="from_scipy expected a SciPy sparse array, but got a ndarray"):
+    with pytest.raises(OperandError, match="from_scipy expected a SciPy sparse array, but got a NumPy array"):
         from_scipy(np.eye(3))
-    with pytest.raises(OperandError, match=r"but got a Tensor; use scorch\.from_torch"):
+    with pytest.raises(OperandError, match=r"but got a Tensor; create one with scorch\.from_torch"):
         from_scipy(torch.eye(3))
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
         with pytest.raises(DtypeError, match=rf"do not support {name}; convert with \.float\(\) first"):

@@ -96,6 +96,17 @@ TENSOR_HINTS: dict[str, str] = {
 }  # fmt: skip
 
 
+ASSIGNMENT_HINTS: dict[str, str] = {  # instead of assigning to a name of a tensor
+    "values": "use S.with_values(new_values) for a new tensor, or S.values().copy_(new_values) to change "
+    "this one in place",
+    "format": "use S.to_format('csc') for a new tensor",
+    **dict.fromkeys(
+        ("indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "nnz", "density", "levels"),
+        "the pattern of a tensor never changes; create a new one, as in scorch.sparse_coo_tensor(indices, "
+        "values, size)",
+    ),
+}
+
 _SAMPLING = (
     "sampling is PyG's: Scorch's layers accept the batches of torch_geometric.loader.NeighborLoader, which "
     "needs scorch.compat.torch_sparse.install()"
@@ -231,6 +242,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("num_layers", "num_hops", "k"), ("K",)),
     **dict.fromkeys(("exclude", "ignore", "skip_modules"), ("skip",)),
     **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
+    **dict.fromkeys(("offset", "diagonal"), ("k",)),
     "batch_size": ("batch",),
     "window_size": ("radius",),
     **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
@@ -239,11 +251,13 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("preconditioner", "precond"), ("M",)),
 }
 _OPPOSITES = {"sparsity": "density", "density": "sparsity"}
+_SEEDS = frozenset({"seed", "random_state", "rng"})
 _OF_RESULT = {
     "dtype": ".to({value})",
     "device": ".to(device)",
     "requires_grad": ".requires_grad_()",
     "pin_memory": ".pin_memory()",
+    "copy": ".clone()",
 }
 MAX_LISTED_KEYWORDS = 12
 DTYPES = ("dtype", "weight_dtype")  # keyword arguments
@@ -282,9 +296,23 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
     if keyword in _OF_RESULT:
         value = as_dtype(keyword, value) if keyword == "dtype" else value
         return f"apply it to the result, as in {function}(...){_OF_RESULT[keyword].format(value=value)}"
+    if keyword in _SEEDS:
+        passed = "pass generator=torch.Generator().manual_seed(0), or " if "generator" in known else ""
+        return f"{passed}call torch.manual_seed(0) before"
     names = [name for name in known if not name.startswith("_")]
+    if not names and keyword == "format":
+        return f"convert first, as in S.to_format({value!r}).{function}()"
+    if not names:
+        return "it takes arguments by position only"
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
     return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
+
+
+def check_keywords(function: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a keyword argument that is not among the ``known`` ones."""
+    for keyword, value in given.items():
+        if keyword not in known:
+            raise unknown_keyword(function, keyword, known, value)
 
 
 def suggests_keywords(function: Function) -> Function:
@@ -306,9 +334,7 @@ def suggests_keywords(function: Function) -> Function:
                 _refuse_layer(args[0], args[1])
             if len(args) > most:
                 raise _too_many(name, len(args) - is_constructor, most - is_constructor, known)
-            for keyword in kwargs:
-                if keyword not in known:
-                    raise unknown_keyword(name, keyword, known, kwargs[keyword])
+            check_keywords(name, kwargs, known)
             for keyword in DTYPES:
                 as_dtype(keyword, kwargs.get(keyword))
         return function(*args, **kwargs)
@@ -347,12 +373,15 @@ def _refuse_layer(layer: Any, given: Any) -> None:
         )
 
 
+DTYPES_OF_TYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
 def as_dtype(name: str, value: Any) -> torch.dtype | None:
     """Return a dtype, or that of a Python type, as torch does; the error for others says which is meant."""
     if value is None or isinstance(value, torch.dtype):
         return value
-    if any(value is each for each in (bool, int, float, complex)):
-        return torch.empty(0, dtype=value).dtype
+    if value in DTYPES_OF_TYPES:
+        return DTYPES_OF_TYPES[value]
     word = value.__name__ if isinstance(value, type) else str(value).removeprefix("torch.")
     meant = getattr(torch, word, None)
     if isinstance(meant, torch.dtype):

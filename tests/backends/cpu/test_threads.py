@@ -17,6 +17,7 @@ import scorch
 from machine_load import pool, set_running
 from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.invoke import make_caller
+from scorch._src.devices import cores_of_host
 
 LOOPS = """
 typedef long long i64;
@@ -115,7 +116,7 @@ def test_costs_are_not_measured_on_a_busy_machine(load: Path, monkeypatch: pytes
 
 
 def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
-    cores = parallel._cores()
+    cores = cores_of_host()
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
     has_all_cores = kind(pool().address("scorch_has_all_cores"))
     assert has_all_cores(cores * 1_000_000, 1_000_000)
@@ -339,7 +340,7 @@ def test_loops_of_torch_have_the_cores_that_others_leave(load: Path) -> None:
         assert left(1) == 0
         assert left(6) == 0
     finally:
-        set_loop(parallel._torch_loop(), parallel._cores(), os.cpu_count() or 1)
+        set_loop(parallel._torch_loop(), cores_of_host(), os.cpu_count() or 1)
 
 
 def test_threads_of_this_process_are_no_others() -> None:

@@ -140,6 +140,15 @@ def test_entries_are_counted_and_filled_in_once_for_a_pattern(launched: list[str
     torch.testing.assert_close(again.to_dense(), A.to_dense() * B.to_dense() + 2 * C.to_dense())
 
 
+def test_steps_without_a_grid_are_compared_with_the_interpreter() -> None:
+    entries = torch.rand(30, 20, generator=torch.Generator().manual_seed(5))
+    dense = torch.where(entries < 0.7, 0, entries)
+    wanted = torch.sparse.log_softmax(dense.to_sparse_coo(), 0).to_dense()
+    with scorch.settings(backend="emulated", debug=True):  # which transposes by a sort, with no kernel
+        found = torch.sparse.log_softmax(scorch.from_torch(dense, format="csr"), 0).to_dense()
+    torch.testing.assert_close(found, wanted)
+
+
 def test_few_turns_with_loops_inside_are_left_to_joins(
     launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ SHORT = ("nnz", "density", "_nnz", "values", "_values", "dense_dim", "is_coalesc
 CONVERSIONS: dict[str, Read] = {
     "coalesce": lambda A: A.coalesce(),
     "sparse_mask": lambda A: (A * 2).sparse_mask(A),
+    "to": lambda A: A.to(torch.float64),
     "to_dense": lambda A: A.to_dense(),
     "to_format": lambda A: A.to_format("dcsr"),
     "to_sparse": lambda A: A.to_sparse(1),

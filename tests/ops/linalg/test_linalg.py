@@ -281,9 +281,9 @@ def test_iterative_methods_say_what_is_wrong():
     for method in (scorch.linalg.cg, scorch.linalg.gmres):
         with pytest.raises(ShapeError, match=r"returned shape \(25, 25\) for columns of shape \(25,\)"):
             method(S, b, M=lambda x: x / b[:, None])
-        with pytest.raises(OperandError, match="the function returned a NoneType; return a tensor"):
+        with pytest.raises(OperandError, match="the function returned None; return a tensor"):
             method(lambda x: None, b)
-        with pytest.raises(OperandError, match=r"M of \w+: .* returned a ndarray; .*torch.from_numpy"):
+        with pytest.raises(OperandError, match=r"M of \w+: .* returned a NumPy array; .*torch.from_numpy"):
             method(S, b, M=lambda x: x.cpu().numpy())
         with pytest.raises(DtypeError, match=r"^(cg|gmres): .*right-hand side .*float64 and torch.float32"):
             method(S, b.float())
@@ -292,7 +292,7 @@ def test_iterative_methods_say_what_is_wrong():
         with pytest.raises(DtypeError, match="the matrix and x0 to have"):
             method(S, b, x0=b.float())
         with pytest.raises(
-            OperandError, match=r"right-hand side .*ndarray; create one with torch.from_numpy"
+            OperandError, match=r"right-hand side .*NumPy array; create one with torch.from_numpy"
         ):
             method(S, b.cpu().numpy())
         with pytest.raises(ArgumentError, match="callback must be a function"):

@@ -401,7 +401,7 @@ MANY_VALUES = 4096  # from which on a loop of torch may wait for other programs
 def run_among_others(
     values: torch.Tensor, function: Callable[..., Result], *args: Any, **kwargs: Any
 ) -> Result:
-    """Run a function of torch, on as many values, without waiting for cores that other programs have.
+    """Run a PyTorch function, on as many values, without waiting for cores that other programs have.
 
     It must give the same result on any number of cores, as elementwise functions and copies do.
     """

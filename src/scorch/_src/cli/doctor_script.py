@@ -101,6 +101,8 @@ def _recording(recorder: _Recorder) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+            # PyTorch keeps this entry, and warns of global hooks at each later torch.compile(module).
+            vars(torch.nn.modules.module).get("_global_forward_hooks_with_kwargs", {}).pop(hook.id, None)
 
 
 @contextlib.contextmanager

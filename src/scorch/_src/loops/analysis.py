@@ -51,7 +51,7 @@ class _Parts(dict[type[Any], Callable[[Any], tuple[Any, ...]]]):
     """Functions that return the children of a node of some kind, from the last to the first."""
 
     def __missing__(self, kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-        names = _fields_with_nodes(kind)[::-1]
+        names = _fields_with_nodes(kind)[::-1]  # type: ignore[arg-type]
         tuples = {field.name for field in fields(kind) if str(field.type).startswith("tuple")}
         if not names:
             parts: Callable[[Any], tuple[Any, ...]] = lambda node: ()  # noqa: E731

@@ -215,7 +215,7 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         return hooks.trace(pattern, values)  # type: ignore[no-any-return]
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
         tensor: SparseTensor = apply(_Wrap, values, pattern)
-        tensor.source_values = values
+        tensor.__dict__["source_values"] = values
         return tensor
     return SparseTensor(Storage(pattern, plain(values)))
 
@@ -318,7 +318,8 @@ def placed(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
 
 def _moved(values: torch.Tensor, source: Place, target: Place) -> torch.Tensor:
     if isinstance(values, SparseTensor):  # which torch.func had wrapped
-        values, source = values.storage.values, values.storage.pattern
+        storage = values.storage
+        values, source = storage.values, storage.pattern
     if source is target or not isinstance(target, Pattern):
         return _spread(values, source)
     if not isinstance(source, Pattern):

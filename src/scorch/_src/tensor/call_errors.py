@@ -124,8 +124,8 @@ def _misread_option(error: Exception, args: Sequence[Any], kwargs: dict[str, Any
         return None
     options = [*kwargs.items(), *(("", value) for value in args[1:2])]
     for option, value in options:
-        layout = str(value).removeprefix("torch.").removeprefix("sparse_")
-        if args and option not in ("device", "dtype") and (option in ("format", "layout") or layout in NAMES):
+        layout = _layout_in(value)
+        if args and (option in ("format", "layout") or (not option and layout in NAMES)):
             return OperandError(
                 f"to() converts dtypes and devices; to change the format, use S.to_format({layout!r})"
             )
@@ -141,8 +141,16 @@ def _misread_option(error: Exception, args: Sequence[Any], kwargs: dict[str, Any
     return None
 
 
+def _layout_in(value: Any) -> str:
+    """Return what a format or a layout is called; '' for a tensor, which may have no memory to show."""
+    word = "" if isinstance(value, torch.Tensor) else str(value)
+    return word.removeprefix("torch.").removeprefix("sparse_")
+
+
 def _is_dtype(value: Any) -> bool:
     """Whether a value names a dtype: ``"float32"``, or a type of NumPy's."""
+    if isinstance(value, torch.Tensor):
+        return False
     word = value.__name__ if isinstance(value, type) else str(value)
     return isinstance(getattr(torch, word.removeprefix("torch."), None), torch.dtype)
 

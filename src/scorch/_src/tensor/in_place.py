@@ -92,7 +92,7 @@ def _written_in_torch_func(
 ) -> tuple[Pattern, torch.Tensor]:
     """Return the entries of the first argument after ``func``, tracked by ``torch.func``."""
 
-    def written(target: SparseTensor, *rest: Any, **named: Any) -> SparseTensor:
+    def written(target: SparseTensor, *rest: Any, **named: Any) -> torch.Tensor:
         copy = target.clone()  # gradients need the values as they are
         func(copy, *rest, **named)
         return copy

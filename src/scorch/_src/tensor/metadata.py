@@ -191,7 +191,7 @@ def set_data(self: SparseTensor, other: torch.Tensor) -> None:
         raise UnsupportedError(f"{kinds}: the data of a sparse tensor is sparse; use S.copy_(other)")
     with DisableTorchFunctionSubclass():
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-    self.storage = other.storage
+    self.__dict__["storage"] = other.storage
 
 
 @implements(torch.Tensor.resize_, torch.Tensor.resize_as_, differentiable=True)

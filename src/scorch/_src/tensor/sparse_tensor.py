@@ -12,7 +12,7 @@ import math
 import sys
 import weakref
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch.autograd import forward_ad
@@ -30,6 +30,7 @@ from scorch._src.grad_state import (
     is_transformed,
     untracked,
 )
+from scorch._src.name_hints import check_keywords
 from scorch._src.storage.storage import Origin, Pattern, Step, Storage, add_weak, plain, run_steps
 from scorch._src.storage.strides import has_strides, keep_strides
 from scorch._src.tensor import registry
@@ -170,7 +171,7 @@ class SparseTensor(torch.Tensor):
                 f"a tensor of shape {shape} has too many elements: the product of its sizes must "
                 f"be less than 2**63"
             ) from None
-        tensor.storage = storage
+        tensor.__dict__["storage"] = storage
         return tensor
 
     @classmethod
@@ -302,7 +303,7 @@ class SparseTensor(torch.Tensor):
 
     # other forms -------------------------------------------------------------------------------------
 
-    def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
+    def to_format(self, format: str | Format, **_unknown: NoReturn) -> SparseTensor | torch.Tensor:
         """Convert to another storage format.
 
         In-place operations on the result (``T.mul_(2)``) do not change the tensor, nor vice versa.
@@ -325,6 +326,8 @@ class SparseTensor(torch.Tensor):
             >>> scorch.eye(3, format="csr").to_format("csc").format
             Format('csc')
         """
+        if _unknown:
+            check_keywords("to_format", _unknown, ("format",))
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
         form = as_format(format, len(self.storage.pattern.shape))
@@ -335,7 +338,13 @@ class SparseTensor(torch.Tensor):
             return with_values(self, converted.values)
         return SparseTensor(converted) if isinstance(converted, Storage) else converted
 
-    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> torch.Tensor:
+    def to_dense(
+        self,
+        dtype: torch.dtype | None = None,
+        *,
+        masked_grad: bool | None = None,
+        **_unknown: NoReturn,
+    ) -> torch.Tensor:
         """Convert to a plain dense tensor.
 
         Args:
@@ -357,6 +366,8 @@ class SparseTensor(torch.Tensor):
             tensor([[1., 0.],
                     [0., 1.]])
         """
+        if _unknown:
+            check_keywords("to_dense", _unknown, ("dtype", "masked_grad"))
         if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(
                 "the gradient of a sparse tensor has its sparsity pattern (masked_grad=True); for a dense "
@@ -534,7 +545,7 @@ def join_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
         view.storage.follow(_tuple(Origin, (above, steps if origin is None else (*origin.steps, *steps))))
     link = source.view_of
     parts = (source, steps) if link is None else (link.parent, (*link.steps, *steps))
-    view.view_of = _tuple(ViewOf, parts)
+    view.__dict__["view_of"] = _tuple(ViewOf, parts)
     _register(view)
 
 
@@ -592,7 +603,10 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
     values = storage.values
     operands: tuple[Any, ...] = (values,)
     if routine and not len_torch_dispatch_stack() and not values.requires_grad:
-        func = getattr(routines_for(values), routine)
+        routines = routines_for(values)
+        func = getattr(routines, routine)
+        if routines.repeats_calls:
+            hooks.repeat_by_builtins()  # the next time
     elif len(args) > 1:
         number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
@@ -622,7 +636,7 @@ def tensor_with(storage: Storage, shape: tuple[int, ...], values: torch.Tensor) 
             tensor: SparseTensor = make_wrapper_subclass(SparseTensor, shape)
         except RuntimeError:
             return SparseTensor(storage, shape, values)  # raises the error
-        tensor.storage = storage
+        tensor.__dict__["storage"] = storage
         return tensor
     return SparseTensor(storage, shape, values)
 

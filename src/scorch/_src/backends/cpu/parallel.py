@@ -23,6 +23,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit, openmp
 from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.bounded import BoundedCache
+from scorch._src.devices import cores_of_host
 from scorch.errors import CompilationError
 from scorch.settings import applied, in_block
 
@@ -72,16 +73,11 @@ def _pool(loop: int) -> jit.Library | None:
     except CompilationError:
         return None
     set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
-    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores(), os.cpu_count() or 1)
+    set_loop(library.address("scorch_set_torch_loop"))(loop, cores_of_host(), os.cpu_count() or 1)
     forget = ctypes.CFUNCTYPE(None)(library.address("scorch_forget_threads"))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
     return library
-
-
-def _cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

@@ -80,7 +80,8 @@ class InterpreterBackend(base.Backend):
         return base.schedule_of(planned, planned.kernel(), "")
 
     def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
-        return InterpretedExecutable(schedule, sizes)
+        # The schedule may be one of another backend, which has other slots, or none.
+        return InterpretedExecutable(self.write(schedule.planned), sizes)
 
     def build_group(self, fused: Fused) -> base.GroupExecutable:
         return InterpretedGroup(fused)

@@ -329,7 +329,7 @@ def _is_connected_leaf(tensor: Any) -> bool:
     return is_leaf and is_tracked_by_autograd_alone() and torch.is_grad_enabled()
 
 
-def _view_of_leaf(leaf: SparseTensor) -> Any:
+def _view_of_leaf(leaf: Any) -> Any:
     """Return ``leaf.view_as(leaf)``, one step above its gradient, where hooks of torch look for that."""
     view = used(leaf)
     link_view(view, leaf, (Step(torch.ops.aten.view.default, (list(leaf.shape),), {}, None, True),))

@@ -140,7 +140,7 @@ for _dropout in (F.alpha_dropout, F.feature_alpha_dropout):
 
 def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype: Any = None) -> torch.Tensor:
     dtype = dtype or like.dtype
-    hint = "its result is dense; scorch.zeros and similar functions accept format= for sparse results"
+    hint = "use scorch.zeros or a similar function with format= for a sparse result"
     device = like.storage.device
     check_budget(math.prod(shape) * dtype.itemsize, device, f"{name} of shape {tuple(shape)}", hint)
     return torch.full(tuple(shape), value, dtype=dtype, device=device)
@@ -151,7 +151,7 @@ def zeros_like_of_torch(
     input: SparseTensor, *, requires_grad: bool = False, device: Any = None, **options: Any
 ) -> torch.Tensor:
     """Return a tensor without entries; one that requires a gradient has those of ``input``, to receive it."""
-    result = (empty_like if requires_grad else zeros_like)(input, dtype=options.get("dtype"))
+    result: torch.Tensor = (empty_like if requires_grad else zeros_like)(input, dtype=options.get("dtype"))
     result = result if device is None else result.to(device)
     return result.requires_grad_() if requires_grad else result
 

@@ -49,7 +49,7 @@ def wrapped(storage: Storage) -> SparseTensor:
 def _attach(tensor: SparseTensor, storage: Storage) -> None:
     """Give a wrapped tensor its storage, and the tensors that transforms further out unwrap theirs."""
     tensor.__class__ = SparseTensor
-    tensor.storage = storage
+    tensor.__dict__["storage"] = storage
     inner, values = get_unwrapped(tensor), storage.values
     if is_batchedtensor(tensor) or not is_functorch_wrapped_tensor(inner):
         return
@@ -97,10 +97,13 @@ class _Wrapped(torch.autograd.Function):
 def _batched(values: torch.Tensor, pattern: Pattern) -> Storage:
     """Return the storage of the tensors on ``pattern`` that have batches of values, stacked."""
     shape = (*values.shape[:-1], *pattern.shape)
-    parts = [SparseTensor(Storage(pattern, plain(part))) for part in values.flatten(0, -2)]
-    if not parts:
-        return SparseTensor(Storage(pattern, values.new_zeros(pattern.size))).expand(shape).storage
-    return torch.stack(parts).reshape(shape).storage
+    parts: list[Any] = [SparseTensor(Storage(pattern, plain(part))) for part in values.flatten(0, -2)]
+    if parts:
+        batch: Any = torch.stack(parts).reshape(shape)
+    else:
+        batch = SparseTensor(Storage(pattern, values.new_zeros(pattern.size))).expand(shape)
+    storage: Storage = batch.storage
+    return storage
 
 
 def _sampled(gradient: torch.Tensor, pattern: Pattern) -> torch.Tensor:
