@@ -434,7 +434,6 @@ def test_what_is_too_dense_names_a_public_function_and_an_alternative(function: 
         refused(DensityError, words, function, S)
 
 
-
 def test_budget_can_be_set() -> None:
     rows = SparseTensor(from_dense(torch.eye(5000), Format("csr")))
     with scorch.settings(dense_budget=10_000_000):

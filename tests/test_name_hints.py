@@ -16,16 +16,17 @@ import scipy.sparse
 import torch
 
 import scorch
+import scorch._src.tensor.create.factories as factories
 import scorch.compat.torch_sparse
 import scorch.distributed
 import scorch.utils.data
-import scorch._src.tensor.create.factories as factories
 from scorch._src.name_hints import (
     KEYWORD_HINTS,
     LINALG_HINTS,
     MASK_HINTS,
     MODULE_HINTS,
     NN_HINTS,
+    SPARSE_HINTS,
     TENSOR_HINTS,
     keywords_of,
 )
@@ -74,6 +75,8 @@ NAMES = {
     "masks": scorch.nn.masks,
     "x": torch.ones(3, 2),
     "M": S,
+    "Q": torch.ones(3, 2),
+    "K": torch.ones(3, 2),
 }
 NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isinstance"}
 
@@ -189,6 +192,21 @@ def test_submodules_suggest_their_own_names() -> None:
         _ = scorch.nn.SparseLinaer
 
 
+def test_names_of_other_libraries_are_known_where_they_are_tried() -> None:
+    for module, name, words in (
+        (scorch, "spgemm", r"; use S @ other$"),
+        (scorch, "sddmm", r"; use scorch\.einsum\('ij,ik,jk->ij', S, Q, K\)$"),
+        (scorch, "densify", r"; it is a method: S\.to_dense\(\)$"),
+        (scorch.sparse, "csr_matrix", r"scorch\.from_scipy\(matrix\)"),
+        (scorch.sparse, "random", r"; use scorch\.rand\(m, n, density=0\.01, format='csr'\)$"),
+        (scorch.sparse, "vstack", r"; use torch\.cat\(\[S, S\]\)$"),
+        (scorch.sparse, "linalg", r"; it is scorch\.linalg$"),
+        (scorch.nn, "GraphConv", r"only PyG has this layer: torch_geometric\.nn\.GraphConv accepts sparse"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            getattr(module, name)
+
+
 def test_names_unlike_any_other_get_no_suggestion() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'quixotic_zebra'$"):
         _ = S.quixotic_zebra
@@ -204,6 +222,7 @@ def test_hints_are_for_names_that_are_missing_and_what_they_say_works() -> None:
         (scorch.nn, NN_HINTS),
         (scorch.linalg, LINALG_HINTS),
         (scorch.nn.masks, MASK_HINTS),
+        (scorch.sparse, SPARSE_HINTS),
     )
     for owner, hints in owners:
         for name, hint in hints.items():
@@ -251,8 +270,8 @@ KEYWORDS: dict[str, Callable[[], object]] = {
     "generator, out, dtype, layout, device, requires_grad, pin_memory": lambda: scorch.rand(
         3, 3, density=0.5, low=0
     ),
-    "eye() got an unexpected keyword argument 'generator'; its keyword arguments are n, m, format, out, dtype, "
-    "layout, device, requires_grad": lambda: scorch.eye(3, format="csr", generator=None),
+    "eye() got an unexpected keyword argument 'generator'; its keyword arguments are n, m, format, out, "
+    "dtype, layout, device, requires_grad": lambda: scorch.eye(3, format="csr", generator=None),
     "rand() got an unexpected keyword argument 'seed'; pass generator=torch.Generator().manual_seed(0), or "
     "call torch.manual_seed(0) before": lambda: scorch.rand(3, 3, seed=0),
     "to_format() got an unexpected keyword argument 'copy'; apply it to the result, as in "
@@ -262,9 +281,8 @@ KEYWORDS: dict[str, Callable[[], object]] = {
     "S.to_format('csr').to_scipy()": lambda: S.to_scipy(format="csr"),
     "setdiag() got an unexpected keyword argument 'offset'; use k=": lambda: S.setdiag(1, offset=1),
     "with_values() got an unexpected keyword argument 'value'; use values=": lambda: S.with_values(value=1),
-    "SparseDataset() got an unexpected keyword argument 'labels'; it takes arguments by position only": lambda: (
-        scorch.utils.data.SparseDataset(S, labels=torch.ones(3))
-    ),
+    "SparseDataset() got an unexpected keyword argument 'labels'; it takes arguments by position "
+    "only": lambda: scorch.utils.data.SparseDataset(S, labels=torch.ones(3)),
     "as_tensor() got an unexpected keyword argument 'fmt'; use format=": lambda: scorch.as_tensor(
         [1.0], fmt="csr"
     ),
@@ -574,7 +592,10 @@ def test_methods_and_read_only_attributes_are_not_assigned_to() -> None:
             assert isinstance(caught.value, AssignmentError)
             refused += 1
     assert refused > 500 and torch.equal(T.values(), torch.tensor([1.0, 2.0]))
-    for name, words in {"values": r"S\.with_values\(.*S\.values\(\)\.copy_\(", "format": r"to_format"}.items():
+    for name, words in {
+        "values": r"S\.with_values\(.*S\.values\(\)\.copy_\(",
+        "format": r"to_format",
+    }.items():
         with pytest.raises(AssignmentError, match=words):
             setattr(T, name, 1)
 

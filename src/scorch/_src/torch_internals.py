@@ -164,6 +164,7 @@ LAZY: dict[str, tuple[str, ...]] = {
     "decomposition_table": ("torch._decomp.decomposition_table",),
     "disable_proxy_modes_tracing": ("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",),
     "GraphBreak": ("torch._dynamo.exc.Unsupported",),
+    "lookup_backend": ("torch._dynamo.lookup_backend",),
     "maybe_mark_dynamic": ("torch._dynamo.maybe_mark_dynamic",),
     "SymNode": ("torch.fx.experimental.sym_node.SymNode",),
     "TracingContext": ("torch._guards.TracingContext",),

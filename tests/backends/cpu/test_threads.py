@@ -147,14 +147,19 @@ def test_kernels_agree_on_a_busy_machine() -> None:
         assert torch.equal((A @ A.T).to_dense(), (A @ A.T).to_dense())
 
 
-def test_little_work_stays_on_one_thread_of_a_busy_machine() -> None:
+@pytest.mark.parametrize("cost", [parallel.CHEAPEST, 1.0, 3.0])  # of a loop, measured while it was quiet
+def test_little_work_stays_on_one_thread_of_a_busy_machine(
+    cost: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: cost)
     least = 1000.0
-    enough = least * parallel.relative_cost(2)
+    enough = least * cost
     assert parallel.threads_for(0.9 * enough, least) == 1
     assert parallel.threads_for(enough, least) == 2
     be_busy()
     assert parallel.threads_for(enough, least) == 1
-    assert parallel.threads_for(parallel.BUSY_FACTOR * enough, least) == 2
+    assert parallel.threads_for(0.9 * parallel.BUSY_FACTOR * max(least, enough), least) == 1
+    assert parallel.threads_for(parallel.BUSY_FACTOR * max(least, enough), least) == 2
 
 
 def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

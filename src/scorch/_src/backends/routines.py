@@ -254,6 +254,10 @@ class Routines:
 
     repeats_calls: bool = False  # whether ``backends.repeated_calls`` may repeat those of the functions below
 
+    def scale(self, values: Tensor, factor: float) -> Tensor:
+        """Multiply values by a finite number, which does not change their dtype."""
+        return values * factor
+
     @property
     def relu(self) -> Callable[[Tensor], Tensor]:
         return torch.relu

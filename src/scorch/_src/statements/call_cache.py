@@ -143,7 +143,7 @@ class _Quick:
 quickest = _Quick()
 
 
-def _find_repeater() -> None:
+def find_repeater() -> None:
     """Have builtins repeat calls from now on, also those of operators and of functions of values."""
     if quickest.is_known:
         return
@@ -190,7 +190,7 @@ def _find_repeater() -> None:
             entry.quick = functools.partial(quickest.repeat, *entry.repeats)
 
 
-short_runs.prepare_builtins = hooks.repeat_by_builtins = _find_repeater
+short_runs.prepare_builtins = hooks.repeat_by_builtins = find_repeater
 
 
 def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:

@@ -76,6 +76,8 @@ _tuple = tuple.__new__  # of a named tuple takes half the time of its constructo
 _quick_function = registry.QUICK.get
 NUMBERS = frozenset({int, float})
 MAX_CONSTANTS, MAX_CLASSES = 256, 256
+MANY_SCALED = 1 << 16  # values, up to which torch's threads do not pay
+MANY_OF_ARITHMETIC = 1 << 15  # values, below which torch's arithmetic takes one thread
 _TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
 _constants: BoundedCache[tuple[float, torch.dtype], torch.Tensor] = BoundedCache(MAX_CONSTANTS)
@@ -602,7 +604,7 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
         return None
     values = storage.values
     operands: tuple[Any, ...] = (values,)
-    if routine and not len_torch_dispatch_stack() and not values.requires_grad:
+    if routine and len(args) == 1 and not len_torch_dispatch_stack() and not values.requires_grad:
         routines = routines_for(values)
         func = getattr(routines, routine)
         if routines.repeats_calls:
@@ -611,13 +613,17 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
         number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
             return None
+        is_plain = values.is_cpu and not values.requires_grad and not len_torch_dispatch_stack()
+        if routine and is_plain and dtype in _EXACT and values.numel() <= MANY_SCALED:
+            scaled = routines_for(values).scale(values, number)
+            return tensor_of(Storage.of_new(storage.pattern, scaled))
         if dtype in _EXACT:  # torch would make a tensor of the number at every call, and convert it
             constant = _constants.get((number, dtype))
             if constant is None:
                 constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
             number = constant
         operands = values, number
-    is_small = values.numel() < MANY_VALUES
+    is_small = values.numel() < (MANY_VALUES if len(args) == 1 else MANY_OF_ARITHMETIC)
     values = func(*operands) if is_small else run_among_others(values, func, *operands)
     if type(values) is not torch.Tensor or values.requires_grad:
         return None

@@ -16,7 +16,7 @@ from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
-from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few
+from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few, scaled
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.groups import (
@@ -60,6 +60,7 @@ class CpuRoutines(Routines):
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
+    scale = _or_torch(scaled, Routines.scale)
     add_row = _or_torch(add_row, Routines.add_row)
     copy_indices = _or_torch(copied_indices, Routines.copy_indices)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)

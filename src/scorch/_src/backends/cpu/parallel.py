@@ -213,7 +213,9 @@ def is_settled(threads: int, work: float, least: float) -> bool:
     """Check whether as many threads will share ``work`` at the next call: overheads only fall."""
     cost = _costs.get(threads)
     is_small = work < least * CHEAPEST
-    return cost is None or cost.is_settled or is_small or work >= BUSY_FACTOR * least * cost.relative
+    return (
+        cost is None or cost.is_settled or is_small or work >= BUSY_FACTOR * least * max(cost.relative, 1.0)
+    )
 
 
 def threads_for(work: float, least: float) -> int:
@@ -227,8 +229,9 @@ def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
         return threads, threads
     if work < least * CHEAPEST:  # whatever a loop costs, which takes time to measure
         return 1, 1
-    least *= relative_cost(threads)
-    return (threads if work >= least else 1), (threads if work >= BUSY_FACTOR * least else 1)
+    cost = relative_cost(threads)
+    busy = BUSY_FACTOR * least * max(cost, 1.0)  # where threads wait for cores, a cheap loop says little
+    return (threads if work >= least * cost else 1), (threads if work >= busy else 1)
 
 
 def threads_by_work(threads: int, work: float, least: float) -> int:

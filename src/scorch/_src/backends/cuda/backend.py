@@ -98,7 +98,13 @@ def describe() -> dict[str, str]:
 NEEDS = base.Needs(
     "A GPU needs a CUDA build of PyTorch (https://pytorch.org/get-started), an NVIDIA driver and a visible "
     "device (CUDA_VISIBLE_DEVICES); `python -m scorch env` shows what is there",
-    ("not compiled with CUDA", "no NVIDIA driver", "No CUDA GPUs", "NVIDIA driver on your system is too old"),
+    (
+        "not compiled with CUDA",
+        "no NVIDIA driver",
+        "No CUDA GPUs",
+        "NVIDIA driver on your system is too old",
+        "accelerator device when none is available",
+    ),
     ("CUDA graph capture", "stream is capturing"),
 )
 base.register_needs("cuda", NEEDS)

@@ -22,7 +22,7 @@ from scorch._src.backends.print.functions import TYPEDEFS
 from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import Node, walk
-from scorch._src.loops.grid import FUNCTIONS
+from scorch._src.loops.grid import FUNCTIONS, RUN_BYTES
 from scorch._src.loops.jam import renamed
 from scorch._src.loops.types import BFLOAT16, BOOL, FLOAT32, Type
 from scorch._src.loops.units import IDEMPOTENT, accumulators
@@ -30,6 +30,8 @@ from scorch._src.loops.units import IDEMPOTENT, accumulators
 THREADS = 128  # in a block of a grid
 FEW_BLOCKS = 8  # on a multiprocessor, so that a thread may have 64 registers
 USUAL_REGISTERS = 32  # with which most threads run at once
+AT_ONCE = 4  # turns of loops that convert what they load
+FEWEST_BYTES = 2  # of an element, where a thread has registers for turns beside its sums
 UNUSED = ("parallel_for", "threads")  # slots for pools of threads
 
 # What gcc has built in, in CUDA's own words.
@@ -128,7 +130,9 @@ class _CudaPrinter(Printer):
             nodes = self.nodes[function.name]
             is_bounded = any(isinstance(node, ir.Parallel) and node.has_unit_each for node in nodes)
             bound = f"BLOCKS_OF({THREADS}) " if is_bounded else ""
-            if is_bounded and _loaded_at_once(nodes) >= USUAL_REGISTERS:
+            if _waits_for_rows(function.name, nodes) or (
+                is_bounded and _loaded_at_once(nodes) >= USUAL_REGISTERS
+            ):
                 bound = f"FEWER_BLOCKS_OF({THREADS}, {FEW_BLOCKS}) "
             return f"KERNEL void {bound}{function.name}(const struct slots slots)"
         return super().signature(function)
@@ -153,6 +157,32 @@ def _loaded_at_once(nodes: Sequence[Node]) -> int:
     return found
 
 
+def _loads_halves(loop: ir.For) -> bool:
+    """Check whether turns of a loop load runs that are converted, of which NVRTC takes few at once."""
+    runs = [node for node in walk(loop.body) if isinstance(node, ir.LoadRun)]
+    return bool(runs) and all(run.array.element.bytes == FEWEST_BYTES for run in runs)
+
+
+def _waits_for_rows(name: str, nodes: Sequence[Node]) -> bool:
+    """Check whether a function loads runs for each entry of a row, and waits for them.
+
+    Several turns of its only loop are then loaded together. Wide elements, and the many sums of those of a
+    byte, leave no registers for that.
+    """
+    loops = [node for node in nodes if isinstance(node, ir.For) and not isinstance(node.stop, ir.Const)]
+    if name == FUNCTIONS[-1] or len(loops) != 1:
+        return False
+    inside = walk(loops[0].body)
+    runs = [node for node in inside if isinstance(node, ir.LoadRun)]
+    loads = [node for node in inside if isinstance(node, ir.Load)]
+    return (
+        bool(runs)
+        and all(run.array.element.bytes * len(run.vars) <= RUN_BYTES for run in runs)
+        and all(run.array.element.bytes >= FEWEST_BYTES for run in runs)
+        and all(load.array.element.bytes <= FLOAT32.bytes for load in loads)
+    )
+
+
 class _CudaScope(Scope):
     unit = 1  # threads that take a turn together
     guard = ""  # which of them stores what all have
@@ -175,6 +205,8 @@ class _CudaScope(Scope):
                 return self.grid(stmt)
             case ir.For(threads=threads) if threads > 1:
                 return self.shared_loop(stmt)
+            case ir.For(stop=stop) if not isinstance(stop, ir.Const) and _loads_halves(stmt):
+                return [line for each in super().statement(stmt) for line in self.unrolled(each)]
             case ir.Meet(threads):
                 return [f"MEET({threads});"]
             case ir.LoadRun(vars, array, index):
@@ -208,6 +240,10 @@ class _CudaScope(Scope):
             case ir.Store() if self.guard:
                 return [f"if ({self.guard}) {{", *indent(super().statement(stmt)), "}"]
         return super().statement(stmt)
+
+    def unrolled(self, line: str) -> list[str]:
+        """Return a line, the head of a loop with how many of its turns are taken at once."""
+        return [f"#pragma unroll {AT_ONCE}", line] if line.startswith("for (") else [line]
 
     def narrowed(self, array: ir.Array, value: ir.Expr) -> str:
         """A value as an element of an array, rounded where that has fewer bits."""
@@ -289,7 +325,7 @@ class _CudaScope(Scope):
         begin = f"i64 {name} = {self.expr(stmt.start, 12)} + {thread}, {stop} = {self.converted(stmt.stop)}"
         head = [f"for ({begin}; {name} < {stop}; {name} += {step}) {{"]
         assert isinstance(self.printer, _CudaPrinter)
-        at_once = self.printer.at_once
+        at_once = AT_ONCE if _loads_halves(stmt) and not self.printer.at_once else self.printer.at_once
         return head if at_once is None else [f"#pragma unroll {at_once}", *head]
 
     def exchange(self, var: ir.Var, op: str, threads: int, lanes: int) -> list[str]:

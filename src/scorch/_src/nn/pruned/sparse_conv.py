@@ -29,6 +29,7 @@ from scorch._src.ops.products.convolution import (
     find_fixed_norm,
     numbers_of,
 )
+from scorch._src.ops.products.linear import CSR
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.modes import active
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -62,13 +63,14 @@ class SparseConvNd(torch.nn.Module):
     def __init__(self, kernels: SparseLinear, **settings: Any) -> None:
         super().__init__()
         self.kernels = kernels
-        for name in SETTINGS:
-            setattr(self, name, settings[name])
+        self.__dict__.update(
+            {name: settings[name] for name in SETTINGS}
+        )  # numbers: no need to ask for modules
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, conv: torch.nn.Module) -> SparseConvNd:
         """Return a layer with the settings and bias of ``conv``; ``weight`` has one row per kernel."""
-        rows = weight.to_format("csr")
+        rows = weight if weight.storage.pattern.format == CSR else weight.to_format("csr")
         assert isinstance(rows, SparseTensor)
         settings = {name: getattr(conv, name) for name in SETTINGS}
         return cls(SparseLinear.from_weight(rows, conv.bias), **settings)  # type: ignore[arg-type]

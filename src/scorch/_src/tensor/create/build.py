@@ -210,9 +210,10 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
         return rows, rows[0].numel()
     indices = as_indices(name, coordinates, device)
     if indices.dim() != 2:
+        cure = ": pass torch.stack([rows, columns])" if indices.dim() == 1 else ""
         raise ShapeError(
             f"{name} has shape {tuple(indices.shape)}; it must have one row for each dimension "
-            "and one column for each entry"
+            f"and one column for each entry{cure}"
         )
     return list(indices.unbind()), indices.shape[1]
 
@@ -300,9 +301,9 @@ def _compressed_pattern(
         as_indices(array_name, array, values.device)
         for array_name, array in ((pointer_name, pointers), (plain_name, plain))
     )
+    blocks: tuple[int, ...] = ()
     if _is_usual_matrix(kind, pos, crd, values, shape):  # what the general way would find, in less time
         batch, sizes, form = 0, tuple(shape), _plain_format(kind, 0, 0)
-        blocks: tuple[int, ...] = ()
     else:
         batch = _check_compressed_arrays(kind, pos, crd, values)
         inner = 2 if kind[0] == "b" else 0

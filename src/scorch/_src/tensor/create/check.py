@@ -6,6 +6,7 @@ Kernels trust the index arrays of a pattern, so this file refuses every array th
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,9 +54,22 @@ def advice_on(value: object, name: str = "") -> str:
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
+    if is_path(value):
+        return "load a file with scorch.load(path)"
     if isinstance(value, (list, tuple)):
-        return "create one with torch.tensor"
+        stacked = "torch.stack([row, column])" if len(value) == 2 else "torch.stack"
+        return f"create one with {stacked if holds_tensors(value) else 'torch.tensor'}"
     return "create one with torch.tensor or scorch.from_scipy"
+
+
+def is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def holds_tensors(value: object) -> bool:
+    """Whether a value is a list or tuple of tensors, such as a pair of rows and columns."""
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    return is_list and all(isinstance(part, torch.Tensor) and part.dim() for part in value)  # type: ignore[attr-defined]
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -70,6 +84,8 @@ def sparse_advice_on(value: object) -> str:
         return "create one with scorch.from_torch(tensor, format='csr')"
     if type(value).__module__.partition(".")[0] == "scipy":
         return "create one with scorch.from_scipy(matrix)"
+    if is_path(value):
+        return "load a file with scorch.load(path)"
     if isinstance(value, (list, tuple, np.ndarray)):
         return "create one with scorch.tensor(data, format='csr')"
     return "create one with scorch.tensor, scorch.from_torch or scorch.from_scipy"
@@ -96,9 +112,11 @@ def check_device(name: str, device: Any) -> None:
     if is_served(device):
         return
     needs = needs_of(device.type)
+    if needs:  # no operand is there, so it was named for a new tensor
+        raise MissingDeviceError(
+            f"{name}: device {device} is not available in this build of PyTorch. {needs}"
+        )
     text = f"{name} is on device {device}, but Scorch supports only the devices {served_in_words()}"
-    if needs:
-        raise MissingDeviceError(f"{text}. {needs}")
     raise OperandError(f"{text}; use .{served_devices()[0]}()")
 
 
@@ -174,7 +192,7 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
     try:
         return torch.tensor(data, device=where)
     except (TypeError, ValueError, RuntimeError) as error:
-        if not isinstance(data, (list, tuple, str)):
+        if holds_tensors(data) or not isinstance(data, (list, tuple)):
             check_tensor(name, data)
         raise OperandError(f"{name} is not an array of numbers: {error}") from None
 

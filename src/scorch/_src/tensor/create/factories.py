@@ -368,8 +368,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
                 pass
             case "layout":
                 if value not in (None, torch.strided):
+                    word = str(value).removeprefix("torch.").removeprefix("sparse_")
                     raise OperandError(
-                        f"{name} expected layout= or format=, but got both; format can name any layout"
+                        f"{name} does not support layout= with a format or a density; use format={word!r}"
                     )
             case "out" | "names":
                 if value is not None:
