@@ -309,7 +309,7 @@ def test_a_convolution_is_one_operator_of_a_graph(backend: str) -> None:
 def test_a_batch_norm_without_a_batch_is_pytorch_s(dims: int) -> None:
     sparse, dense = sequence(dims)
     with torch.no_grad():
-        for length in (9, 12):  # 10 windows, as there are channels, which PyTorch's BatchNorm1d takes them for
+        for length in (9, 12):  # 12: as many windows as channels, which PyTorch takes them for
             image = torch.randn(6, *(length,) * dims)
             results = []
             for model in (sparse[:3], dense[:3]):

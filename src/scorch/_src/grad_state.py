@@ -40,8 +40,8 @@ def is_transformed() -> bool:
 def is_composed(*tensors: Any) -> bool:
     """Whether what is computed of these tensors must be composed of functions that have all derivatives.
 
-    ``torch.func`` needs them, and the tangents of forward mode: an autograd function with a ``backward`` alone
-    would lose those.
+    ``torch.func`` needs them, and so do the tangents of forward mode: an autograd function that has only a
+    ``backward`` would lose those.
     """
     if peek_interpreter_stack() is not None:
         return True

@@ -218,7 +218,7 @@ class SparseConvNd(torch.nn.Module):
         return is_fit and is_plain_inference(input, self.kernels.values, self.kernels.bias)
 
     def _find_windows(self, input: torch.Tensor) -> tuple[torch.Tensor, Windows] | None:
-        """Return a batch of 2-D images, padded unless by zeros, and their windows; None if PyTorch refuses."""
+        """Return 2-D images, padded unless by zeros, and their windows; None where PyTorch refuses them."""
         dims, is_padded = len(self.kernel_size), self.padding_mode != "zeros"
         images = input if input.dim() == dims + 2 else input.unsqueeze(0)
         if images.dim() != dims + 2 or images.shape[1] != self.in_channels or 0 in images.shape[2:]:

@@ -57,10 +57,12 @@ def cached_outside_modes(make: Callable[[Any], Result]) -> functools.cached_prop
 
 
 def is_tracked(weights: torch.Tensor) -> bool:
-    """Whether what is computed of ``weights`` must be connected to them, for autograd, ``torch.func`` or tangents."""
+    """Whether what is computed of ``weights`` must be connected to them, by gradients or tangents."""
     if isinstance(weights, SparseTensor) and is_wrapped(weights.storage.values):
         return True
-    return (torch.is_grad_enabled() and any_requires_grad(weights)) or is_wrapped(weights) or has_tangents(weights)
+    if torch.is_grad_enabled() and any_requires_grad(weights):
+        return True
+    return is_wrapped(weights) or has_tangents(weights)
 
 
 class Graph:

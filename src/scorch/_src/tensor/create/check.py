@@ -24,6 +24,7 @@ from scorch._src.backends.base import (
 )
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_differentiable
+from scorch._src.name_hints import as_dtype
 from scorch._src.torch_internals import is_functional_tensor
 from scorch.errors import (
     CallError,
@@ -240,7 +241,7 @@ def as_values(
 ) -> torch.Tensor:
     """Convert values to a tensor of a dtype that kernels support."""
     values = as_tensor(name, data, device)
-    wanted = checked_dtype(name, dtype or values.dtype)
+    wanted = checked_dtype(name, as_dtype("dtype", dtype) or values.dtype)
     return values if values.dtype is wanted else values.to(wanted)
 
 
@@ -251,7 +252,7 @@ def as_differentiable_values(
     if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_differentiable(data):
         return as_values(name, data, dtype, device)
     check_device(name, data.device)
-    return data.to(checked_dtype(name, dtype or data.dtype))
+    return data.to(checked_dtype(name, as_dtype("dtype", dtype) or data.dtype))
 
 
 def checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
