@@ -334,6 +334,15 @@ def test_a_sparse_argument_with_a_sparse_operand():
             same(transform(lambda B, f=function: f(S, B), T), wanted)
 
 
+def test_second_derivatives_of_signs():  # torch's formulas multiply by zeros without memory
+    for function in (torch.sgn, lambda A: torch.sin(A) * torch.sgn(A)):
+        first, twice = (
+            lambda A, f=function: as_dense(f(A) + A).square().sum(),
+            lambda A, s: grad(lambda A: (grad(s)(A) * D).sum())(A),
+        )
+        same(as_dense(twice(S, first)) * (D != 0), twice(D, first) * (D != 0))
+
+
 def test_functions_of_torch_autograd():
     for name in ("jvp", "vjp"):
         found, wanted = (

@@ -120,6 +120,7 @@ UnsupportedFakeTensorException = _find("torch._subclasses.fake_tensor.Unsupporte
 any_requires_grad: Test = _find("torch._C._any_requires_grad")
 FunctionBase: Any = _find("torch._C._FunctionBase")
 execution_engine: Any = _find("torch.autograd.Variable._execution_engine")
+current_autograd_node: Callable[[], Any] = _find("torch._C._current_autograd_node")
 make_dual: Callable[..., torch.Tensor] = _find("torch._VF._make_dual")
 unpack_dual: Callable[..., Any] = _find("torch._VF._unpack_dual")
 peek_interpreter_stack: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack")

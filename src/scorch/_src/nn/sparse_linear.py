@@ -117,11 +117,11 @@ class SparseLinear(torch.nn.Module):
 
     def _initialize(self, pattern: Pattern, values: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = pattern.shape
-        self.values = torch.nn.Parameter(values)
-        self.bias = None if bias is None else torch.nn.Parameter(bias)
+        self.register_parameter("values", torch.nn.Parameter(values))  # less to ask than for an attribute
+        self.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias))
         self.register_buffer("scales", None)
         self.register_buffer("seal", None, persistent=False)
+        self.__dict__.update(out_features=pattern.shape[0], in_features=pattern.shape[1])
         self._set_pattern(pattern)
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
@@ -133,11 +133,10 @@ class SparseLinear(torch.nn.Module):
         return self
 
     def _set_pattern(self, pattern: Pattern) -> None:
-        self.pattern = pattern
         remember(pattern)  # graphs find it by its arrays
-        self._sealed = compute_fingerprint(pattern)  # pickles have this name and the one after the next
-        self.seal = torch.tensor(self._sealed, device=pattern.device)
-        self._seen = _version(self.seal)
+        sealed = compute_fingerprint(pattern)
+        seal = self._buffers["seal"] = torch.tensor(sealed, device=pattern.device)
+        self.__dict__.update(pattern=pattern, _sealed=sealed, _seen=_version(seal))  # names that pickles have
 
     # constructors ------------------------------------------------------------------------------------
 

@@ -280,12 +280,13 @@ def _refuse_layouts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
     """Refuse to write to a tensor of another layout, which torch would write to as if it was dense."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            target = args[place] if place < len(args) else kwargs.get(argument.name)
-            if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
-                raise UnsupportedError(
-                    f"{name_of(func)} cannot write what is computed of a sparse tensor of Scorch to one of "
-                    f"layout {target.layout}; convert that with scorch.from_torch, or use the result"
-                )
+            written = args[place] if place < len(args) else kwargs.get(argument.name)
+            for target in tree_leaves(written):  # of operators on lists, several
+                if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
+                    raise UnsupportedError(
+                        f"{name_of(func)} cannot write what is computed of a sparse tensor of Scorch to one "
+                        f"of layout {target.layout}; convert that with scorch.from_torch, or use the result"
+                    )
 
 
 def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -182,7 +182,7 @@ def convert_operands(
     leaves, spec = tree_flatten((list(args), kwargs))
     name = str(getattr(func, "__name__", ""))
     in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-    is_written = in_place and bool(args) and _is_converted(args[0])
+    is_written = in_place and any(map(_is_converted, tree_leaves(args[:1])))
     if not any(map(_is_converted, leaves)) or is_written or kwargs.get("out") is not None:
         return None
     converted = [_converted(value) if _is_converted(value) else value for value in leaves]

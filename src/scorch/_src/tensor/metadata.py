@@ -22,7 +22,7 @@ from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
-from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
+from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass, current_autograd_node
 from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
 
 aten = torch.ops.aten
@@ -78,8 +78,9 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """Copy to another dtype or device: the operator behind ``.to``, ``.double()``, ``.cuda()`` and so on."""
-    if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
-        # torch's forward formulas do this for the shape and dtype of a result with a tangent of zeros
+    is_formula = forward_ad._current_level >= 0 or current_autograd_node() is not None
+    if device is not None and device.type == "meta" and is_formula:
+        # torch's formulas do this for the shape and dtype of a product with zeros
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and not is_served(device):
         raise DeviceError(

@@ -172,7 +172,7 @@ def _kind_of_fixed(owner: type[SparseTensor], name: str) -> str:
 def set_attribute(self: SparseTensor, name: str, value: Any) -> None:
     """Assign as Python does, but not to methods, which would be lost, nor to read-only attributes.
 
-    Scorch itself writes to ``tensor.__dict__`` where tensors are made, which does not come here.
+    Scorch itself writes to the ``__dict__`` of a tensor where tensors are made, which does not come here.
     """
     kind = _kind_of_fixed(type(self), name)
     if kind:

@@ -76,6 +76,8 @@ _tuple = tuple.__new__  # of a named tuple takes half the time of its constructo
 _quick_function = registry.QUICK.get
 NUMBERS = frozenset({int, float})
 MAX_CONSTANTS, MAX_CLASSES = 256, 256
+MANY_SCALED = 1 << 16  # values, up to which torch's threads do not pay
+MANY_OF_ARITHMETIC = 1 << 15  # values, below which torch's arithmetic takes one thread
 _TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
 _constants: BoundedCache[tuple[float, torch.dtype], torch.Tensor] = BoundedCache(MAX_CONSTANTS)
@@ -180,7 +182,9 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if len(types) > 1 and any(map(_handles_calls, types)):
-            return NotImplemented  # torch asks the other class then
+            answer = _ask_others(func, types, args, kwargs)
+            if answer is not _OURS:
+                return answer
         quick = _quick_function(func)
         if quick is not None and not kwargs:
             mapped = quick(*args)
@@ -437,6 +441,26 @@ def _handles_calls(kind: type) -> bool:
     return function not in (_TORCH_FUNCTION, DISABLED_TORCH_FUNCTION)
 
 
+_OURS = object()
+
+
+def _ask_others(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Return what other classes with a ``__torch_function__`` answer; _OURS if they leave the call to us.
+
+    Those that only call torch's own, as subclasses that log calls do, do not know sparse tensors. They are
+    dense tensors to us, unless they have a ``__torch_dispatch__``: those may have no memory.
+    """
+    others = list(filter(_handles_calls, types))
+    if not all(issubclass(kind, torch.Tensor) for kind in others):
+        return NotImplemented  # torch asks them then
+    for kind in others:
+        answer = kind.__torch_function__(func, types, args, kwargs or {})
+        if answer is not NotImplemented:
+            return answer
+    is_memory = all(kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for kind in others)
+    return _OURS if is_memory else NotImplemented
+
+
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether autograd or ``torch.func`` tracks a tensor among the arguments."""
     if is_grad_enabled() and any_requires_grad(*args, **kwargs):
@@ -580,19 +604,26 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
         return None
     values = storage.values
     operands: tuple[Any, ...] = (values,)
-    if routine and not len_torch_dispatch_stack() and not values.requires_grad:
-        func = getattr(routines_for(values), routine)
+    if routine and len(args) == 1 and not len_torch_dispatch_stack() and not values.requires_grad:
+        routines = routines_for(values)
+        func = getattr(routines, routine)
+        if routines.repeats_calls:
+            hooks.repeat_by_builtins()  # the next time
     elif len(args) > 1:
         number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
             return None
+        is_plain = values.is_cpu and not values.requires_grad and not len_torch_dispatch_stack()
+        if routine and is_plain and dtype in _EXACT and values.numel() <= MANY_SCALED:
+            scaled = routines_for(values).scale(values, number)
+            return tensor_of(Storage.of_new(storage.pattern, scaled))
         if dtype in _EXACT:  # torch would make a tensor of the number at every call, and convert it
             constant = _constants.get((number, dtype))
             if constant is None:
                 constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
             number = constant
         operands = values, number
-    is_small = values.numel() < MANY_VALUES
+    is_small = values.numel() < (MANY_VALUES if len(args) == 1 else MANY_OF_ARITHMETIC)
     values = func(*operands) if is_small else run_among_others(values, func, *operands)
     if type(values) is not torch.Tensor or values.requires_grad:
         return None

@@ -33,6 +33,7 @@ class CudaBackend(base.Backend):
 
     def write(self, planned: Planned) -> base.Schedule:
         """Print the kernel as a grid; a step that is none has no text, and runs by joins."""
+        self.routines.compile_ahead()  # while Python prints
         plan = planned.plan
         if is_product(plan):
             return base.Schedule(planned, print_product(plan), (), ())

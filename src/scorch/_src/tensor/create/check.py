@@ -178,7 +178,8 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
     Lists and arrays become tensors on ``device``, or on that of ``device_for``.
     """
     if isinstance(data, torch.Tensor):
-        check_device(name, data.device)
+        if not data.is_cpu:
+            check_device(name, data.device)
         refuse_freed(data)
         if data.layout != torch.strided:
             raise OperandError(f"{name} must be a dense tensor, but got layout {data.layout}")
@@ -361,8 +362,18 @@ def has_sorted_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int) 
 
     Where they are not, the checks of each array find out why.
     """
-    is_one = pos.dim() == crd.dim() == 1 and pos.shape[0] == rows + 1
-    return is_one and routines_for(crd).has_sorted_rows(pos, crd, size)
+    return _are_rows(pos, crd, rows) and routines_for(crd).has_sorted_rows(pos, crd, size)
+
+
+def _are_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int) -> bool:
+    return pos.dim() == crd.dim() == 1 and pos.shape[0] == rows + 1
+
+
+def own_rows(
+    pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return copies of arrays that ``has_sorted_rows``, as ``own`` does; None where they have not."""
+    return routines_for(crd).own_rows(pos, crd, size, dtype) if _are_rows(pos, crd, rows) else None
 
 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:

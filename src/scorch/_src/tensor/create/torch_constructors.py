@@ -13,7 +13,7 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.name_hints import keywords_of, suggests_keywords, unknown_keyword
-from scorch._src.tensor.create.build import from_checked_values, from_compressed
+from scorch._src.tensor.create.build import from_checked_compressed, from_checked_values
 from scorch._src.tensor.create.check import (
     as_differentiable_values,
     as_shape,
@@ -133,7 +133,7 @@ def sparse_compressed(
     where = checked_device(f"sparse_{kind}_tensor", device, pin_memory)
     checked = as_differentiable_values("values", moved(values, where), dtype, where)
     arrays = moved(pointers, where), moved(plain, where)
-    return as_leaf(from_compressed(kind, *arrays, checked, size, format), requires_grad)
+    return as_leaf(from_checked_compressed(kind, *arrays, checked, size, format), requires_grad)
 
 
 def _shows_options(function: Constructor) -> Constructor:
