@@ -192,7 +192,7 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
     try:
         return torch.tensor(data, device=where)
     except (TypeError, ValueError, RuntimeError) as error:
-        if holds_tensors(data) or not isinstance(data, (list, tuple)):
+        if holds_tensors(data) or not isinstance(data, (list, tuple, str)):
             check_tensor(name, data)
         raise OperandError(f"{name} is not an array of numbers: {error}") from None
 

@@ -101,7 +101,7 @@ def sparse_coo_tensor(
 def _are_swapped(indices: Any, values: torch.Tensor) -> bool:
     """Whether the indices could be values, and the values are integers with a row for each dimension."""
     try:
-        count = torch.as_tensor(indices).shape[:1]
+        count = torch.as_tensor(indices, device=values.device).shape[:1]
     except (TypeError, ValueError, RuntimeError):
         return False
     is_index = values.dim() == 2 and not values.is_floating_point() and not values.is_complex()
