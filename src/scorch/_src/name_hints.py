@@ -246,6 +246,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("exclude", "ignore", "skip_modules"), ("skip",)),
     **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
     "batch_size": ("batch",),
+    **dict.fromkeys(("fill", "fill_value", "init", "new_value"), ("new",)),
     "window_size": ("radius",),
     **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
     **dict.fromkeys(("rtol", "atol", "eps"), ("tol",)),

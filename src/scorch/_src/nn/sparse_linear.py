@@ -385,6 +385,7 @@ class SparseLinear(SparseLayer):
 
     # changing the pattern ----------------------------------------------------------------------------
 
+    @suggests_keywords
     def rewire(
         self,
         weight: SparseTensor | torch.Tensor | Pattern,
@@ -413,7 +414,9 @@ class SparseLinear(SparseLayer):
         pattern, values = split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
             raise ArgumentError(
-                "a pattern or a mask has no values; pass the value of new entries, as in new=0.0"
+                "rewire takes a dense tensor as a mask, which has no values, like a pattern: pass the value of new "
+                "entries, as in layer.rewire(mask, new=0.0); to take the values of a dense weight, too, pass "
+                "scorch.from_torch(weight, format='csr')"
             )
         before = self.pattern
         old_positions = find_old_positions(before, pattern)
