@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "docs")]
 
+import line_breaks  # noqa: E402
 import source_links  # noqa: E402
 
 project = "Scorch"
@@ -110,4 +111,5 @@ def link_to_gallery(app: Any, page: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     app.connect("source-read", link_to_gallery)
+    app.connect("html-page-context", line_breaks.insert)
     app.connect("viewcode-follow-imported", source_links.follow)

@@ -40,17 +40,22 @@ _BEFORE = """\
 #include <ucontext.h>
 #define KERNEL static
 #define BLOCKS_OF(threads)
+#define FEWER_BLOCKS_OF(threads, blocks)
 #define ALIGNED(bytes) __attribute__((aligned(bytes)))
 struct place { unsigned x; };
 static struct place blockIdx, blockDim, threadIdx, gridDim;
 #define EXCHANGE(value, step, threads) ({ \\
   __typeof__(value) value_ = (value); exchange(&value_, sizeof value_, step, threads); value_; })
+#define EXCHANGE_IN_WARP(value, step, threads) EXCHANGE(value, step, 32)
 static void exchange(void *value, int size, int step, int threads);
 static void wait_for_all(void);
 #define MEET(threads) meet(threads)
 static void meet(int threads);
 #define EACH_UNIT(turn, threads, count) \\
   for (i64 turn = FIRST_UNIT(threads); turn < (count); turn += UNITS(threads))
+#define EACH_UNIT_OF_WARP(turn, own, threads, count) \\
+  for (i64 own = FIRST_UNIT(threads), turn; turn = own < (count) ? own : (count) - 1, \\
+       own - THREAD(32) / threads < (count); own += UNITS(threads))
 #define EACH_BLOCK(turn, count) for (u32 turn = blockIdx.x; turn < (count); turn += gridDim.x)
 void abort(void);
 static unsigned shared_memory[1 << 16];

@@ -4,7 +4,7 @@
 
 ``scorch/__init__.pyi`` has all names of torch, and Scorch's own with the types that ``format=`` and
 ``density=`` give them; ``scorch/nn/functional.pyi`` and its like have the names of torch's modules of that
-name, and what ``scorch/nn/__init__.py`` and its like add. A module that is a file of Scorch gets none.
+name, and what ``scorch/nn/__init__.py`` and its like add.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def stubs() -> dict[Path, str]:
         has_modules = any(other.startswith(f"{name}.") for other in MODULES)
         is_package = has_modules or (place / "__init__.py").exists()
         path = place / "__init__.pyi" if is_package else place.with_suffix(".pyi")
-        if is_package or not path.with_suffix(".py").exists():
+        if is_package or not path.with_suffix(".py").exists() or _own_names(name):
             found[path] = _header() + _of_module(importlib.import_module(f"torch.{name}"), name)
     return found
 
@@ -120,14 +120,19 @@ def _of_package() -> str:
     lines += [_maskable(name) for name in sorted(FUNCTIONS)]
     own |= FUNCTIONS.keys()
     names = [name for name in _public(torch) if name not in own and name not in ("Tensor", "torch", "Any")]
+    modules = ["formats", *(name for name in MODULES if "." not in name and _own_names(name))]
+    lines += [f"from scorch import {name} as {name}" for name in modules]
+    names = [name for name in names if name not in modules]
     return _header() + "\n".join(lines) + "\n\n" + _borrowed(torch, names)
 
 
-def _own_names(path: Path) -> list[str]:
-    """What a file lists in ``__all__``; nothing if there is no such file."""
-    for node in ast.parse(path.read_text()).body if path.exists() else ():
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
-            return list(ast.literal_eval(node.value))
+def _own_names(name: str) -> list[str]:
+    """What a module of Scorch lists in ``__all__``; nothing if it has no file."""
+    place = ROOT.joinpath(*name.split("."))
+    for path in (place / "__init__.py", place.with_suffix(".py")):
+        for node in ast.parse(path.read_text()).body if path.exists() else ():
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+                return list(ast.literal_eval(node.value))
     return []
 
 
@@ -163,7 +168,7 @@ def _overloads(name: str, head: str, plain: list[str], *sparse: list[str]) -> It
 
 def _of_module(module: types.ModuleType, name: str) -> str:
     below = {other.rpartition(".")[2] for other in MODULES if other.rpartition(".")[0] == name}
-    own = _own_names(ROOT.joinpath(*name.split("."), "__init__.py"))
+    own = _own_names(name)
     names = [found for found in _public(module) if found not in below and found not in own]
     modules = "".join(f"from scorch.{name} import {part} as {part}\n" for part in sorted(below))
     added = "".join(_own_line(importlib.import_module(f"scorch.{name}"), part) for part in sorted(own))

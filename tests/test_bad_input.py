@@ -6,6 +6,7 @@ What constructors and conversions refuse is tested in ``tests/tensor``, the comp
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import types
@@ -398,6 +399,39 @@ def test_dense_operands_only() -> None:
     refused(
         DensityError, "store an operand sparse", scorch.evaluate, "y[i] = sum(j, exp(u[i] * v[j]))", u=v, v=v
     )
+
+
+def test_a_dense_sum_that_is_needed_at_few_elements_says_how_to_mask_it() -> None:
+    S, Q = scorch.rand(10**6, 10**6, density=1e-10, format="csr"), torch.randn(10**6, 2)
+    text = "R[i,j] = S[i,j] * exp(-sum(k, square(Q[i,k] - K[j,k])))"
+    cure = r"multiply inside the sum by M[i,j], where M = S.with_values(1)"
+    refused(DensityError, cure, scorch.evaluate, text, S=S, Q=Q, K=Q)
+    refused(DensityError, cure, lambda: str(scorch.explain(text, S=S, Q=Q, K=Q)))
+    text = text.replace("square", "M[i,j] * square")
+    masked = scorch.evaluate(text, S=S, M=S.with_values(1), Q=Q, K=Q)
+    rows, columns = S.to_format("coo").indices()
+    expected = S.values() * torch.exp(-(Q[rows] - Q[columns]).square().sum(1))
+    torch.testing.assert_close(masked.values(), expected)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("function", "words"),
+    {
+        torch.linalg.eigh: "linalg.eigh of (1000, 1000) ... use scorch.linalg.eigsh(S, k)",
+        torch.linalg.svdvals: "linalg.svd of (1000, 1000) ... use torch.svd_lowrank(S, k)",
+        functools.partial(torch.softmax, dim=1): "; use torch.sparse.softmax(S, dim) for",
+        torch.linalg.cholesky: "linalg.cholesky of (1000, 1000) ... use torch.linalg.solve(S, b)",
+        torch.fft.fft: "fft has no sparse implementation ... computation; increase scorch.settings(",
+        lambda S: torch.cdist(S, S): "cdist of (1000, 1000) and (1000, 1000) ... for some rows at a time",
+        lambda S: S == 0: "count zeros with S.numel() - S.count_nonzero(), or increase scorch.settings(",
+        lambda S: S.sort(): "use torch.msort(S), which sorts columns without indices",
+    }.items(),
+)
+def test_what_is_too_dense_names_a_public_function_and_an_alternative(function: Any, words: str) -> None:
+    S = scorch.eye(1000, format="csr")
+    with scorch.settings(dense_budget=1000):
+        refused(DensityError, words, function, S)
 
 
 def test_budget_can_be_set() -> None:

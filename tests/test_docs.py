@@ -102,8 +102,8 @@ def test_reference_has_every_name(module: ModuleType) -> None:
     assert missing == [], "add them to a page of docs/reference"
 
 
-def gallery_options() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gallery_options", DOCS / "gallery_options.py")
+def load_file(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -137,6 +137,23 @@ def test_links_between_files_lead_somewhere() -> None:
     assert not broken
 
 
+def test_results_show_every_plot() -> None:
+    shown = re.findall(
+        r"\]\((plots/[^)]+)\)", (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    )
+    plots = (ROOT / "benchmarks" / "plots").iterdir()
+    assert sorted(shown) == sorted(f"plots/{path.name}" for path in plots)
+
+
+def test_names_break_between_their_words() -> None:
+    breaks = load_file("line_breaks")
+    page = {"body": '<span class="pre">scorch.SparseLinear(bias=&quot;a&quot;)</span> some_long_name'}
+    breaks.insert(None, "page", "page.html", page, None)
+    assert page["body"] == (
+        '<span class="pre">scorch.<wbr>Sparse<wbr>Linear(<wbr>bias=&quot;a&quot;)</span> some_long_name'
+    )
+
+
 def test_modules_that_docstrings_name_exist() -> None:
     """A docstring that says ``storage.slices`` means a module, or something in one."""
     home = ROOT / "src" / "scorch" / "_src"
@@ -150,7 +167,7 @@ def test_modules_that_docstrings_name_exist() -> None:
 
 
 def test_examples_that_take_data_are_given_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = gallery_options().example_arguments
+    arguments = load_file("gallery_options").example_arguments
     takes, plain = tmp_path / "takes.py", tmp_path / "plain.py"
     takes.write_text('parser.add_argument("--data")')
     plain.write_text("print(1)")
@@ -162,7 +179,7 @@ def test_examples_that_take_data_are_given_it(tmp_path: Path, monkeypatch: pytes
 
 
 def test_gallery_orders_examples_that_exist() -> None:
-    options = gallery_options()
+    options = load_file("gallery_options")
     scripts = {script.stem for script in (ROOT / "examples").glob("*.py")}
     assert set(options.ORDER) >= scripts - {"__init__"}, (
         "give new examples their place in docs/gallery_options.py"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import host, kernels, matrices, report, tensors, timing
+from benchmarks.gpu import goals, host, kernels, matrices, report, tensors, timing
 from benchmarks.gpu.cases import Case, Measured, measure
 from benchmarks.gpu.check import error, sketch
 from benchmarks.gpu.timing import Call, Device
@@ -222,3 +222,39 @@ def test_results_are_printed_as_tables(tmp_path: Path) -> None:
     assert lines[0] == "a GPU, 2026-01-01"
     assert "| S @ x | 2 | 1.00 | 0.50 (graph) |" in lines
     assert "| S @ x | mesh | 0.5 | 1 (torch CSR) | x 2.00 | 0.0010 |" in lines
+
+
+def test_results_are_compared_with_what_is_asked(tmp_path: Path) -> None:
+    def row(section: str, label: str, matrix: str, **times: float) -> dict[str, Any]:
+        named = {name.replace("_", " "): time for name, time in times.items()}
+        place = {"section": section, "label": label, "matrix": matrix}
+        return {**place, "milliseconds": named, "errors": {}, "failed": {}}
+
+    product, step = ("spmv", "S @ x"), ("gcn", "GCN step, 128 to 40")
+    rows = [
+        row(*product, "even", scorch=1.0, torch_CSR=2.0, torch_scatters=0.1),
+        row(*product, "skewed", scorch=1.0, torch_COO=0.8),
+        row("sddmm64", "S * (P @ Q.T), 64", "small", scorch=1.0, torch_CSR=3.0),
+        row("sddmm64", "S * (P @ Q.T), 64", "large", scorch=1.0, torch_CSR=9.0),
+        {**row("transpose", "CSR to CSC", "even", torch_CSR=1.0), "failed": {"scorch": "no"}},
+        row("host", "S @ x", "even", scorch=0.0162),
+        {
+            **row(*step, "graph", scorch=1.0),
+            "milliseconds": {"scorch": 1.0, "torch CSR int32": 2.0, "torch CSR int32, symmetric": 0.9},
+        },
+    ]
+    found = {"rows": rows, "entries": {"large": 1_000_000, "small": 10}}
+    (tmp_path / "found.json").write_text(json.dumps(found))
+    lines = goals.table(goals.read([str(tmp_path / "found.json")])).splitlines()[2:]
+    cells = {cell[0]: cell[1:] for cell in (line.strip("| ").split(" | ") for line in lines)}
+    asked = "mean 1.3, worst 0.9"
+    assert cells["S @ x, vs. torch.sparse"] == [
+        "2", "1.26", "0.80 (skewed)", asked, "NO", "below: skewed 0.80",
+    ]  # fmt: skip
+    sampled = "S * (P @ Q.T), 64"
+    assert cells[f"{sampled}, vs. torch.sparse"][1:5] == ["5.20", "3.00 (small)", "mean 5", "yes"]
+    assert cells[f"{sampled}, from 1,000,000 entries on, vs. torch.sparse"][:2] == ["1", "9.00"]
+    assert cells["CSR to CSC, vs. torch.sparse"][-2:] == ["NO", "WRONG OR FAILED: even"]
+    assert cells["host, S @ x"][1:5] == ["16.2 us", "", "at most 15 us", "NO"]
+    assert cells["GCN step, 128 to 40, vs. torch CSR int32"][1] == "2.00"
+    assert len(cells) == 6

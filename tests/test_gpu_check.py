@@ -366,6 +366,7 @@ def test_layers_agree_with_themselves(name: str) -> None:
 EMULATED = [
     *("warm calls wait for nothing", "training waits for nothing", "results repeat"),
     *("deterministic algorithms", "sums in any order", "explanations", "hypersparse tensors"),
+    "kernels agree with joins",
 ]
 
 
@@ -374,6 +375,18 @@ EMULATED = [
 def test_layers_agree_in_the_emulator_of_grids(name: str) -> None:
     with scorch.settings(backend="emulated"):
         layers.CHECKS[name]("cpu")
+
+
+def test_kernels_are_compared_with_joins() -> None:
+    """What no kernel computes is found where one is launched, and the other way round."""
+    S = checks.matrix("cpu")
+    with scorch.settings(backend="emulated"):
+        with tensors.without_kernels(), tensors.recorded() as others:
+            wanted = S @ torch.ones(checks.N)
+        with tensors.recorded() as launched:
+            found = S @ torch.ones(checks.N)
+    assert not others and launched
+    checks.agree(found, wanted)
 
 
 def test_a_layer_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

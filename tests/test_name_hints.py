@@ -16,6 +16,7 @@ import scipy.sparse
 import torch
 
 import scorch
+import scorch._src.tensor.create.factories as factories
 import scorch.compat.torch_sparse
 import scorch.distributed
 import scorch.utils.data
@@ -25,11 +26,13 @@ from scorch._src.name_hints import (
     MASK_HINTS,
     MODULE_HINTS,
     NN_HINTS,
+    SPARSE_HINTS,
     TENSOR_HINTS,
     keywords_of,
 )
 from scorch.errors import (
     ArgumentError,
+    AssignmentError,
     FormatError,
     KeywordError,
     NotationError,
@@ -72,6 +75,8 @@ NAMES = {
     "masks": scorch.nn.masks,
     "x": torch.ones(3, 2),
     "M": S,
+    "Q": torch.ones(3, 2),
+    "K": torch.ones(3, 2),
 }
 NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isinstance"}
 
@@ -187,6 +192,21 @@ def test_submodules_suggest_their_own_names() -> None:
         _ = scorch.nn.SparseLinaer
 
 
+def test_names_of_other_libraries_are_known_where_they_are_tried() -> None:
+    for module, name, words in (
+        (scorch, "spgemm", r"; use S @ other$"),
+        (scorch, "sddmm", r"; use scorch\.einsum\('ij,ik,jk->ij', S, Q, K\)$"),
+        (scorch, "densify", r"; it is a method: S\.to_dense\(\)$"),
+        (scorch.sparse, "csr_matrix", r"scorch\.from_scipy\(matrix\)"),
+        (scorch.sparse, "random", r"; use scorch\.rand\(m, n, density=0\.01, format='csr'\)$"),
+        (scorch.sparse, "vstack", r"; use torch\.cat\(\[S, S\]\)$"),
+        (scorch.sparse, "linalg", r"; it is scorch\.linalg$"),
+        (scorch.nn, "GraphConv", r"only PyG has this layer: torch_geometric\.nn\.GraphConv accepts sparse"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            getattr(module, name)
+
+
 def test_names_unlike_any_other_get_no_suggestion() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'quixotic_zebra'$"):
         _ = S.quixotic_zebra
@@ -202,6 +222,7 @@ def test_hints_are_for_names_that_are_missing_and_what_they_say_works() -> None:
         (scorch.nn, NN_HINTS),
         (scorch.linalg, LINALG_HINTS),
         (scorch.nn.masks, MASK_HINTS),
+        (scorch.sparse, SPARSE_HINTS),
     )
     for owner, hints in owners:
         for name, hint in hints.items():
@@ -245,6 +266,23 @@ KEYWORDS: dict[str, Callable[[], object]] = {
     "zeros() got an unexpected keyword argument 'formt'; did you mean 'format'?": lambda: scorch.zeros(
         2, 2, formt="csr"
     ),
+    "rand() got an unexpected keyword argument 'low'; its keyword arguments are density, format, size, "
+    "generator, out, dtype, layout, device, requires_grad, pin_memory": lambda: scorch.rand(
+        3, 3, density=0.5, low=0
+    ),
+    "eye() got an unexpected keyword argument 'generator'; its keyword arguments are n, m, format, out, "
+    "dtype, layout, device, requires_grad": lambda: scorch.eye(3, format="csr", generator=None),
+    "rand() got an unexpected keyword argument 'seed'; pass generator=torch.Generator().manual_seed(0), or "
+    "call torch.manual_seed(0) before": lambda: scorch.rand(3, 3, seed=0),
+    "to_format() got an unexpected keyword argument 'copy'; apply it to the result, as in "
+    "to_format(...).clone()": lambda: S.to_format("csc", copy=True),
+    "to_dense() got an unexpected keyword argument 'dtyp'; did you mean 'dtype'?": lambda: S.to_dense(dtyp=1),
+    "to_scipy() got an unexpected keyword argument 'format'; convert first, as in "
+    "S.to_format('csr').to_scipy()": lambda: S.to_scipy(format="csr"),
+    "setdiag() got an unexpected keyword argument 'offset'; use k=": lambda: S.setdiag(1, offset=1),
+    "with_values() got an unexpected keyword argument 'value'; use values=": lambda: S.with_values(value=1),
+    "SparseDataset() got an unexpected keyword argument 'labels'; it takes arguments by position "
+    "only": lambda: scorch.utils.data.SparseDataset(S, labels=torch.ones(3)),
     "as_tensor() got an unexpected keyword argument 'fmt'; use format=": lambda: scorch.as_tensor(
         [1.0], fmt="csr"
     ),
@@ -321,6 +359,29 @@ def test_every_public_function_suggests_the_keyword_that_is_meant() -> None:
             function(*arguments, **{wrong: 1})
         if len(keyword) > 2:
             assert f"did you mean {keyword!r}" in str(caught.value), name
+
+
+FACTORIES: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("zeros", "ones", "empty", "eye", "arange", "rand", "randn", "randperm"), (3,)),
+    **dict.fromkeys(("zeros_like", "rand_like", "diag"), (torch.ones(3),)),
+    **dict.fromkeys(("linspace", "logspace"), (0, 1, 3)),
+    "full": ((3,), 1.0),
+    "randint": (3, (3,)),
+    "as_tensor": ([1.0],),
+    "asarray": ([1.0],),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factories_suggest_only_keywords_that_they_have(name: str) -> None:
+    known, make = factories.keywords_of_factory(name), getattr(scorch, name)
+    assert "format" in known and len(known) > 3
+    for other in {"start", "step", "low", "high", "generator", "copy", "steps", "fill_value"} - known.keys():
+        for options in ({}, {"format": "dense" if name == "diag" else "s" if name != "eye" else "csr"}):
+            with pytest.raises(TypeError) as caught:
+                make(*FACTORIES[name], **options, **{other: 1})
+            assert not re.search(f"did you mean '{other}'|arguments are .*{other}", str(caught.value))
 
 
 def test_what_a_keyword_hint_names_is_a_keyword() -> None:
@@ -517,3 +578,55 @@ def test_block_sizes_may_be_one_number() -> None:
 def test_load_of_what_is_no_path() -> None:
     with pytest.raises(OperandError, match="load expected a path or an open file, but got an int"):
         scorch.load(3)
+
+
+def test_methods_and_read_only_attributes_are_not_assigned_to() -> None:
+    T = scorch.tensor([[1.0, 0.0], [0.0, 2.0]], format="csr")
+    refused = 0
+    for name in dir(T):
+        static = inspect.getattr_static(scorch.SparseTensor, name)
+        is_read_only = isinstance(static, property) and static.fset is None
+        if not name.startswith("_") and (is_read_only or inspect.isroutine(static)):
+            with pytest.raises(AttributeError, match=rf"cannot assign to S\.{name}, a ") as caught:
+                setattr(T, name, 1)
+            assert isinstance(caught.value, AssignmentError)
+            refused += 1
+    assert refused > 500 and torch.equal(T.values(), torch.tensor([1.0, 2.0]))
+    for name, words in {
+        "values": r"S\.with_values\(.*S\.values\(\)\.copy_\(",
+        "format": r"to_format",
+    }.items():
+        with pytest.raises(AssignmentError, match=words):
+            setattr(T, name, 1)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["foo", "_private", "names", "row", "requires_grad", "grad", "data", "real"])
+def test_other_attributes_are_assigned_to_as_those_of_dense_tensors(name: str) -> None:
+    new = {"requires_grad": True, "grad": torch.eye(2), "data": 2 * torch.eye(2), "real": 3 * torch.eye(2)}
+    results = []
+    for T in (torch.eye(2), scorch.eye(2, format="csr")):
+        value = new.get(name, 7)
+        if isinstance(value, torch.Tensor) and isinstance(T, scorch.SparseTensor):
+            value = scorch.from_torch(value, format="csr")
+        setattr(T, name, value)
+        got = getattr(T, name)
+        results.append(got.to_dense() if isinstance(got, torch.Tensor) else got)
+    if isinstance(results[0], torch.Tensor):
+        assert torch.equal(*results)
+    else:
+        assert results[0] == results[1]
+
+
+def test_attributes_are_those_of_dense_tensors() -> None:
+    for name, static in vars(torch._C.TensorBase).items():
+        if inspect.isgetsetdescriptor(static) and name not in ("_cdata", "volatile"):
+            assert _kind_of_attribute(S, name) == _kind_of_attribute(torch.eye(3), name), name
+
+
+def _kind_of_attribute(tensor: torch.Tensor, name: str) -> str:
+    try:
+        value = getattr(tensor, name)
+    except (AttributeError, RuntimeError) as error:
+        return "RuntimeError" if isinstance(error, RuntimeError) else "AttributeError"
+    return "a tensor" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -37,6 +37,11 @@ reveal_type(torch.float32)
 reveal_type(scorch.rand_like(A, density=0.5))
 reveal_type(scorch.amax(A, 1, masked=True))
 reveal_type(A.amax(1, masked=True))
+reveal_type(scorch.nn.GCNConv(100, 2))
+reveal_type(scorch.nn.functional.relu(A))
+reveal_type(scorch.linalg.cg(A, torch.ones(100)))
+reveal_type(scorch.distributed.shard(A).local)
+reveal_type(scorch.formats.Level())
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -75,6 +80,11 @@ REVEALED = [
     "SparseTensor",
     "Tensor",
     "Tensor",
+    "GCNConv",
+    "Tensor",
+    "Tensor",
+    "SparseTensor",
+    "Level",
 ]
 WRONG = """
 import scorch

@@ -72,6 +72,7 @@ class Run:
     def __init__(self, device: Device, options: argparse.Namespace) -> None:
         self.device, self.options = device, options
         self.rows: list[Measured] = []
+        self.made: dict[str, Matrix] = {}
         if options.add and options.json and options.json.is_file():
             self.rows = [Measured.unpacked(row) for row in json.loads(options.json.read_text())["rows"]]
         self.told: set[tuple[str, str, str]] = set()
@@ -95,11 +96,12 @@ class Run:
             "date": time.strftime("%Y-%m-%d"),
             "summary": summary(self.rows),
             "rows": [row.packed() for row in self.rows],
+            "entries": {name: matrix.nnz for name, matrix in self.made.items()},
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n")
 
-    def section(self, name: str, chosen: Sequence[Source], made: dict[str, Matrix]) -> None:
+    def section(self, name: str, chosen: Sequence[Source]) -> None:
         """Measure one section; its cases share the seconds that it has."""
         print(f"\n## {name}", flush=True)
         options = self.options
@@ -112,12 +114,13 @@ class Run:
                     self.case(case, options.seconds / 4)
                     clean(self.device)
             else:
-                self.kernels(name, chosen, made)
+                self.kernels(name, chosen)
         except Exception as problem:
             self.failed(name, problem)
 
-    def kernels(self, name: str, chosen: Sequence[Source], made: dict[str, Matrix]) -> None:
+    def kernels(self, name: str, chosen: Sequence[Source]) -> None:
         """Measure a section on each matrix for which there is time."""
+        made = self.made
         end = time.perf_counter() + self.options.seconds
         for number, source in enumerate(chosen):
             left = end - time.perf_counter()
@@ -260,9 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.matrices:
         wanted = options.matrices.split(",")
         chosen = [source for source in chosen if any(part in source.name for part in wanted)]
-    made: dict[str, Matrix] = {}
     for number, name in enumerate(names):
-        run.section(name, chosen, made)
+        run.section(name, chosen)
         if device.is_broken():
             print(f"{name} broke the device; another process goes on", flush=True)
             return go_on(sys.argv[1:] if arguments is None else arguments, names[number + 1 :])

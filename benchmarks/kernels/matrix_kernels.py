@@ -31,7 +31,9 @@ class Operands:
         self.name = matrix.name
 
     def random(self, what: str, *shape: int) -> torch.Tensor:
-        return torch.from_numpy(generator_for(self.name + what).standard_normal(shape).astype(np.float32))
+        """Random numbers in memory of PyTorch, which begins where a cache line does; NumPy's need not."""
+        drawn = generator_for(self.name + what).standard_normal(shape).astype(np.float32)
+        return torch.from_numpy(drawn).clone()
 
     @cached_property
     def wide(self) -> torch.Tensor:

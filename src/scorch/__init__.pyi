@@ -188,6 +188,12 @@ def softmax(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: 
 def std(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
 def sum(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
 def var(input: Tensor, *args: Any, masked: builtins.bool = False, **kwargs: Any) -> Tensor: ...
+from scorch import formats as formats
+from scorch import autograd as autograd
+from scorch import distributed as distributed
+from scorch import linalg as linalg
+from scorch import nn as nn
+from scorch import sparse as sparse
 
 from typing import Any
 
@@ -372,7 +378,6 @@ from torch import (
     autocast as autocast,
     autocast_decrement_nesting as autocast_decrement_nesting,
     autocast_increment_nesting as autocast_increment_nesting,
-    autograd as autograd,
     avg_pool1d as avg_pool1d,
     backends as backends,
     baddbmm as baddbmm,
@@ -509,7 +514,6 @@ from torch import (
     diff as diff,
     digamma as digamma,
     dist as dist,
-    distributed as distributed,
     distributions as distributions,
     div as div,
     divide as divide,
@@ -725,7 +729,6 @@ from torch import (
     less_equal as less_equal,
     lgamma as lgamma,
     library as library,
-    linalg as linalg,
     lobpcg as lobpcg,
     log as log,
     log10 as log10,
@@ -823,7 +826,6 @@ from torch import (
     nested as nested,
     newaxis as newaxis,
     nextafter as nextafter,
-    nn as nn,
     no_grad as no_grad,
     nonzero as nonzero,
     nonzero_static as nonzero_static,
@@ -985,7 +987,6 @@ from torch import (
     smm as smm,
     solve as solve,
     sort as sort,
-    sparse as sparse,
     sparse_bsc as sparse_bsc,
     sparse_bsr as sparse_bsr,
     sparse_coo as sparse_coo,

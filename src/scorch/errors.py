@@ -146,6 +146,10 @@ class UnknownNameError(ScorchError, AttributeError):
         return UnknownNameError, (str(self),)
 
 
+class AssignmentError(ScorchError, AttributeError):
+    """A method or a read-only attribute of a sparse tensor is assigned to; the message says what to use."""
+
+
 class ArgumentError(ScorchError, ValueError):
     """An argument has an invalid value."""
 

@@ -23,6 +23,7 @@ from scorch._src.backends.cpu.routines import by_rows, linear
 from scorch._src.backends.routines import Layer
 from scorch._src.compiler.target import host_target, using_target
 from scorch._src.ops.products import linear as products
+from scorch._src.ops.products.activations import ACTIVATIONS
 
 SHAPES = ((33, 37), (48, 160))
 
@@ -151,3 +152,23 @@ def test_bfloat16_rounds_as_pytorch_does() -> None:
         for place in range(len(special)):  # what is stored nowhere is read by nobody
             found = layer.fused(x, "relu", x)[:, place]
             torch.testing.assert_close(found, wanted[:, place], equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.whole
+@pytest.mark.cpu("routines in C")
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@torch.no_grad()
+def test_fused_activations_are_as_exact_as_pytorch(vector_bytes: int) -> None:
+    far = torch.tensor(
+        [88.0, 1e3, 1e20, 3e38, float("inf"), float("nan"), 5.499, 5.501, 5.6568542, 1e-30, 0.0]
+    )
+    x = torch.cat([torch.linspace(-9, 9, 3001), far, -far])
+    x = x.reshape(-1, 1).contiguous()
+    with using_target(dataclasses.replace(host_target(), vector_bytes=vector_bytes)):
+        one = scorch.nn.SparseLinear.from_weight(scorch.eye(1, format="csr"))
+        for name, exactly in ACTIVATIONS.items():
+            for rows in (x, x[:1], x[3001:]):
+                found, wanted = one.fused(rows, name).double(), exactly(rows.double())
+                is_finite, bound = wanted.isfinite(), 5e-7 * rows.double().abs()
+                assert bool(((found - wanted).abs() <= bound)[is_finite].all()), name
+                torch.testing.assert_close(found[~is_finite], wanted[~is_finite], equal_nan=True)

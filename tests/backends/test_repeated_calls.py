@@ -288,3 +288,36 @@ for _ in range(4):
 def test_the_first_call_of_a_process_may_be_one_that_python_checks() -> None:
     done = run_python(["-c", FIRST_IN_A_PROCESS])
     assert done.returncode == 0, done.stderr
+
+
+def test_functions_of_values_are_repeated_by_builtins_in_a_process_that_calls_nothing_else() -> None:
+    lines = (
+        "import torch, scorch",
+        "from scorch._src.tensor.registry import QUICK",
+        "S = scorch.from_torch(torch.eye(3), format='csr')",
+        "assert (torch.relu(S) == S).all() and torch.relu in QUICK",
+    )
+    done = run_python(["-c", "\n".join(lines)])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int32])
+@pytest.mark.parametrize("length", [7, 5000, 70_000])
+def test_values_on_one_pattern_and_numbers_are_combined_as_torch_does(
+    length: int, dtype: torch.dtype
+) -> None:
+    odd = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-30, -3.0] if dtype.is_floating_point else [7, -1]
+    values = torch.tensor(odd, dtype=dtype).repeat(length // len(odd) + 1)[:length]
+    pos, crd = torch.tensor([0, length]), torch.arange(length)
+    S = scorch.sparse_csr_tensor(pos, crd, values, (1, length))
+    T = S.with_values(values.flip(0))
+    for _ in range(2):
+        for sign in ("add", "sub", "mul"):
+            for left, right in ((S, T), (S, S)):
+                found = getattr(left, f"__{sign}__")(right)
+                wanted = getattr(torch, sign)(left.values(), right.values())
+                torch.testing.assert_close(found.values(), wanted, rtol=0, atol=0, equal_nan=True)
+                assert isinstance(found, SparseTensor) and found.storage.pattern is S.storage.pattern
+        for number in (2, -0.1, 1e-60, 2**62, 1e300 if dtype == torch.float64 else 3):
+            found = S * number
+            torch.testing.assert_close(found.values(), values * number, rtol=0, atol=0, equal_nan=True)

@@ -192,6 +192,7 @@ def finite(routines: Routines, index: torch.dtype) -> Any:
             if count:
                 x[torch.randint(count, ())] = other
                 answers.append(routines.are_finite([torch.ones(3, dtype=dtype), x]))
+                answers.append(routines.are_finite([x[1:]]))  # which begins within a vector
     return torch.tensor(answers)
 
 
@@ -210,7 +211,23 @@ def sorted_rows(routines: Routines, index: torch.dtype) -> Any:
     return torch.tensor(answers)
 
 
+def rows_owned(routines: Routines, index: torch.dtype) -> Any:
+    """Copies of pointers and coordinates, or 1 where something is wrong with them, for several dtypes."""
+    pos, crd, _ = matrix(7, 9, index)
+    found: list[Any] = [*routines.own_rows(pos, crd, 9, index)]  # type: ignore[misc]
+    assert not {copy.data_ptr() for copy in found} & {pos.data_ptr(), crd.data_ptr()}
+    for dtype in (torch.int32, torch.int64):
+        for wrong in (-1, int(pos[2]) + 1, 9, 100, int(pos[0])):
+            for array in (pos, crd):
+                kept = array.clone()
+                array[torch.randint(array.numel(), ())] = wrong
+                found += routines.own_rows(pos, crd, 9, dtype) or [torch.ones((), dtype=dtype)]
+                array.copy_(kept)
+    return [*found, *routines.own_rows(pos, crd, 9, torch.int64)]  # type: ignore[misc]
+
+
 CASES: dict[str, Callable[[Routines, torch.dtype], Any]] = {
+    "own_rows": rows_owned,
     "transpose": lambda r, index: r.transpose(torch.rand(130, 90).to(index), (1, 0)),
     "are_finite": finite,
     "has_sorted_rows": sorted_rows,

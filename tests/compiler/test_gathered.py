@@ -107,6 +107,22 @@ def test_sums_of_short_rows_are_loaded_under_a_mask(dtype: torch.dtype) -> None:
     assert "load_f" not in long.source
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize(("length", "ends"), [(2, 1), (8, 1), (14, 2), (40, 2)])
+def test_rows_longer_than_a_register_end_in_two(machine: target.Target, length: int, ends: int) -> None:
+    """A jump past the second would be predicted wrong as often as rows differ."""
+    dense = torch.zeros(5, 60)
+    dense[:, :length] = torch.randn(5, length)
+    dense[1] = 0
+    dense[2, length:] = 0
+    dense[0, length // 2 : length] = 0
+    dense[3, : length * 3 // 2] = 2
+    S, x = scorch.from_torch(dense, format="csr"), torch.randn(60)
+    source = scorch.explain("ij,j->i", S, x).source
+    assert source.count("gather_f32x8_i32(&") == 1 + (ends if machine.gather_bytes == 64 else 1)
+    torch.testing.assert_close(S @ x, dense @ x)
+
+
 @pytest.mark.parametrize(
     ("name", "lanes"), [("x86-64-v2", 0), ("x86-64-v3", 8), ("x86-64-v4", 8), ("aarch64", 0)]
 )

@@ -122,7 +122,7 @@ def test_what_a_format_shows(form, shown, text):
         (lambda: Format("ds", order=(0, 0)), "dimension 0 appears twice in order .* but has no block size"),
         (lambda: Format("ds", order=("a", "b")), r"must list dimensions, such as \(1, 0\)"),
         (lambda: Format("ds", blocks={0: 2}), "dimension 0 has blocks, so it must appear twice"),
-        (lambda: as_format("ds", 3), "format 'csr' stores 2-D tensors, but this one is 3-D"),
+        (lambda: as_format("ds", 3), "format 'ds' stores 2-D tensors, but this one is 3-D"),
         (lambda: as_format("csc", 1), "format 'csc' stores matrices, but the tensor is 1-D"),
         (lambda: as_format("bsr(2,2)", 1), "stores matrices, but the tensor is 1-D"),
         (

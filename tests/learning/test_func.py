@@ -135,7 +135,7 @@ def test_graphs_of_torch_fx_run_the_call_again():
     for function in (lambda x: S @ x, lambda x: (S * x[:, 0]).sum(1)):
         graph = make_fx(function)(X)
         torch.testing.assert_close(graph(BATCH[0]), function(BATCH[0]))
-    with pytest.raises(UnsupportedError, match=r"torch\.func\.jvp"):
+    with pytest.raises(UnsupportedError, match=r"not supported for sparse tensors; use torch\.func\.jvp"):
         linearize(lambda x: torch.sin(S @ x), X)
 
 
@@ -332,6 +332,15 @@ def test_a_sparse_argument_with_a_sparse_operand():
         ):
             wanted = transform(lambda B, f=function: f(D, B), T.to_dense())
             same(transform(lambda B, f=function: f(S, B), T), wanted)
+
+
+def test_second_derivatives_of_signs():  # torch's formulas multiply by zeros without memory
+    for function in (torch.sgn, lambda A: torch.sin(A) * torch.sgn(A)):
+        first, twice = (
+            lambda A, f=function: as_dense(f(A) + A).square().sum(),
+            lambda A, s: grad(lambda A: (grad(s)(A) * D).sum())(A),
+        )
+        same(as_dense(twice(S, first)) * (D != 0), twice(D, first) * (D != 0))
 
 
 def test_functions_of_torch_autograd():

@@ -23,7 +23,7 @@ from scorch._src.loops.nodes import (
     block,
     wide,
 )
-from scorch._src.loops.types import BOOL, INT32, INT64
+from scorch._src.loops.types import BOOL, FLOAT32, FLOAT64, INT32, INT64
 
 LENGTHS = [0, 1, 2, 33, 41, 700, 5000]
 
@@ -125,6 +125,8 @@ def test_routines_work_in_both_languages(native) -> None:
     total = Var("total")
     body = []
     for name, routine in INTRINSICS.items():
+        if not routine.arrays:
+            continue
         first = arrays[routine.arrays[0]]
         given = (first, second) if 1 in routine.arrays else (first,)
         rest = (Const(0), Const(0)) if name == "sort_list" else (Const(0), Const(0), Const(1))
@@ -134,6 +136,8 @@ def test_routines_work_in_both_languages(native) -> None:
             rest = (Const(0),)
         if name == "sort_places":
             rest = (Const(0), second, arrays[INT64], Const(0))
+        if name.startswith("is_erratic"):
+            given, rest = tuple(arrays[element] for element in routine.arrays.values()), (Const(0),)
         if name == "mark_place":
             rest = (Const(70),)
         if name.startswith("list_"):
@@ -145,6 +149,44 @@ def test_routines_work_in_both_languages(native) -> None:
     slots = [0, np.zeros(2, np.int32), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, bool)]
     by_c, by_python = native.both(kernel, "f", slots)
     assert by_c[0] == by_python[0] == 0
+
+
+@pytest.mark.parametrize("here", [0, 1])
+@pytest.mark.parametrize("t", [FLOAT32, FLOAT64, INT32, INT64], ids=repr)
+def test_values_are_chosen_without_branches(native, t, here: int) -> None:
+    out, chosen, flag, values = Array("R", t), Var("chosen_one"), Var("flag"), Array("V", t)
+    value = Load(values, Const(0))
+    kept = Call(f"kept_{'f' if t.kind == 'float' else 'i'}{8 * t.bytes}", (value, flag), value.type)
+    params = (chosen, flag, out, values)
+    found = Put(chosen.name, Call("chosen", (flag, Const(-7), Const(2**40))))
+    kernel = Kernel(
+        "", params, (Function("f", params, block(Store(out, Const(0), kept), found, Return(Const(0))), True),)
+    )
+    given = np.array([-5], t.name) if t.is_integer else np.array([np.inf], t.name)
+    for slots in native.both(kernel, "f", [0, here, np.ones(1, t.name), given]):
+        assert slots[0] == (-7 if here else 2**40)
+        assert slots[2][0] == (given[0] if here else 0)
+
+
+@pytest.mark.parametrize("t", [INT32, INT64], ids=repr)
+@pytest.mark.parametrize("how", ["equal", "in turns", "random"])
+def test_erratic_turns_are_those_that_nobody_can_foretell(native, t, how: str) -> None:
+    rng = np.random.default_rng(0)
+
+    def rows() -> np.ndarray:
+        return np.concatenate([np.sort(rng.permutation(200)[:60]) for _ in range(16)])
+
+    a = rows() if how == "random" else np.tile(np.arange(0, 120, 2), 16)
+    b = {"equal": a, "in turns": a + 1, "random": rows()}[how]
+    pos = np.arange(0, 1020, 60).astype(t.name)
+    names = [Array(name, t) for name in ("a_pos", "a_crd", "b_pos", "b_crd")]
+    total = Var("total")
+    kind = f"i{8 * t.bytes}"
+    params = (total, *names)
+    called = Put("total", Call(f"is_erratic_{kind}_{kind}", (*names, Const(16))))
+    kernel = Kernel("", params, (Function("f", params, block(called, Return(Const(0))), True),))
+    for slots in native.both(kernel, "f", [0, pos, a.astype(t.name), pos, b.astype(t.name)]):
+        assert slots[0] == (how == "random")
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 17, 32, 33, 3000])

@@ -304,6 +304,55 @@ def test_a_convolution_is_one_operator_of_a_graph(backend: str) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("dims", [1, 2])
+def test_a_batch_norm_without_a_batch_is_pytorch_s(dims: int) -> None:
+    sparse, dense = sequence(dims)
+    with torch.no_grad():
+        for length in (9, 12):  # 12: as many windows as channels, which PyTorch takes them for
+            image = torch.randn(6, *(length,) * dims)
+            results = []
+            for model in (sparse[:3], dense[:3]):
+                try:
+                    results.append(model(image))
+                except (RuntimeError, ValueError) as error:
+                    results.append(str(error))
+            if isinstance(results[1], str):
+                assert results[0] == results[1]
+            else:
+                torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("size", [(0, 6, 9, 9), (2, 6, 2, 9), (2, 6, 0, 9), (6, 0, 9)])
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_images_without_pixels_or_windows(size: tuple[int, ...], is_dynamic: bool) -> None:
+    layer = sparse_layer(kernel_size=3, padding=(0, 1) if 0 in size[1:] else 0)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="eager", dynamic=is_dynamic)
+    x = torch.randn(size)
+    for call in (layer, scorch.compile(layer), compiled):
+        with torch.no_grad():
+            if size[0]:
+                with pytest.raises(RuntimeError):
+                    layer.to_dense()(x)
+                with pytest.raises(RuntimeError):
+                    call(x)
+            else:
+                assert call(x).shape == (0, 10, 7, 7)
+
+
+def test_a_graph_of_any_number_of_images_takes_none() -> None:
+    layer = sparse_layer(kernel_size=3)
+    with torch.no_grad():
+        images = torch.export.Dim("images", min=0)
+        example = (torch.randn(2, 6, 9, 9),)
+        program = torch.export.export(layer.requires_grad_(False), example, dynamic_shapes=({0: images},))
+        assert program.module()(torch.randn(0, 6, 9, 9)).shape == (0, 10, 7, 7)
+        x = torch.randn(3, 6, 9, 9)
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
 def test_a_convolution_is_exported() -> None:
     sparse, dense = sequence()
     x = torch.randn(2, 6, 9, 9)

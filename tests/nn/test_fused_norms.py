@@ -124,3 +124,89 @@ def test_hooks_copies_and_files_of_fused_norms() -> None:
     with torch.no_grad():
         assert torch.equal(loaded(x), model.norm(x))
     assert model.state_dict().keys() >= {"norm.weight", "norm.bias"}
+
+
+class LlamaLikeRMSNorm(nn.Module):
+    """As Hugging Face writes it for many models."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        dtype = hidden_states.dtype
+        hidden_states = hidden_states.to(torch.float32)
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * hidden_states.to(dtype)
+
+
+class GemmaLikeRMSNorm(LlamaLikeRMSNorm):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden_states) / self.weight * (1 + self.weight)
+
+
+class ShiftedRMSNorm(LlamaLikeRMSNorm):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden_states) + 1e-3
+
+
+class TwoArgumentsNorm(LlamaLikeRMSNorm):
+    def forward(self, hidden_states: torch.Tensor, scale: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(hidden_states) * scale
+
+
+class SingleNorm(LlamaLikeRMSNorm):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        assert hidden_states.dim() == 3
+        return super().forward(hidden_states)
+
+
+def test_norms_of_other_libraries_are_fused_where_they_compute_rms_norm() -> None:
+    for kind in (GemmaLikeRMSNorm, ShiftedRMSNorm, TwoArgumentsNorm, SingleNorm):
+        assert type(sparse_block(kind(32)).norm) is kind
+    model = sparse_block(LlamaLikeRMSNorm(32))
+    assert type(model.norm) is not LlamaLikeRMSNorm and isinstance(model.norm, LlamaLikeRMSNorm)
+    assert "LlamaLikeRMSNorm()" in str(model) and set(model.norm.state_dict()) == {"weight"}
+    with torch.no_grad():
+        model(torch.randn(2, 32))
+    assert "_last_norm" in vars(model.norm)
+    model.linear = model.linear.to_dense()
+    assert type(fuse_modules(model).norm) is LlamaLikeRMSNorm
+    with torch.device("meta"):
+        empty = Block(LlamaLikeRMSNorm(32))
+    loaded = scorch.nn.load_sparse(empty, sparse_block(LlamaLikeRMSNorm(32)).state_dict())
+    assert type(loaded.norm) is not LlamaLikeRMSNorm and bool((loaded.norm.weight == 1).all())  # type: ignore[union-attr, operator]
+
+
+def test_fused_norms_of_other_libraries_do_as_before() -> None:
+    torch.manual_seed(0)
+    norm = filled(LlamaLikeRMSNorm(32))
+    model, x = sparse_block(norm), torch.randn(2, 3, 32)
+    fused, tracked = model.norm, x.clone().requires_grad_()
+    wanted = torch.autograd.grad(norm(tracked).square().sum(), [tracked, *norm.parameters()])
+    found = torch.autograd.grad(fused(tracked).square().sum(), [tracked, *fused.parameters()])
+    torch.testing.assert_close(found, wanted)
+    file = io.BytesIO()
+    torch.save(fused, file)
+    file.seek(0)
+    copies = fused, copy.deepcopy(fused), torch.load(file, weights_only=False)
+    with torch.no_grad():
+        for made in copies:
+            assert type(made) is type(fused)
+            torch.testing.assert_close(made(x), norm(x))
+            assert torch.equal(made(x.bfloat16()), norm(x.bfloat16()))
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.equal(made(x), norm(x))
+        for changed in (*copies, norm):
+            changed.weight.mul_(2)
+            changed.variance_epsilon = 0.5
+        for made in copies:
+            torch.testing.assert_close(made(x), norm(x))
+        torch.testing.assert_close(torch.func.vmap(fused)(x), norm(x))
+        torch.testing.assert_close(torch.export.export(fused, (x,)).module()(x), norm(x))
+        seen: list[torch.Tensor] = []
+        fused.register_forward_hook(lambda module, args, output: seen.append(output))
+        torch.testing.assert_close(fused(x), norm(x))
+    assert len(seen) == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
 
 import scorch
@@ -218,3 +219,25 @@ def test_sums_of_columns_are_gradients_of_a_bias(
     with torch.autocast("cpu", torch.bfloat16):  # which casts what torch's function is called with
         called.module.float()(x.detach().float(), EDGES).float().sum().backward()
     assert len(summed) == before or "wider" not in kind
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("make", [nn.GCNConv, nn.SGConv, lambda *_: nn.APPNP(2, 0.1), nn.SAGEConv])
+def test_tangents_of_features_and_weights(make: Any) -> None:
+    torch.manual_seed(0)
+    dense = (torch.rand(5, 5) < 0.5).double() * torch.rand(5, 5, dtype=torch.float64)
+    A, x = scorch.tensor(dense, format="csr"), torch.randn(5, 3, dtype=torch.float64)
+    layer = make(3, 4).double().requires_grad_(False)
+    for place, tensor in enumerate((x, A)):
+
+        def call(tensor: Any, place: int = place) -> torch.Tensor:
+            return layer(*((tensor, A) if place == 0 else (x, tensor)))  # type: ignore[no-any-return]
+
+        call(tensor)  # the weights of the graph are cached, which have no tangent
+        with forward_ad.dual_level():
+            change = forward_ad.unpack_dual(call(forward_ad.make_dual(tensor, tensor * 1))).tangent
+        step = 1e-6
+        wanted = (call(tensor * (1 + step)) - call(tensor * (1 - step))) / (2 * step)
+        found = torch.zeros_like(wanted) if change is None else change
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert torch.equal(call(tensor), call(tensor * 1))  # nothing is left of the tangents

@@ -272,3 +272,51 @@ def test_a_weight_is_frozen_and_gets_a_gradient_like_a_dense_one() -> None:
     assert torch.equal(layer.values.grad, torch.ones_like(layer.values))
     with pytest.raises(UnsupportedError, match="detach_"):
         layer.weight.detach_()
+
+
+def test_all_sparse_layers_have_the_same_properties_and_hints() -> None:
+    for kind in LAYERS:
+        layer, name = make(kind)
+        weights = [matrix.weight for matrix in layer.matrices().values()]
+        assert layer.nnz == sum(weight.nnz for weight in weights) and 0 < layer.density < 1
+        assert layer.nnz == sum(p.numel() for n, p in layer.named_parameters() if n.endswith("values"))
+        assert getattr(layer, name).dim() in (2, 4)
+        for missing, words in (
+            ("sparsity", "1 - layer.density"), ("mask", "layer.weight != 0"), ("prune", "scorch.sparsify"),
+            ("nnzz", "did you mean 'nnz'"),
+        ):  # fmt: skip
+            assert not hasattr(layer, missing)
+            with pytest.raises(AttributeError, match=words):
+                getattr(layer, missing)
+        with pytest.raises(AttributeError, match="use from_dense"):
+            _ = type(layer).from_linear
+        if len(weights) == 1:
+            assert layer.values.numel() == layer.nnz and layer.format == weights[0].format
+        else:
+            with pytest.raises(AttributeError, match=r"use layer\.(ih_l0|in_proj)\.values"):
+                _ = layer.values
+
+
+def test_torch_prune_is_refused_with_what_to_use() -> None:
+    for kind in ("csr", "convolution", "embedding"):
+        layer, name = make(kind)
+        with pytest.raises(UnsupportedError, match=r"masks dense weights.*scorch.sparsify"):
+            nn.utils.prune.l1_unstructured(layer, name, 0.5)
+
+
+def test_misuse_says_what_to_do() -> None:
+    layer, _ = make()
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    with pytest.raises(TypeError, match=r"shapes of matrices.*distribution='erk'"):
+        scorch.nn.erdos_renyi_densities(nn.Sequential(nn.Linear(20, 20)), 0.9)
+    with pytest.raises(ValueError, match="stop_step is required"):
+        scorch.nn.RigL(layer, optimizer, update_every=10)
+    with pytest.raises(TypeError, match=r"RigL expected a model and its optimizer.*stop_step"):
+        scorch.nn.RigL(layer)
+    with pytest.raises(ValueError, match=r"dense tensor as a mask.*new=0.0.*from_torch"):
+        layer.rewire(torch.ones(SHAPE))
+    with pytest.raises(TypeError, match=r"use new="):
+        layer.rewire(torch.ones(SHAPE), fill=0.0)
+    attention, x = scorch.nn.MultiheadAttention(8, 2), torch.rand(2, 16, 8)
+    with pytest.raises(ValueError, match=r"\(tokens, batch, features\): batch_first=True\?"):
+        attention(x, x, x, pairs=scorch.nn.masks.window(16, 2))

@@ -285,3 +285,23 @@ def test_swapped_pointers_and_columns_are_recognized() -> None:
         with pytest.raises((ShapeError, IndexRangeError)) as caught:
             sparse_csr_tensor(columns, wrong, values)
         assert "swapped" not in str(caught.value)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda dtype: sparse_coo_tensor(INDICES, VALUES, (2, 3), dtype=dtype),
+        lambda dtype: sparse_coo_tensor((2, 3), dtype=dtype),
+        lambda dtype: sparse_csr_tensor([0, 1, 2], [2, 0], [1.0, 2.0], (2, 3), dtype=dtype),
+        lambda dtype: sparse_csc_tensor([0, 1, 1, 2], [0, 1], torch.tensor([1.0, 2.0]), dtype=dtype),
+        lambda dtype: sparse_bsr_tensor([0, 1], [0], torch.ones(1, 2, 2), (2, 2), dtype=dtype),
+    ],
+)
+def test_dtypes_are_those_of_torch_and_of_python(call) -> None:
+    kinds = {float: torch.float64, int: torch.int64, bool: torch.bool, complex: torch.complex128}
+    for kind, dtype in kinds.items():
+        assert call(kind).dtype == dtype
+    for wrong, hint in (("float32", "use torch.float32"), ("csr", "torch.dtype"), (3, "torch.dtype")):
+        with pytest.raises(OperandError, match=hint):
+            call(wrong)

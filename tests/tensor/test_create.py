@@ -284,7 +284,11 @@ def test_what_stores_every_place_is_held_against_the_budget():
             UnsupportedError,
             "does not support out=",
         ),
-        (lambda: scorch.zeros(3, 3, format="csr", layout=torch.sparse_csr), OperandError, "but got both"),
+        (
+            lambda: scorch.zeros(3, 3, format="csr", layout=torch.sparse_csr),
+            OperandError,
+            "zeros does not support layout= with a format or a density; use format='csr'",
+        ),
         (
             lambda: scorch.zeros(3, 3, format="csr", colour=1),
             OperandError,

@@ -62,7 +62,7 @@ def test_dense_levels_below_are_rows():
 @pytest.mark.cpu("other devices are named")
 def test_blocks_name_their_places():
     assert tree("bsr(2,2)") == [
-        "SparseTensor(shape=(3, 3), dtype=float32, format=bsr(2,2), nnz=12, density=133.33%)",
+        "SparseTensor(shape=(3, 3), dtype=float32, format=bsr(2,2), nnz=12, density=133.33% with padding)",
         "blocks of dimension 0 dense, blocks of dimension 1 compressed, inside blocks of dimension 0 dense, "
         "inside blocks of dimension 1 dense",
         "├─ block 0",

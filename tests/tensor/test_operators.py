@@ -1,6 +1,7 @@
 """Operators between sparse tensors and the arrays, numbers and matrices of NumPy and SciPy."""
 
 import operator
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -215,3 +216,67 @@ def test_operators_leave_other_kinds_of_operands_to_those():
 
     S = scorch.from_torch(DENSE, format="csr")
     assert S + Other() == "other"
+
+
+class Answering(torch.Tensor):
+    """A class that computes all itself, None of ``torch.neg`` and a text of others."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return None if func is torch.neg or func is torch.maximum else "other"
+
+
+class Logging(torch.Tensor):
+    """A class that only calls torch's own, as the documentation of torch shows."""
+
+    names: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.names.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Duck:
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return "duck"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("sign", [operator.matmul, operator.mul, operator.add, torch.mm, torch.add])
+def test_calls_with_other_classes_are_theirs_or_ours(sign: Any) -> None:
+    S = scorch.from_torch(DENSE, format="csr")
+    other = DENSE + 1
+    assert sign(S, other.as_subclass(Answering)) == "other"
+    assert torch.maximum(S, other.as_subclass(Answering)) is None
+    assert sign(S, Duck()) == "duck"
+    before = len(Logging.names)
+    torch.testing.assert_close(as_plain(sign(S, other.as_subclass(Logging))), as_plain(sign(S, other)))
+    torch.testing.assert_close(as_plain(sign(other.as_subclass(Logging), S)), as_plain(sign(other, S)))
+    assert len(Logging.names) >= before + 2
+
+
+def as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    dense = tensor.to_dense() if isinstance(tensor, scorch.SparseTensor) else tensor
+    return dense.as_subclass(torch.Tensor)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_classes_without_memory_are_left_to_themselves() -> None:
+    S = scorch.from_torch(DENSE, format="csr")
+    masked = torch.masked.masked_tensor(torch.ones_like(DENSE), DENSE != 0)
+    with pytest.raises(TypeError):
+        S * masked
+
+
+def test_nothing_is_written_to_torch_s_own_sparse_tensors() -> None:
+    S = scorch.from_torch(DENSE, format="csr")
+    for write in (
+        lambda target: torch.mul(S, S, out=target),
+        lambda target: target.mul_(S),
+        lambda target: torch._foreach_add_([target], [S]),
+        lambda target: torch._foreach_copy_([target], [S]),
+    ):
+        with pytest.raises((ScorchError, RuntimeError)):
+            write(torch.zeros(DENSE.shape, dtype=DENSE.dtype).to_sparse())

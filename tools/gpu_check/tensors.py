@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import scorch
+from scorch._src.backends.cuda.device.kernel import LAUNCHES, CudaKernel, Launches
 from scorch.errors import ScorchError
 from tools.gpu_check.checks import K, N, agree, arrays_of, check, dense, graph, matrix, plain
 
@@ -260,6 +261,87 @@ def copies_on_several_streams(device: str) -> None:
             found = twice.to(device, non_blocking=True) @ x
         torch.cuda.synchronize()
         agree(found, 2 * plain(first) @ x.cpu())
+
+
+# kernels and joins -----------------------------------------------------------------------------------
+
+
+@check
+def kernels_agree_with_joins(device: str) -> None:
+    """Calls have the same results without kernels, by PyTorch's operators alone."""
+    for name, call in _calls_of_kernels(device).items():
+        try:
+            with without_kernels(), recorded() as others:  # first: nothing is known that begins with a kernel
+                wanted = call()
+            with recorded() as launched:
+                found = call()
+            assert not others, f"{others[0][0].label} was launched"
+            assert launched or device == "cpu", "no kernel was launched"
+            agree(found, wanted)
+        except Exception as error:
+            raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def recorded() -> Iterator[list[Any]]:
+    """Collect the kernels that are launched by calls that are planned anew."""
+    record = Launches()
+    scorch.clear_plans()
+    LAUNCHES.append(record)
+    try:
+        yield record.launched
+    finally:
+        LAUNCHES.remove(record)
+        scorch.clear_plans()
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Run as where NVRTC has no code for any kernel."""
+    kinds = CudaKernel, *CudaKernel.__subclasses__()
+    kept = [kind.is_ready for kind in kinds]
+    for kind in kinds:
+        kind.is_ready = lambda kernel, may_wait=True: False  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kind, is_ready in zip(kinds, kept, strict=True):
+            kind.is_ready = is_ready  # type: ignore[method-assign]
+
+
+def _calls_of_kernels(device: str) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return calls on patterns that are new each time, so that none has been converted before."""
+    generator = torch.Generator("cpu").manual_seed(5)
+    few = torch.rand(9, 8, 7, generator=generator, device="cpu")
+    places = torch.randint(N, (2, 6_000), generator=generator, device="cpu").to(device)
+    x, X, numbers = dense(device, N), dense(device, N, 32), dense(device, 6_000)
+    F, G, rows = dense(device, 8, K), dense(device, 7, K), torch.arange(0, N, 3, device=device)
+
+    def new(seed: int = 0) -> torch.Tensor:
+        return matrix(device, seed=seed)
+
+    def tensor() -> torch.Tensor:
+        return scorch.from_torch(few * (few < 0.2), format="csf").to(device)
+
+    return {
+        "S @ x": lambda: new() @ x,
+        "S @ X": lambda: new() @ X,
+        "S.T @ X": lambda: new().T @ X,
+        "S @ S": lambda: new() @ new(1),
+        "sampled product": lambda: scorch.einsum("ij,ik,jk->ij", new(), X, X),
+        "S.sum(1)": lambda: new().sum(1),
+        "A + B": lambda: new() + new(1),
+        "A + A.T": lambda: new() + new().T,
+        "A * B + C": lambda: scorch.evaluate(
+            "R[i,j] = A[i,j] * B[i,j] + C[i,j]", A=new(), B=new(1), C=new(2), format="csr"
+        ),
+        "MTTKRP": lambda: scorch.einsum("ijk,jr,kr->ir", tensor(), F, G),
+        "T + T": lambda: tensor() + 2 * tensor(),
+        "csc": lambda: new().to_format("csc"),
+        "coalescing": lambda: scorch.sparse_coo_tensor(places, numbers, (N, N)),
+        "S[rows]": lambda: new()[rows],
+        "softmax": lambda: torch.softmax(new(), 1),
+    }
 
 
 # explanations ----------------------------------------------------------------------------------------

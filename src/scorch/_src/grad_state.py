@@ -37,6 +37,17 @@ def is_transformed() -> bool:
     return peek_interpreter_stack() is not None
 
 
+def is_composed(*tensors: Any) -> bool:
+    """Whether what is computed of these tensors must be composed of functions that have all derivatives.
+
+    ``torch.func`` needs them, and so do the tangents of forward mode: an autograd function that has only a
+    ``backward`` would lose those.
+    """
+    if peek_interpreter_stack() is not None:
+        return True
+    return forward_ad._current_level >= 0 and has_tangents(tensors)
+
+
 def is_differentiable(*tensors: Any, **named: Any) -> bool:
     """Whether a result of these tensors must be connected to them, for autograd or ``torch.func``."""
     if peek_interpreter_stack() is not None:

@@ -36,7 +36,7 @@ TENSOR_HINTS: dict[str, str] = {
     **{f"to{name}": f"use S.to_scipy().to{name}()" for name in ("lil", "dok", "dia")},
     **dict.fromkeys(("toarray", "todense", "A", "as_dense"), f"use {_AS_DENSE}"),
     "asformat": f"use {_to_format('csr')}",
-    "astype": "use S.to(torch.float64)",
+    "astype": "use S.to(torch.float32)",
     "copy": "use S.clone()",
     "getrow": "use S[i]",
     "getcol": "use S[:, j]",
@@ -96,6 +96,17 @@ TENSOR_HINTS: dict[str, str] = {
 }  # fmt: skip
 
 
+ASSIGNMENT_HINTS: dict[str, str] = {  # instead of assigning to a name of a tensor
+    "values": "use S.with_values(new_values) for a new tensor, or S.values().copy_(new_values) to change "
+    "this one in place",
+    "format": "use S.to_format('csc') for a new tensor",
+    **dict.fromkeys(
+        ("indices", "crow_indices", "col_indices", "ccol_indices", "row_indices", "nnz", "density", "levels"),
+        "the pattern of a tensor never changes; create a new one, as in scorch.sparse_coo_tensor(indices, "
+        "values, size)",
+    ),
+}
+
 _SAMPLING = (
     "sampling is PyG's: Scorch's layers accept the batches of torch_geometric.loader.NeighborLoader, which "
     "needs scorch.compat.torch_sparse.install()"
@@ -119,7 +130,9 @@ MODULE_HINTS: dict[str, str] = {
         ("from_dense", "to_sparse", "from_tensor", "sparsify_tensor"),
         "use scorch.from_torch(dense, format='csr')",
     ),
-    **dict.fromkeys(("to_dense", "toarray", "todense"), "it is a method: S.to_dense()"),
+    **dict.fromkeys(("to_dense", "toarray", "todense", "densify"), "it is a method: S.to_dense()"),
+    **dict.fromkeys(("spgemm", "spspmm"), "use S @ other"),
+    "sddmm": "use scorch.einsum('ij,ik,jk->ij', S, Q, K)",
     **dict.fromkeys(("to_scipy", "to_torch", "to_format"), "it is a method of sparse tensors"),
     **dict.fromkeys(("from_coo", "from_coords"), "use scorch.sparse_coo_tensor(indices, values, size)"),
     **dict.fromkeys(("from_pyg", "from_data"), "use scorch.from_edge_index(edge_index, size=n)"),
@@ -147,20 +160,26 @@ MODULE_HINTS: dict[str, str] = {
     },
 }  # fmt: skip
 
-_PYG_LAYER = "it is PyG's alone, and takes a sparse matrix after scorch.compat.pyg.install()"
-_PYG_MODEL = "it is a model of PyG, which takes a sparse matrix after scorch.compat.pyg.install()"
+
+def _of_pyg(name: str, kind: str) -> str:
+    return (
+        f"only PyG has this {kind}: torch_geometric.nn.{name} accepts sparse matrices after "
+        "scorch.compat.pyg.install()"
+    )
+
+
 _POOLING = "use torch.sparse.mm(M, x, 'mean'), which needs a row of M for each graph, with ones at its nodes"
 
 NN_HINTS: dict[str, str] = {
     "MessagePassing": "sum messages by a product, adj @ x, or by torch.sparse.mm(adj, x, 'mean') or 'amax'",
-    **dict.fromkeys(
-        (
+    **{
+        name: _of_pyg(name, "layer")
+        for name in (
             "ARMAConv", "ChebConv", "EdgeConv", "GatedGraphConv", "GCN2Conv", "GENConv", "GINEConv",
             "GraphConv", "PNAConv", "RGCNConv", "TAGConv",
-        ),
-        _PYG_LAYER,
-    ),
-    **dict.fromkeys(("GAT", "GCN", "GIN", "GraphSAGE"), _PYG_MODEL),
+        )
+    },
+    **{name: _of_pyg(name, "model") for name in ("GAT", "GCN", "GIN", "GraphSAGE")},
     **dict.fromkeys(("NeighborLoader", "NeighborSampler", "neighbor_sample"), _SAMPLING),
     **dict.fromkeys(("global_add_pool", "global_max_pool", "global_mean_pool"), _POOLING),
 }  # fmt: skip
@@ -178,9 +197,28 @@ LINALG_HINTS: dict[str, str] = {
     "spsolve_triangular": "use torch.linalg.solve_triangular(torch.tril(S), B, upper=False)",
     **dict.fromkeys(("lsqr", "lsmr"), "use torch.linalg.lstsq(S, b)"),
     "eigs": "use scorch.linalg.eigsh(S, k=2), which needs a symmetric matrix, or S.to_scipy()",
-    "svds": "use torch.linalg.svd(S), which falls back to dense, or S.to_scipy()",
+    "svds": "use torch.svd_lowrank(S, 2), or torch.linalg.svd(S), which falls back to dense",
     "expm": "use torch.linalg.matrix_exp(S), which falls back to dense",
     "LinearOperator": "scorch.linalg.cg and gmres take a function of a tensor",
+}
+
+SPARSE_HINTS: dict[str, str] = {  # names of scipy.sparse
+    **{
+        name: hint
+        for name, hint in MODULE_HINTS.items()
+        if name.startswith(("csr_", "csc_", "coo_", "bsr_", "eye_", "is"))
+        or name in ("diags", "identity", "load_npz", "save_npz")
+    },
+    "diags_array": "use scorch.diag(values, format='csr')",
+    "eye": "use scorch.eye(n, format='csr')",
+    **dict.fromkeys(("random", "rand", "random_array"), "use scorch.rand(m, n, density=0.01, format='csr')"),
+    "vstack": "use torch.cat([S, S])",
+    "hstack": "use torch.cat([S, S], dim=1)",
+    **{name: f"use torch.{name}(S, S)" for name in ("kron", "block_diag")},
+    **{name: f"use torch.{name}(S)" for name in ("tril", "triu")},
+    "find": "use S.coo()",
+    "linalg": "it is scorch.linalg",
+    "csgraph": "its functions take S.to_scipy()",
 }
 
 MASK_HINTS: dict[str, str] = {
@@ -215,6 +253,7 @@ HINTS: dict[str, Mapping[str, str]] = {
     "scorch": MODULE_HINTS,
     "scorch.nn": NN_HINTS,
     "scorch.linalg": LINALG_HINTS,
+    "scorch.sparse": SPARSE_HINTS,
 }  # by module
 
 KEYWORD_HINTS: dict[
@@ -245,6 +284,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("num_layers", "num_hops", "k"), ("K",)),
     **dict.fromkeys(("exclude", "ignore", "skip_modules"), ("skip",)),
     **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
+    **dict.fromkeys(("offset", "diagonal"), ("k",)),
     "batch_size": ("batch",),
     **dict.fromkeys(("fill", "fill_value", "init", "new_value"), ("new",)),
     "window_size": ("radius",),
@@ -254,11 +294,13 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("preconditioner", "precond"), ("M",)),
 }
 _OPPOSITES = {"sparsity": "density", "density": "sparsity"}
+_SEEDS = frozenset({"seed", "random_state", "rng"})
 _OF_RESULT = {
     "dtype": ".to({value})",
     "device": ".to(device)",
     "requires_grad": ".requires_grad_()",
     "pin_memory": ".pin_memory()",
+    "copy": ".clone()",
 }
 MAX_LISTED_KEYWORDS = 12
 DTYPES = ("dtype", "weight_dtype")  # keyword arguments
@@ -297,9 +339,23 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
     if keyword in _OF_RESULT:
         value = as_dtype(keyword, value) if keyword == "dtype" else value
         return f"apply it to the result, as in {function}(...){_OF_RESULT[keyword].format(value=value)}"
+    if keyword in _SEEDS:
+        passed = "pass generator=torch.Generator().manual_seed(0), or " if "generator" in known else ""
+        return f"{passed}call torch.manual_seed(0) before"
     names = [name for name in known if not name.startswith("_")]
+    if not names and keyword == "format":
+        return f"convert first, as in S.to_format({value!r}).{function}()"
+    if not names:
+        return "it takes arguments by position only"
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
     return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
+
+
+def check_keywords(function: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a keyword argument that is not among the ``known`` ones."""
+    for keyword, value in given.items():
+        if keyword not in known:
+            raise unknown_keyword(function, keyword, known, value)
 
 
 def suggests_keywords(function: Function) -> Function:
@@ -321,9 +377,7 @@ def suggests_keywords(function: Function) -> Function:
                 _refuse_layer(args[0], args[1])
             if len(args) > most:
                 raise _too_many(name, len(args) - is_constructor, most - is_constructor, known)
-            for keyword in kwargs:
-                if keyword not in known:
-                    raise unknown_keyword(name, keyword, known, kwargs[keyword])
+            check_keywords(name, kwargs, known)
             for keyword in DTYPES:
                 as_dtype(keyword, kwargs.get(keyword))
         return function(*args, **kwargs)

@@ -120,6 +120,7 @@ UnsupportedFakeTensorException = _find("torch._subclasses.fake_tensor.Unsupporte
 any_requires_grad: Test = _find("torch._C._any_requires_grad")
 FunctionBase: Any = _find("torch._C._FunctionBase")
 execution_engine: Any = _find("torch.autograd.Variable._execution_engine")
+current_autograd_node: Callable[[], Any] = _find("torch._C._current_autograd_node")
 make_dual: Callable[..., torch.Tensor] = _find("torch._VF._make_dual")
 unpack_dual: Callable[..., Any] = _find("torch._VF._unpack_dual")
 peek_interpreter_stack: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack")
@@ -163,6 +164,7 @@ LAZY: dict[str, tuple[str, ...]] = {
     "decomposition_table": ("torch._decomp.decomposition_table",),
     "disable_proxy_modes_tracing": ("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",),
     "GraphBreak": ("torch._dynamo.exc.Unsupported",),
+    "lookup_backend": ("torch._dynamo.lookup_backend",),
     "maybe_mark_dynamic": ("torch._dynamo.maybe_mark_dynamic",),
     "SymNode": ("torch.fx.experimental.sym_node.SymNode",),
     "TracingContext": ("torch._guards.TracingContext",),

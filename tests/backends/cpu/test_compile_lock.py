@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 import pytest
 
 import scorch
 from fork_server import CAN_FORK, run_python
+from scorch._src.backends import compile_lock
 from scorch._src.backends.compile_lock import SUFFIX, one_at_a_time
 
 KERNELS = 2
@@ -53,6 +55,27 @@ with one_at_a_time("a" * 64):
     print(waited >= 1)
 """
 
+# A child that is forked while a thread compiles has the kernel to itself, once the file is free.
+FORKED = """
+import os, threading
+import scorch
+from scorch._src.backends.compile_lock import _at_work, one_at_a_time
+may_end, has_begun = threading.Event(), threading.Event()
+def work():
+    with one_at_a_time("a" * 64):
+        has_begun.set()
+        may_end.wait(60)
+thread = threading.Thread(target=work)
+thread.start()
+has_begun.wait(60)
+child = os.fork()
+if not child:
+    os._exit(len(_at_work))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+may_end.set()
+thread.join()
+"""
+
 
 def run(program: str, folder, *words: str) -> str:
     environment = {**os.environ, "SCORCH_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -80,3 +103,29 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path):
     file.write_text("in the way")
     with scorch.settings(cache_directory=file), one_at_a_time("b" * 64):
         pass
+
+
+def test_threads_of_a_process_wait_without_looking(tmp_path, monkeypatch):
+    """Who looks again and again goes on too late."""
+    has_begun, ended = threading.Event(), []
+    monkeypatch.setattr(compile_lock.time, "sleep", lambda seconds: pytest.fail("a thread looks again"))
+
+    def compile_second():
+        has_begun.set()
+        with scorch.settings(cache_directory=tmp_path), one_at_a_time("c" * 64):
+            ended.append("second")
+
+    second = threading.Thread(target=compile_second)
+    with scorch.settings(cache_directory=tmp_path):
+        with one_at_a_time("c" * 64):
+            second.start()
+            assert has_begun.wait(60)
+            second.join(0.2)
+            ended.append("first")
+        second.join(60)
+    assert ended == ["first", "second"]
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked")
+def test_a_forked_process_waits_for_no_thread_that_it_does_not_have(tmp_path):
+    assert run(FORKED, tmp_path) == "0"

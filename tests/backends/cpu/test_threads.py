@@ -17,6 +17,7 @@ import scorch
 from machine_load import pool, set_running
 from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.invoke import make_caller
+from scorch._src.devices import cores_of_host
 
 LOOPS = """
 typedef long long i64;
@@ -115,7 +116,7 @@ def test_costs_are_not_measured_on_a_busy_machine(load: Path, monkeypatch: pytes
 
 
 def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
-    cores = parallel._cores()
+    cores = cores_of_host()
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
     has_all_cores = kind(pool().address("scorch_has_all_cores"))
     assert has_all_cores(cores * 1_000_000, 1_000_000)
@@ -146,14 +147,19 @@ def test_kernels_agree_on_a_busy_machine() -> None:
         assert torch.equal((A @ A.T).to_dense(), (A @ A.T).to_dense())
 
 
-def test_little_work_stays_on_one_thread_of_a_busy_machine() -> None:
+@pytest.mark.parametrize("cost", [parallel.CHEAPEST, 1.0, 3.0])  # of a loop, measured while it was quiet
+def test_little_work_stays_on_one_thread_of_a_busy_machine(
+    cost: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: cost)
     least = 1000.0
-    enough = least * parallel.relative_cost(2)
+    enough = least * cost
     assert parallel.threads_for(0.9 * enough, least) == 1
     assert parallel.threads_for(enough, least) == 2
     be_busy()
     assert parallel.threads_for(enough, least) == 1
-    assert parallel.threads_for(parallel.BUSY_FACTOR * enough, least) == 2
+    assert parallel.threads_for(0.9 * parallel.BUSY_FACTOR * max(least, enough), least) == 1
+    assert parallel.threads_for(parallel.BUSY_FACTOR * max(least, enough), least) == 2
 
 
 def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +345,7 @@ def test_loops_of_torch_have_the_cores_that_others_leave(load: Path) -> None:
         assert left(1) == 0
         assert left(6) == 0
     finally:
-        set_loop(parallel._torch_loop(), parallel._cores(), os.cpu_count() or 1)
+        set_loop(parallel._torch_loop(), cores_of_host(), os.cpu_count() or 1)
 
 
 def test_threads_of_this_process_are_no_others() -> None:

@@ -169,7 +169,7 @@ def test_threads_share_sums_of_entries(emulated: list[str]) -> None:
         sampled = torch.einsum("ij,ik,jk->ij", A, Y, X)
         with scorch.settings(backend="cpu"):
             torch.testing.assert_close(sampled.to_dense(), a * (Y @ X.T))
-        assert "EXCHANGE(acc_of_thread" in emulated[-1] and "row_of_entry[" in emulated[-1]
+        assert "EXCHANGE_IN_WARP(acc_of_thread" in emulated[-1] and "row_of_entry[" in emulated[-1]
         assert ("f32x4" in emulated[-1]) == (width == 64)
 
 
@@ -191,7 +191,8 @@ def test_entries_wait_for_nothing_but_their_coordinates(
     with scorch.settings(backend="cpu"):
         torch.testing.assert_close(sampled.to_dense(), a * (Y @ X.T))
     text = emulated[-1]
-    assert said in text and re.search(r"EACH_UNIT\(entry, \d+, entries\)", text) and "A2_pos[" not in text
+    each = r"EACH_UNIT_OF_WARP\(entry, entry_of_unit, \d+, entries\)"
+    assert said in text and re.search(each, text) and "A2_pos[" not in text
 
 
 @pytest.mark.parametrize("form", ["csr", "coo", "dcsr", "csc"])

@@ -116,9 +116,15 @@ def test_kernels_are_compiled_ahead_while_nobody_waits(monkeypatch: pytest.Monke
         return b"code"
 
     monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    texts = [Text(lambda: "a text", "a label", ["one", "two"])]
+    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.cores_of_host", lambda: 2)
     monkeypatch.setattr(nvrtc, "is_busy", lambda: next(looks))
-    compile_ahead([Text(lambda: "a text", "a label", ["one", "two"])]).join()
+    compile_ahead(texts).join()
     assert compiled == ["one", "two"] and next(looks, None) is None
+    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.cores_of_host", lambda: 16)
+    monkeypatch.setattr(nvrtc, "is_busy", lambda: pytest.fail("a core is free in any case"))
+    compile_ahead(texts).join()
+    assert compiled == ["one", "two"] * 2
 
 
 def test_what_nvrtc_is_at_work_on_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

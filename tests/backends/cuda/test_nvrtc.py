@@ -205,6 +205,29 @@ def test_few_long_rows(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             check(source, architecture, "grid")
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("width", [32, 64, 256])
+def test_threads_have_registers_for_all_they_load_at_once(width: int, printed: Any) -> None:
+    """NVRTC would have loads wait for sums of others that came before, and so for memory twice."""
+    S, X = scorch.from_torch(torch.eye(5), format="csr"), torch.ones(5, width)
+    (text,) = printed(lambda: scorch.einsum("ij,ik,jk->ij", S, X, X))
+    assert "k_run_turn < 4" in text  # turns, of which each loads runs of 4 from two rows
+    _, said = nvrtc.compile_text(text, "sm_90", "--ptxas-options=-v")
+    (registers,) = map(int, re.findall(r"Used (\d+) registers", said))
+    assert 4 * 2 * 4 < registers <= REGISTERS["grid"], said
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_of_four_entries_are_loaded_at_once(dtype: torch.dtype, printed: Any) -> None:
+    """Four runs of 16 bytes are kept, beside four sums or eight: fewer registers make loads wait."""
+    S = scorch.from_torch(torch.ones(6, 40, dtype=dtype), format="csr")
+    (text,) = printed(lambda: S @ torch.ones(40, 128, dtype=dtype))
+    _, said = nvrtc.compile_text(text, "sm_90", *nvrtc.options_of(FUNCTIONS[0]), "--ptxas-options=-v")
+    (registers,) = map(int, re.findall(r"Used (\d+) registers", said))
+    assert 40 < registers <= REGISTERS["grid"], said
+
+
 def test_parts_of_a_text_are_compiled_by_themselves(printed: Any) -> None:
     S = scorch.from_torch(torch.eye(5), format="csr")
     (text,) = printed(lambda: S @ torch.ones(5, 4))

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 Run = Callable[[Sequence[Any]], Any]  # of storages and dense tensors; None where it does not fit them
 
 COMBINATIONS = {"add": 0, "sub": 1, "mul": 2}  # of values on one pattern, by the names of operators
-NO_RULE, SUM, PRODUCT = range(3)  # what the result of an operator depends on beside its operands' kinds
+# what the result of an operator depends on beside its operands' kinds
+NO_RULE, SUM, PRODUCT, DIFFERENCE = range(4)
 
 
 class CallObjects(NamedTuple):

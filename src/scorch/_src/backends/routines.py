@@ -252,6 +252,12 @@ class Routines:
 
     # stored values -----------------------------------------------------------------------------------
 
+    repeats_calls: bool = False  # whether ``backends.repeated_calls`` may repeat those of the functions below
+
+    def scale(self, values: Tensor, factor: float) -> Tensor:
+        """Multiply values by a finite number, which does not change their dtype."""
+        return values * factor
+
     @property
     def relu(self) -> Callable[[Tensor], Tensor]:
         return torch.relu
@@ -283,6 +289,14 @@ class Routines:
             last = min(size - 1, torch.iinfo(crd.dtype).max)  # a larger number would wrap around
             is_right = is_right & rises.all() & (crd >= 0).all() & (crd <= last).all()
         return bool(is_right)
+
+    def own_rows(
+        self, pos: Tensor, crd: Tensor, size: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor] | None:
+        """Copy, as ``dtype``, arrays that ``has_sorted_rows``; None where they have not."""
+        if not self.has_sorted_rows(pos, crd, size):
+            return None
+        return self.copy_indices(pos, dtype), self.copy_indices(crd, dtype)
 
     def row_pointers(self, rows: Tensor, count: int) -> Tensor:
         """Compute where each of ``count`` rows begins among entries of the sorted ``rows``, and the end."""

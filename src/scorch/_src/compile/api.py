@@ -26,6 +26,7 @@ from scorch.settings import current
 
 CALL_ATTRIBUTE = "_compiled_call_impl"  # what a module calls instead, as set by Module.compile
 MIN_LAYERS = 2
+_BACKENDS = ("inductor", "eager", "aot_eager")  # that PyTorch always has
 MAX_SIGNATURES = 256  # of calls that take longer recorded
 
 
@@ -64,6 +65,7 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     unknown = [name for name in options if name not in known]
     if unknown and inspect.Parameter.VAR_KEYWORD not in {each.kind for each in known.values()}:
         raise unknown_keyword("compile", unknown[0], known.keys())
+    _check_backend(options.get("backend"))
     if model is None:
         return functools.partial(compile, **options)
     if not callable(model):
@@ -71,6 +73,14 @@ def compile(model: Callable[..., Any] | None = None, **options: Any) -> Any:
     if isinstance(model, torch.nn.Module):
         return CompiledModule(model, options)
     return functools.wraps(model)(Compiled(model, options))
+
+
+def _check_backend(backend: Any) -> None:
+    """Refuse the name of a backend that ``torch.compile`` does not know, which may be called much later."""
+    if isinstance(backend, str) and backend not in _BACKENDS:
+        from scorch._src.torch_internals import lookup_backend  # imports torch's compiler
+
+        lookup_backend(backend)
 
 
 @dataclass(eq=False, repr=False)

@@ -222,7 +222,8 @@ class Plan:
     ``pos`` says how work is spread over it; ``is_grid``: every turn of it has a thread of its own.
     ``adds``: turns add to elements of the result that they share, atomically; ``is_private``: chunks of turns
     add to copies of the result, one for each, which are summed at the end.
-    ``sums``: in how many parts an innermost sum is added; ``gathered``: in how many lanes (``nodes.For``).
+    ``sums``: in how many parts an innermost sum is added; ``gathered``: in how many lanes; ``masked``: in how
+    many registers of these it ends (``nodes.For``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
     the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
     over a stored level, the last before the innermost one, and how many elements.
@@ -261,6 +262,7 @@ class Plan:
     pattern_levels: int = 0
     sums: int = 1
     gathered: int = 0
+    masked: int = 1
     vectors: Vectors | None = None
     factors: tuple[tuple[Access, int], ...] = ()
     prefetched: tuple[tuple[Access, int], ...] = ()

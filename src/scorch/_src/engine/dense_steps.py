@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import torch
@@ -43,6 +44,17 @@ def matrix_product(step: Step) -> Callable[[Mapping[str, torch.Tensor]], torch.T
     return multiply
 
 
+def _cure(step: Step) -> str:
+    """Say how to need less memory: a sum that sparse operands multiply is needed at their elements only."""
+    is_intermediate = re.fullmatch(r"T\d+", step.target.tensor)  # as ``compiler.steps`` names them
+    if not is_intermediate or step.reduction != "sum":
+        return "store an operand sparse"
+    return (
+        f"multiply inside the sum by M[{','.join(step.target.indices)}], where M = S.with_values(1) has the "
+        "pattern of the sparse operand S, to compute the sum only where S has entries"
+    )
+
+
 def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> torch.Tensor:
     element = result_type(step, {name: type_of_dtype(tensor.dtype) for name, tensor in tensors.items()})
     factors = _factors(step.body)
@@ -51,7 +63,7 @@ def _run(step: Step, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, in
     size = math.prod(sizes[index] for index in order) * element.bytes
     what = f"{step.target.tensor}[{','.join(step.target.indices)}], over dense operands only,"
     device = next((tensor.device for tensor in tensors.values()), HOST)
-    check_budget(size, device, what, "store an operand sparse")
+    check_budget(size, device, what, _cure(step))
     if factors is not None and is_product:
         return _einsum(step, factors, tensors, dtype_of_type(element))
     value = Statement(step, tensors, sizes).value_at(slice(None), 1, dtype_of_type(element.computes_in))

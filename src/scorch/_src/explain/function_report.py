@@ -176,13 +176,12 @@ class FunctionExplanation:
         rest = [
             "",
             "between the calls, in Python",
-            "",
             format_seconds(self.seconds_between),
             page.bar(between),
         ]
         return page.page(
             page.heading(_title(self)),
-            page.table(["", "call", "", "time", "share"], [*rows, rest], {3}),
+            page.table(["", "call", "time", "share"], [*rows, rest], {2}),
             *_html_kernels(long_calls),
             *(page.listing("Fused into one kernel", [", ".join(group)]) for group in self.joined),
             page.listing("Suggestions", self.advice) if self.advice else "",
@@ -191,9 +190,11 @@ class FunctionExplanation:
 
 
 def _html_row(number: int, call: CallExplanation, total: float) -> list[str]:
-    name = f"<b>{page.text(call.name)}</b><br>{page.faint(call.where)}"
+    where = [page.code(call.line)] if call.line else []
+    where += [page.faint(call.where)] if call.where else []
+    name = "<br>".join([f"<b>{page.text(call.name)}</b>", *where])
     share = call.seconds / total if total else 0.0
-    return [str(number), name, page.code(call.line), format_seconds(call.seconds), page.bar(share)]
+    return [str(number), name, format_seconds(call.seconds), page.bar(share)]
 
 
 def _html_kernels(calls: Sequence[CallExplanation]) -> Iterator[str]:

@@ -26,6 +26,7 @@ _STYLE = f"""\
 [data-jp-theme-light="false"] .scorch, .vscode-dark .scorch {{ {_DARK}; }}
 .scorch table {{ border-collapse: collapse; font-size: 0.9em; display: block; overflow-x: auto; }}
 .scorch th, .scorch td {{ text-align: left; vertical-align: top; padding: 0.25em 0.8em 0.25em 0; border: 0; }}
+.scorch th {{ white-space: nowrap; }}
 .scorch tr {{ border-top: 1px solid rgba(128, 128, 128, 0.35); background: none; }}
 .scorch .number {{ text-align: right; white-space: nowrap; }}
 .scorch code, .scorch pre {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; }}
@@ -39,10 +40,10 @@ _STYLE = f"""\
 .scorch .step {{ border: 1px solid rgba(128, 128, 128, 0.35); border-radius: 8px; }}
 .scorch .step {{ padding: 0.4em 1.2em 1em; margin: 1em 0; }}
 .scorch h3 {{ font-size: 1em; margin: 1.2em 0 0.4em; }}
-.scorch .figures {{ display: flex; flex-wrap: wrap; gap: 1em 1.6em; align-items: flex-end; }}
-.scorch figure {{ margin: 0; max-width: 15em; }}
+.scorch .figures {{ display: flex; flex-wrap: wrap; gap: 1em 1.2em; align-items: flex-start; }}
+.scorch figure {{ margin: 0; max-width: 9.5em; }}
 .scorch figcaption {{ font-size: 0.85em; margin-top: 0.3em; }}
-.scorch figure.result {{ border-left: 1px solid rgba(128, 128, 128, 0.5); padding-left: 1.6em; }}
+.scorch figure.result {{ border-left: 1px solid rgba(128, 128, 128, 0.5); padding-left: 1.2em; }}
 .scorch .loop {{ border-left: 3px solid var(--accent); padding: 0.15em 0 0.15em 0.9em; margin: 0.15em 0; }}
 .scorch .loop .loop {{ border-left-color: var(--calm); }}
 .scorch dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 0.2em 1em; margin: 0; }}
@@ -54,7 +55,7 @@ _STYLE = f"""\
 .scorch .hl-number, .scorch .hl-text {{ color: var(--number); }} .scorch .hl-function {{ font-weight: 600; }}
 @media (max-width: 40em) {{
   .scorch dl {{ grid-template-columns: 1fr; }} .scorch dd {{ margin-bottom: 0.4em; }}
-  .scorch .step {{ padding: 0.2em 0.7em 0.7em; }}
+  .scorch .step {{ padding: 0.2em 0.7em 0.7em; }} .scorch th {{ white-space: normal; }}
   .scorch figure.result {{ border-left: 0; padding-left: 0; }}
   .scorch .bar {{ font-size: 0.45em; height: 1.3em; }}
 }}

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, default_collate, get_worker_info
 from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.io.shared_memory import pack_shared
+from scorch._src.name_hints import suggests_keywords
 from scorch._src.tensor.create.check import from_numpy
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
@@ -73,6 +74,7 @@ class SparseDataset(Dataset[Any]):
         [(4, 4, [0, 1, 2, 3]), (2, 2, [4, 5])]
     """
 
+    @suggests_keywords
     def __init__(self, *tensors: Any) -> None:
         self.tensors = tuple(_as_row_tensor(tensor) for tensor in tensors)
         if not self.tensors:

@@ -198,8 +198,7 @@ def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
     except (ScorchError, FileNotFoundError, PermissionError):
         raise
     except (*DAMAGED, AssertionError, pickle.UnpicklingError, struct.error) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise FileError(f"{source} is not a complete torch.save file ({reason})") from error
+        raise _error_of_pickle(source, error) from error
     if format is None:
         return content
     if isinstance(content, dict):
@@ -208,6 +207,20 @@ def _read_pickle(source: Any, format: Any = None, **options: Any) -> Any:
             for name, value in content.items()
         }
     return from_torch(content, format)
+
+
+def _error_of_pickle(source: Any, error: BaseException) -> FileError:
+    """Return the error for a file that ``torch.load`` cannot read: damaged, or not only of tensors."""
+    text = str(error)
+    refused = re.search(r"GLOBAL ([\w.]+) was not an allowed global", text)
+    if refused is not None:
+        return FileError(
+            f"{source} contains a {refused[1]}, and loading objects other than tensors can run code; if you "
+            "trust the file, use torch.load(path, weights_only=False)"
+        )
+    cause = re.search(r"WeightsUnpickler error: *(.*)", text)
+    reason = re.split(r"\. |: |\n", text if cause is None else cause[1], maxsplit=1)[0]
+    return FileError(f"{source} is not a complete torch.save file ({type(error).__name__}: {reason})")
 
 
 def _is_device(value: object) -> bool:

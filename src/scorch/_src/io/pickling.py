@@ -124,7 +124,7 @@ def make_tensor(storage: Storage, requires_grad: bool, attributes: dict[str, Any
         tensor = SparseTensor(storage)
     else:
         tensor = SparseTensor(Storage(*storage.deferred[1:]))
-        tensor.storage = storage
+        tensor.__dict__["storage"] = storage
     if requires_grad:
         tensor.requires_grad_()
     vars(tensor).update(attributes)

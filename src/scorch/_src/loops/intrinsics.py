@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 from string import Template
-from typing import Protocol
+from typing import Any, Protocol
 
 from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import BOOL, INT32, INT64, Type
@@ -36,7 +36,7 @@ class Intrinsic:
     """
 
     text: str
-    twin: Callable[..., int]
+    twin: Callable[..., Any]
     arrays: dict[int, Type]
     writes: tuple[int, ...] = ()
     externs: tuple[str, ...] = ()
@@ -66,6 +66,49 @@ static i64 balance_$t(const $t *restrict pos, i64 n, i64 part, i64 parts) {
   }
   return lo;
 }""")
+
+# Whether more than 48 of 100 turns of a merge differ from the last after the same four turns, in a sample.
+_IS_ERRATIC = Template("""\
+static i64 is_erratic_${t}_$u(const $t *restrict a_pos, const $t *restrict a_crd, const $u *restrict b_pos,
+                              const $u *restrict b_crd, i64 rows) {
+  u8 last[256] = {0};
+  i64 turns = 0, surprises = 0;
+  for (i64 part = 0; part < 8; part++) {
+    const i64 begin = rows * part / 8, end = rows - begin < 64 ? rows : begin + 64;
+    i64 history = 0, left = 64;
+    for (i64 row = begin; row < end && left > 0; row++) {
+      i64 a = a_pos[row], b = b_pos[row];
+      const i64 a_end = a_pos[row + 1], b_end = b_pos[row + 1];
+      for (; a < a_end && b < b_end && left > 0; left--, turns++) {
+        const i64 here = a_crd[a] <= b_crd[b], there = b_crd[b] <= a_crd[a], turn = here + 2 * there;
+        surprises += last[history] != turn;
+        last[history] = (u8)turn;
+        history = (history * 4 + turn) % 256;
+        a += here;
+        b += there;
+      }
+    }
+  }
+  return surprises * 100 > turns * 48;
+}""")
+
+_KEPT = Template("""\
+static inline $t kept_$t($t x, i64 is_here) {
+  union { $t value; $u bits; } y = {x};
+  y.bits &= -($u)is_here;
+  return y.value;
+}""")
+
+# Compilers would make a jump of an expression with a question mark, or of one that they see to be the same.
+_CHOSEN = """\
+static inline i64 chosen(i64 is_first, i64 a, i64 b) {
+#if defined(__x86_64__)
+  __asm__("testq %1, %1\\n\\tcmovneq %2, %0" : "+r"(b) : "r"(is_first), "r"(a) : "cc");
+  return b;
+#else
+  return b ^ ((a ^ b) & -is_first);
+#endif
+}"""
 
 # Least significant digit first. Only bits in which keys differ are sorted by, so a bound is not
 # needed; digits are made equally wide, and narrow for short lists, whose histograms would cost more
@@ -190,17 +233,17 @@ sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i
   while (ordered < n && list[ordered - 1] < list[ordered]) ordered++;
   if (ordered >= n) return 0;
   if (n <= 32) {
-    i32 own[32] = {0};
+    i32 own[32] = {0}, rank[32];
     for (i64 i = 0; i < n; i++) own[i] = list[i];
     for (i64 first = 0; first < n; first += 16) {
-      i32 rank[16] = {0};
-      for (i64 i = 0; i < n; i++) {
-        const i32 place = own[i];
 #pragma omp simd
-        for (i64 lane = 0; lane < 16; lane++) rank[lane] += place < own[first + lane];
+      for (i64 lane = 0; lane < 16; lane++) {
+        i32 before = 0;
+        for (i64 i = 0; i < n; i++) before += own[i] < own[first + lane];
+        rank[first + lane] = before;
       }
-      for (i64 lane = 0; lane < 16 && first + lane < n; lane++) list[rank[lane]] = own[first + lane];
     }
+    for (i64 i = 0; i < n; i++) list[rank[i]] = own[i];
     return 0;
   }
   for (i64 i = 0; i < n; i++) {
@@ -328,6 +371,27 @@ def list_marked(places: Indexed, bits: Indexed, low: int, high: int) -> int:
     return n
 
 
+def is_erratic(a_pos: Indexed, a_crd: Indexed, b_pos: Indexed, b_crd: Indexed, rows: int) -> int:
+    """Whether nobody could foretell which of two rows goes on, in a sample of all."""
+    last: dict[int, int] = {}
+    turns = surprises = 0
+    for part in range(8):
+        history, left, begin = 0, 64, rows * part // 8
+        for row in range(begin, min(begin + 64, rows)):
+            a, b = a_pos[row], b_pos[row]
+            while a < a_pos[row + 1] and b < b_pos[row + 1] and left > 0:
+                turn = int(a_crd[a] <= b_crd[b]) + 2 * int(b_crd[b] <= a_crd[a])
+                surprises += last.get(history, 0) != turn
+                last[history] = turn
+                history = (history * 4 + turn) % 256
+                a, b, left, turns = a + (turn & 1), b + (turn >> 1), left - 1, turns + 1
+    return int(surprises * 100 > turns * 48)
+
+
+def _kept(x: Any, is_here: int) -> Any:
+    return x if is_here else type(x)(0)
+
+
 def _memory_of_keys(key: float, perm: float, n: float, bound: float) -> float:
     """Keys and positions once more, and the histogram of a digit."""
     return 8 * (2 * n + _MAX_BUCKETS)
@@ -354,3 +418,10 @@ for _type, _t in ((INT32, "i32"), (INT64, "i64")):
         _text = _BOUND.substitute(name=_name, t=_t, before=_before)
         INTRINSICS[f"{_name}_bound_{_t}"] = Intrinsic(_text, _twin, {0: _type})
     INTRINSICS[f"balance_{_t}"] = Intrinsic(_BALANCE.substitute(t=_t), balance, {0: _type})
+    for _other, _u in ((INT32, "i32"), (INT64, "i64")):
+        INTRINSICS[f"is_erratic_{_t}_{_u}"] = Intrinsic(
+            _IS_ERRATIC.substitute(t=_t, u=_u), is_erratic, {0: _type, 1: _type, 2: _other, 3: _other}
+        )
+INTRINSICS["chosen"] = Intrinsic(_CHOSEN, lambda is_first, a, b: a if is_first else b, {})
+for _t, _u in (("f32", "u32"), ("f64", "u64"), ("i32", "u32"), ("i64", "u64")):
+    INTRINSICS[f"kept_{_t}"] = Intrinsic(_KEPT.substitute(t=_t, u=_u), _kept, {})

@@ -200,7 +200,8 @@ class For(Stmt):
 
     A loop that does nothing but add to one variable may add in ``sums`` parts, in any order: up to
     ``MAX_SUM_TURNS`` are variables that take turns, more are vector lanes as the compiler sees fit; or in
-    ``gathered`` lanes, where what its terms read is loaded and gathered for so many turns at once.
+    ``gathered`` lanes, where what its terms read is loaded and gathered for so many turns at once; the last
+    ``masked`` times so many, or fewer, under masks.
     ``threads`` of a grid that are side by side share its turns; what each has added up is put together.
     ``lanes`` of them, adjacent ones, take each turn together and have added up the same.
     """
@@ -213,6 +214,7 @@ class For(Stmt):
     threads: int = 1
     lanes: int = 1
     gathered: int = 0
+    masked: int = 1
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class DynamicSparsity:
         name = type(self).__name__
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise OperandError(
-                f"{name} expected a model and its optimizer, but got {kind_of(optimizer)} as optimizer; call it "
-                f"as {name}(model, optimizer, update_every=100, stop_step=1000)"
+                f"{name} expected a model and its optimizer, but got {kind_of(optimizer)} as optimizer; call "
+                f"it as {name}(model, optimizer, update_every=100, stop_step=1000)"
             )
         if every is not None:
             warn_deprecated(f"{type(self).__name__}(every=)", f"{type(self).__name__}(update_every=)")
@@ -54,8 +54,8 @@ class DynamicSparsity:
             stop_step = until
         if stop_step is None:
             raise ArgumentError(
-                "stop_step is required: the training step after which the sparsity pattern stays fixed, such as "
-                "three quarters of all steps"
+                "stop_step is required: the training step after which the sparsity pattern stays fixed, such "
+                "as three quarters of all steps"
             )
         for name, steps in (("update_every", update_every), ("stop_step", stop_step)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:

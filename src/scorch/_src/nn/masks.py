@@ -13,6 +13,7 @@ cached with it, so create it once.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -336,6 +337,15 @@ def _call_mask_mod(mask_mod: MaskMod, *indices: torch.Tensor) -> torch.Tensor:
             f"mask_mod must be a function of (b, h, q_idx, kv_idx) that returns a bool tensor, but got "
             f"{kind_of(mask_mod)}"
         )
+    try:
+        inspect.signature(mask_mod).bind(*indices)
+    except TypeError:
+        raise OperandError(
+            "mask_mod is called with four arguments, (b, h, q_idx, kv_idx), but does not take four; write "
+            "lambda b, h, q_idx, kv_idx: ..."
+        ) from None
+    except ValueError:  # a builtin, which has no signature
+        pass
     try:
         return mask_mod(*indices)
     except Exception as error:

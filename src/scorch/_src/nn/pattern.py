@@ -6,6 +6,7 @@ a plain parameter with one element for each entry.
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Iterable
@@ -250,11 +251,16 @@ def checksum(array: torch.Tensor) -> int:
 
 def combine_checksums(form: Format, shape: Shape, checksums: Iterable[int]) -> int:
     """Return the fingerprint of a pattern from the checksums of its arrays."""
-    letters = enumerate(str(form), 1)  # whose hash is the same in every process
-    total = math.prod(ord(letter) + position for position, letter in letters) % (2**61 - 1)
+    total = _hash_format(form)
     for number in (*shape, *checksums):
         total = (total * 1_000_003 ^ number) & (2**62 - 1)
     return total
+
+
+@functools.lru_cache(maxsize=64)
+def _hash_format(form: Format) -> int:
+    letters = enumerate(str(form), 1)  # whose hash is the same in every process
+    return math.prod(ord(letter) + position for position, letter in letters) % (2**61 - 1)
 
 
 def is_same_pattern(first: Pattern, second: Pattern) -> bool:

@@ -80,8 +80,8 @@ def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> li
     """
     if isinstance(shapes, (torch.nn.Module, torch.Tensor)) or not all(map(_is_shape, shapes)):
         raise OperandError(
-            "erdos_renyi_densities expected the shapes of matrices, as in [(300, 784), (100, 300)]; to prune a "
-            "model so, use scorch.sparsify(model, sparsity=0.9, distribution='erk')"
+            "erdos_renyi_densities expected the shapes of matrices, as in [(300, 784), (100, 300)]; to prune "
+            "a model so, use scorch.sparsify(model, sparsity=0.9, distribution='erk')"
         )
     if not 0 <= density <= 1:
         raise ArgumentError(f"density must be between 0 and 1, but got {density!r}")

@@ -21,6 +21,7 @@ from scorch._src.storage.storage import Pattern
 from scorch.errors import FileError
 
 MAX_FORMAT_WORDS = 256
+USUAL_WORDS = 16  # as many as formats of matrices have
 _ELEMENTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 _HEADER_WORDS = 3
 _COUNT_BITS = 31  # of the number of elements in the first of its two words
@@ -52,7 +53,9 @@ def pattern_from_words(words: torch.Tensor, shape: Shape, device: torch.device) 
     if words.dim() != 1 or words.dtype != torch.int32:
         raise FileError("a sparsity pattern must be a 1-D tensor of 32-bit integers")
     words = words.detach().to(HOST).contiguous()
-    start = words[: MAX_FORMAT_WORDS + 1].tolist()
+    start = words[:USUAL_WORDS].tolist()
+    if start and start[0] >= len(start):
+        start = words[: MAX_FORMAT_WORDS + 1].tolist()
     at = 1 + start[0] if start else 0
     if not 1 <= at <= len(start):
         raise FileError("a sparsity pattern must begin with its format")

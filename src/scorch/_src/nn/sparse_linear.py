@@ -89,11 +89,15 @@ class SparseLinear(SparseLayer):
         torch.Size([8, 256])
     """
 
+    in_features: int
+    out_features: int
     values: torch.nn.Parameter
     bias: torch.nn.Parameter | None
     pattern: Pattern
     scales: torch.Tensor | None  # of the rows, where values are 8-bit integers
     seal: torch.Tensor  # the fingerprint of the pattern, by which processes detect that theirs differ
+    _sealed: int  # the same on this process
+    _seen: int  # the version of ``seal`` that was compared with it
 
     @suggests_keywords
     def __init__(
@@ -118,11 +122,11 @@ class SparseLinear(SparseLayer):
 
     def _initialize(self, pattern: Pattern, values: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = pattern.shape
-        self.values = torch.nn.Parameter(values)
-        self.bias = None if bias is None else torch.nn.Parameter(bias)
+        self.register_parameter("values", torch.nn.Parameter(values))  # less to ask than for an attribute
+        self.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias))
         self.register_buffer("scales", None)
         self.register_buffer("seal", None, persistent=False)
+        self.__dict__.update(out_features=pattern.shape[0], in_features=pattern.shape[1])
         self._set_pattern(pattern)
 
     def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
@@ -134,11 +138,10 @@ class SparseLinear(SparseLayer):
         return self
 
     def _set_pattern(self, pattern: Pattern) -> None:
-        self.pattern = pattern
         remember(pattern)  # graphs find it by its arrays
-        self._sealed = compute_fingerprint(pattern)  # pickles have this name and the one after the next
-        self.seal = torch.tensor(self._sealed, device=pattern.device)
-        self._seen = _version(self.seal)
+        sealed = compute_fingerprint(pattern)
+        seal = self._buffers["seal"] = torch.tensor(sealed, device=pattern.device)
+        self.__dict__.update(pattern=pattern, _sealed=sealed, _seen=_version(seal))  # names that pickles have
 
     # constructors ------------------------------------------------------------------------------------
 
@@ -414,9 +417,9 @@ class SparseLinear(SparseLayer):
         pattern, values = split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
             raise ArgumentError(
-                "rewire takes a dense tensor as a mask, which has no values, like a pattern: pass the value of new "
-                "entries, as in layer.rewire(mask, new=0.0); to take the values of a dense weight, too, pass "
-                "scorch.from_torch(weight, format='csr')"
+                "rewire reads a dense tensor as a mask, which has no values, like a pattern: pass the value "
+                "of new entries, as in layer.rewire(mask, new=0.0); to take the values of a dense weight, "
+                "pass scorch.from_torch(weight, format='csr')"
             )
         before = self.pattern
         old_positions = find_old_positions(before, pattern)

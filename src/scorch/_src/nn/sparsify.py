@@ -75,7 +75,8 @@ def sparsify(
     Each layer is timed dense and sparse on this machine, with the current number of threads; where sparse is
     slower, the pruned weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
     the activation after them in ``torch.nn.Sequential`` and in PyTorch's Transformer layers, convolutions
-    also with the batch norm between both; layer and RMS norms are computed in one pass.
+    also with the batch norm between both; layer and RMS norms, also those of Hugging Face's models, are
+    computed in one pass.
 
     Args:
         model: the model to prune.

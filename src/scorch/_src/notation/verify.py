@@ -29,9 +29,11 @@ def shapes_of(statement: Statement, shapes: Mapping[str, Shape]) -> dict[str, in
     for access in used:
         shape = tuple(shapes[access.tensor])
         if len(shape) != len(access.indices):
+            letters = ",".join("ijklmn"[: len(shape)])
+            cure = f"; write {access.tensor}[{letters}]" if not access.indices and len(shape) < 7 else ""
             raise ShapeError(
                 f"{access.tensor!r} has {counted(len(shape), 'dimension')} (shape {shape}) "
-                f"but {show(access)!r} names {counted(len(access.indices), 'index', 'indices')}"
+                f"but {show(access)!r} names {counted(len(access.indices), 'index', 'indices')}{cure}"
             )
         for index, size in zip(access.indices, shape, strict=True):
             if sizes.setdefault(index, size) != size:

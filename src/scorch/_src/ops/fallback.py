@@ -9,6 +9,7 @@ anything else              densely (fallback), within the dense budget
 from __future__ import annotations
 
 import itertools
+import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -233,6 +234,27 @@ def name_of(func: Any) -> str:
     return str(getattr(func, "overloadpacket", getattr(func, "__name__", func))).removeprefix("aten.")
 
 
+# What to use for large tensors instead of functions that fall back to a dense computation, by public name.
+_SPARSE_ALTERNATIVES = {
+    "softmax": "use torch.sparse.softmax(S, dim) for the stored elements alone",
+    "log_softmax": "use torch.sparse.log_softmax(S, dim) for the stored elements alone",
+    "linalg.eigh": "use scorch.linalg.eigsh(S, k) for k eigenvalues",
+    "linalg.eig": "use scipy.sparse.linalg.eigs(S.to_scipy(), k) for k eigenvalues",
+    "linalg.svd": "use torch.svd_lowrank(S, k) for the k largest singular values",
+    **dict.fromkeys(("linalg.pinv", "linalg.qr"), "use torch.linalg.lstsq(S, b)"),
+    **dict.fromkeys(("linalg.cholesky", "linalg.lu", "linalg.lu_factor"), "use torch.linalg.solve(S, b)"),
+    "cdist": "compute it for some rows at a time",
+}
+
+
+def _public_name(func: Any) -> str:
+    """Return the name that users know a function by: ``linalg.eigh`` for ``aten._linalg_eigh``."""
+    name = name_of(func)
+    public = re.sub(r"^_*(linalg_|fft_)?(.*?)(_ex|_forward|_forward_only)?$", r"\1\2", name)
+    public = re.sub("^fft_(r2c|c2r|c2c)$", "fft", public)
+    return {"euclidean_dist": "cdist"}.get(public, re.sub("^linalg_", "linalg.", public))
+
+
 def run_torch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a function as torch decomposes it, into operators that have handlers."""
     register_for(function)
@@ -245,9 +267,9 @@ def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     sparse = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, SparseTensor)]
     size = sum(tensor.numel() * tensor.storage.values.element_size() for tensor in sparse)
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
-    hint = "it has no sparse implementation and falls back to a dense computation"
-    device = sparse[0].storage.device if sparse else HOST
-    check_budget(size, device, f"{name_of(func)} of {shapes}", hint)
+    device, name = sparse[0].storage.device if sparse else HOST, _public_name(func)
+    reason = f"{name} has no sparse implementation and falls back to a dense computation"
+    check_budget(size, device, f"{name} of {shapes}", _SPARSE_ALTERNATIVES.get(name, ""), reason)
     start = time.perf_counter()
     result = func(*tree_map(as_dense, tuple(args)), **tree_map(as_dense, kwargs))
     if LISTENERS:
@@ -259,12 +281,13 @@ def _refuse_layouts(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
     """Refuse to write to a tensor of another layout, which torch would write to as if it was dense."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            target = args[place] if place < len(args) else kwargs.get(argument.name)
-            if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
-                raise UnsupportedError(
-                    f"{name_of(func)} cannot write what is computed of a sparse tensor of Scorch to one of "
-                    f"layout {target.layout}; convert that with scorch.from_torch, or use the result"
-                )
+            written = args[place] if place < len(args) else kwargs.get(argument.name)
+            for target in tree_leaves(written):  # of operators on lists, several
+                if isinstance(target, torch.Tensor) and target.layout is not torch.strided:
+                    raise UnsupportedError(
+                        f"{name_of(func)} cannot write what is computed of a sparse tensor of Scorch to one "
+                        f"of layout {target.layout}; convert that with scorch.from_torch, or use the result"
+                    )
 
 
 def _run_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -320,7 +343,7 @@ def _reshape_in_place(target: SparseTensor, view: Any, name: str) -> SparseTenso
     mark_written(target.storage.values)
     with DisableTorchDispatch():
         aten.as_strided_.default(target, tuple(view.shape), strides)
-    target.storage = view.storage
+    target.__dict__["storage"] = view.storage
     if target.view_of is not None and view.view_of is not None:
         target.view_of = view.view_of
     return target

@@ -31,7 +31,7 @@ from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
-from scorch._src.tensor.create.check import sparse_advice_on
+from scorch._src.tensor.create.check import check_tensor, sparse_advice_on
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -352,6 +352,7 @@ def spdiags(
         >>> scorch.sparse.spdiags(torch.ones(2, 3), torch.tensor([0, 1]), (3, 3), format="csr").nnz
         5
     """
+    check_tensor("diagonals", diagonals)
     dense = as_dense(diagonals)
     offsets = torch.as_tensor(offsets, device=HOST)
     matrix = torch.sparse.spdiags(dense.to(HOST), offsets, shape, layout)  # which torch has only there

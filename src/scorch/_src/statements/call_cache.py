@@ -31,6 +31,7 @@ from scorch._src.statements import short_runs
 from scorch._src.statements.short_runs import Run, run_checked, run_converted
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.flatten import LIVE
+from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import QUICK, TABLE
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, tensor_of
 from scorch._src.torch_internals import (
@@ -142,7 +143,7 @@ class _Quick:
 quickest = _Quick()
 
 
-def _find_repeater() -> None:
+def find_repeater() -> None:
     """Have builtins repeat calls from now on, also those of operators and of functions of values."""
     if quickest.is_known:
         return
@@ -189,7 +190,7 @@ def _find_repeater() -> None:
             entry.quick = functools.partial(quickest.repeat, *entry.repeats)
 
 
-short_runs.prepare_builtins = _find_repeater
+short_runs.prepare_builtins = hooks.repeat_by_builtins = find_repeater
 
 
 def _repeat_other(quick: Hashable, sources: Sequence[Any]) -> Tensor | None:

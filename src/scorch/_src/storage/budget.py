@@ -14,13 +14,18 @@ from scorch.settings import current
 UNCHECKED_BYTES = 1 << 26  # that are allocated without a look at the free memory
 
 
-def check_budget(size: int, device: torch.device, what: str, cure: str) -> None:
-    """Raise if ``what``, which needs ``size`` bytes of dense memory on a device, is beyond the budget."""
+def check_budget(size: int, device: torch.device, what: str, cure: str, reason: str = "") -> None:
+    """Raise if ``what``, which needs ``size`` bytes of dense memory on a device, is beyond the budget.
+
+    ``cure`` says what to do instead, as an imperative; it may be empty. ``reason`` says why, if there is more
+    to say.
+    """
     if not is_within_budget(size, device):
         budget = _budget(device)
         raise DensityError(
-            f"{what} needs {size:,} bytes of dense memory, more than the budget of {budget:,}; {cure}, "
-            "or increase scorch.settings(dense_budget=...)"
+            f"{what} needs {size:,} bytes of dense memory, more than the budget of {budget:,}; "
+            f"{reason}{'; ' if reason else ''}{cure}{', or ' if cure else ''}increase "
+            "scorch.settings(dense_budget=...)"
         )
 
 

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from scorch._src.backends.base import routines_for
+from scorch._src.backends.routines import rows_of
 from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.torch_internals import len_torch_dispatch_stack, peek_interpreter_stack
 
 
 def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int, torch.Tensor]:
@@ -33,9 +36,13 @@ def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int
             assert crd is not None
             here = crd.to(torch.int64)
             pos = pattern.pos[level]
-            if pos is not None:
-                lengths = pos[1:].to(torch.int64) - pos[:-1]
-                columns = {dim: array.repeat_interleave(lengths) for dim, array in columns.items()}
+            if pos is not None and columns:
+                parent = _parents(pos, crd)
+                is_counted = level == 1 and form.part(0) == "whole" and form.levels[0].is_full
+                columns = {
+                    dim: parent if is_counted else array.index_select(0, parent)
+                    for dim, array in columns.items()
+                }
             positions = here.numel()
         dim = form.order[level]
         if dim not in wanted:
@@ -44,6 +51,17 @@ def coordinates(pattern: Pattern, dims: Iterable[int] | None = None) -> dict[int
         part = form.part(level)
         columns[dim] = here if part == "whole" else here * block if part == "outer" else columns[dim] + here
     return columns
+
+
+def _parents(pos: torch.Tensor, crd: torch.Tensor) -> torch.Tensor:
+    """Return the position (int64) above each of a level with pointers ``pos``.
+
+    PyTorch's ``repeat_interleave`` takes all threads however short arrays are, and waits for them.
+    """
+    is_plain = type(pos) is type(crd) is torch.Tensor and not len_torch_dispatch_stack()
+    if is_plain and peek_interpreter_stack() is None:
+        return routines_for(crd).row_numbers(pos, crd)[1].to(torch.int64)
+    return rows_of(pos, crd.numel())
 
 
 def clear_padding(values: torch.Tensor, pattern: Pattern) -> torch.Tensor:

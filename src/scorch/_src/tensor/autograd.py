@@ -215,7 +215,7 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
         return hooks.trace(pattern, values)  # type: ignore[no-any-return]
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
         tensor: SparseTensor = apply(_Wrap, values, pattern)
-        tensor.source_values = values
+        tensor.__dict__["source_values"] = values
         return tensor
     return SparseTensor(Storage(pattern, plain(values)))
 

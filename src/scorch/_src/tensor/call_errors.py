@@ -8,6 +8,7 @@ function and its operands. Where torch would accept the call, the error is Scorc
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ SIGNS = {
 _state = threading.local()
 MAX_COPIED_BYTES = 1 << 20
 MAX_DIMS = 16
+MAX_FRAMES = 50  # between a layer of PyG and a call that fails
 DIFFERENTIATING = {torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward}
 ALLOCATING = {"tolist", "unbind"}  # functions that allocate even for meta tensors
 
@@ -180,7 +182,7 @@ def convert_operands(
     leaves, spec = tree_flatten((list(args), kwargs))
     name = str(getattr(func, "__name__", ""))
     in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-    is_written = in_place and bool(args) and _is_converted(args[0])
+    is_written = in_place and any(map(_is_converted, tree_leaves(args[:1])))
     if not any(map(_is_converted, leaves)) or is_written or kwargs.get("out") is not None:
         return None
     converted = [_converted(value) if _is_converted(value) else value for value in leaves]
@@ -294,9 +296,23 @@ def error_on(
 def _scorch_error(
     kind: type[ScorchError], name: str, text: str, tensors: Sequence[torch.Tensor]
 ) -> ScorchError:
-    error = kind(f"{name}: {cleaned(text, name)}{described(tensors)}")
+    error = kind(f"{name}: {cleaned(text, name)}{described(tensors)}{_hint_for_caller()}")
     error.is_translated = True
     return error
+
+
+def _hint_for_caller() -> str:
+    """Return what a library that made the call needs for sparse tensors: PyG's layers, unless installed."""
+    if "torch_geometric" not in sys.modules or "scorch.compat.pyg" in sys.modules:
+        return ""
+    frame: Any = sys._getframe(1)
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return ""
+        if frame.f_globals.get("__name__", "").startswith("torch_geometric.nn."):
+            return "; PyG's layers accept sparse matrices of Scorch after scorch.compat.pyg.install()"
+        frame = frame.f_back
+    return ""
 
 
 def cleaned(text: str, name: str) -> str:

@@ -151,7 +151,7 @@ def wrap_traced(kind: type[torch.Tensor], storage: TracedStorage) -> torch.Tenso
     with disable_proxy_modes_tracing():
         dtype, device = storage.values.dtype, storage.values.device
         tensor: Any = make_wrapper_subclass(kind, shape, strides, dtype=dtype, device=device)
-    tensor.storage = storage
+    tensor.__dict__["storage"] = storage
     return tensor  # type: ignore[no-any-return]
 
 

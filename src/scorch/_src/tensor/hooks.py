@@ -26,6 +26,7 @@ class Hooks:
     is_any_tracked: Callable[..., bool]  # tensor.transforms.functorch: or anything else
     trace: Callable[..., Any]  # tensor.traced: a tensor inside a graph that is traced
     check_write: Callable[..., None]  # tensor.write_checks: refuse to write where torch does
+    repeat_by_builtins: Callable[[], None]  # statements.call_cache: from now on, calls that nothing tracks
     record: Callable[..., Any]  # compile.capture.trace: add a call to the graph that is traced
     run_by_torch: Callable[..., Any]  # tensor.operators: a function without an entry, of what nothing tracks
     run_operator: Callable[..., Any]  # ops.fallback: an operator of ATen that has no entry

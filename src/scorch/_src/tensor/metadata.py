@@ -23,7 +23,7 @@ from scorch._src.tensor.layer_weight import computed_weight_error
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
-from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass
+from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass, current_autograd_node
 from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
 
 aten = torch.ops.aten
@@ -79,8 +79,9 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """Copy to another dtype or device: the operator behind ``.to``, ``.double()``, ``.cuda()`` and so on."""
-    if device is not None and device.type == "meta" and forward_ad._current_level >= 0:
-        # torch's forward formulas do this for the shape and dtype of a result with a tangent of zeros
+    is_formula = forward_ad._current_level >= 0 or current_autograd_node() is not None
+    if device is not None and device.type == "meta" and is_formula:
+        # torch's formulas do this for the shape and dtype of a product with zeros
         return torch.empty(tuple(self.shape), dtype=dtype or self.dtype, device="meta")
     if device is not None and not is_served(device):
         raise DeviceError(
@@ -196,7 +197,7 @@ def set_data(self: SparseTensor, other: torch.Tensor) -> None:
         raise UnsupportedError(f"{kinds}: the data of a sparse tensor is sparse; use S.copy_(other)")
     with DisableTorchFunctionSubclass():
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-    self.storage = other.storage
+    self.__dict__["storage"] = other.storage
 
 
 @implements(torch.Tensor.resize_, torch.Tensor.resize_as_, differentiable=True)

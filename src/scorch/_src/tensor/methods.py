@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
 from scorch._src.grad_state import is_called_from, is_grad_enabled, is_transformed
-from scorch._src.name_hints import TENSOR_HINTS, unknown_name
+from scorch._src.name_hints import ASSIGNMENT_HINTS, TENSOR_HINTS, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.check import as_differentiable_values
 from scorch._src.tensor.create.construct import from_torch
@@ -23,7 +25,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.torch_methods import eliminate_zeros, setdiag
 from scorch._src.tensor.traced import recorded
 from scorch._src.torch_internals import any_requires_grad
-from scorch.errors import DeviceError, ShapeError
+from scorch.errors import AssignmentError, DeviceError, ShapeError
 
 
 class _Layout(torch.autograd.Function):
@@ -155,6 +157,32 @@ def refuse_name(tensor: SparseTensor, name: str) -> NoReturn:
     raise unknown_name(missing, name, {}, lambda: dir(tensor))
 
 
+_CALLABLE = (types.FunctionType, types.MethodDescriptorType, types.BuiltinFunctionType)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind_of_fixed(owner: type[SparseTensor], name: str) -> str:
+    """Return what a public name of the class is that tensors cannot have a value of their own for; or ''."""
+    found = None if name.startswith("_") else inspect.getattr_static(owner, name, None)
+    if isinstance(found, _CALLABLE):
+        return "method"
+    return "read-only attribute" if isinstance(found, property) and found.fset is None else ""
+
+
+def set_attribute(self: SparseTensor, name: str, value: Any) -> None:
+    """Assign as Python does, but not to methods, which would be lost, nor to read-only attributes.
+
+    Scorch itself writes to the ``__dict__`` of a tensor where tensors are made, which does not come here.
+    """
+    kind = _kind_of_fixed(type(self), name)
+    if kind:
+        hint = ASSIGNMENT_HINTS.get(name, "use another name" if kind == "method" else "")
+        raise AssignmentError(
+            f"cannot assign to S.{name}, a {kind} of sparse tensors{'; ' if hint else ''}{hint}"
+        )
+    object.__setattr__(self, name, value)
+
+
 def list_names(self: SparseTensor) -> list[str]:
     """List the attributes, without our own fields and the names that only raise an error.
 
@@ -174,7 +202,7 @@ for _method in (
     setattr(SparseTensor, _method.__name__, _method)
 for _name, _function in (
     ("to_networkx", recorded(graphs.to_networkx)), ("_repr_html_", to_html), ("to", to),
-    ("__dir__", list_names), ("__getattr__", Suggestions()),
+    ("__dir__", list_names), ("__getattr__", Suggestions()), ("__setattr__", set_attribute),
 ):  # fmt: skip
     setattr(SparseTensor, _name, _function)
 for _name in TENSOR_HINTS:

@@ -67,6 +67,7 @@ for _name in (
     "is_cpu",
     "is_leaf",
     "layout",
+    "name",
     "ndim",
     "requires_grad",
     "shape",

@@ -12,7 +12,7 @@ import math
 import sys
 import weakref
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch.autograd import forward_ad
@@ -30,6 +30,7 @@ from scorch._src.grad_state import (
     is_transformed,
     untracked,
 )
+from scorch._src.name_hints import check_keywords
 from scorch._src.storage.storage import Origin, Pattern, Step, Storage, add_weak, plain, run_steps
 from scorch._src.storage.strides import has_strides, keep_strides
 from scorch._src.tensor import registry
@@ -75,6 +76,8 @@ _tuple = tuple.__new__  # of a named tuple takes half the time of its constructo
 _quick_function = registry.QUICK.get
 NUMBERS = frozenset({int, float})
 MAX_CONSTANTS, MAX_CLASSES = 256, 256
+MANY_SCALED = 1 << 16  # values, up to which torch's threads do not pay
+MANY_OF_ARITHMETIC = 1 << 15  # values, below which torch's arithmetic takes one thread
 _TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
 _constants: BoundedCache[tuple[float, torch.dtype], torch.Tensor] = BoundedCache(MAX_CONSTANTS)
@@ -171,7 +174,7 @@ class SparseTensor(torch.Tensor):
                 f"a tensor of shape {shape} has too many elements: the product of its sizes must "
                 f"be less than 2**63"
             ) from None
-        tensor.storage = storage
+        tensor.__dict__["storage"] = storage
         return tensor
 
     @classmethod
@@ -180,7 +183,9 @@ class SparseTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if len(types) > 1 and any(map(_handles_calls, types)):
-            return NotImplemented  # torch asks the other class then
+            answer = _ask_others(func, types, args, kwargs)
+            if answer is not _OURS:
+                return answer
         quick = _quick_function(func)
         if quick is not None and not kwargs:
             mapped = quick(*args)
@@ -301,7 +306,7 @@ class SparseTensor(torch.Tensor):
 
     # other forms -------------------------------------------------------------------------------------
 
-    def to_format(self, format: str | Format) -> SparseTensor | torch.Tensor:
+    def to_format(self, format: str | Format, **_unknown: NoReturn) -> SparseTensor | torch.Tensor:
         """Convert to another storage format.
 
         In-place operations on the result (``T.mul_(2)``) do not change the tensor, nor vice versa.
@@ -324,6 +329,8 @@ class SparseTensor(torch.Tensor):
             >>> scorch.eye(3, format="csr").to_format("csc").format
             Format('csc')
         """
+        if _unknown:
+            check_keywords("to_format", _unknown, ("format",))
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
         form = as_format(format, len(self.storage.pattern.shape))
@@ -334,7 +341,13 @@ class SparseTensor(torch.Tensor):
             return with_values(self, converted.values)
         return SparseTensor(converted) if isinstance(converted, Storage) else converted
 
-    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> torch.Tensor:
+    def to_dense(
+        self,
+        dtype: torch.dtype | None = None,
+        *,
+        masked_grad: bool | None = None,
+        **_unknown: NoReturn,
+    ) -> torch.Tensor:
         """Convert to a plain dense tensor.
 
         Args:
@@ -356,6 +369,8 @@ class SparseTensor(torch.Tensor):
             tensor([[1., 0.],
                     [0., 1.]])
         """
+        if _unknown:
+            check_keywords("to_dense", _unknown, ("dtype", "masked_grad"))
         if masked_grad is False and is_differentiable(self):
             raise UnsupportedError(
                 "the gradient of a sparse tensor has its sparsity pattern (masked_grad=True); for a dense "
@@ -425,6 +440,26 @@ def _handles_calls(kind: type) -> bool:
         return False
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)  # type: ignore[attr-defined]
     return function not in (_TORCH_FUNCTION, DISABLED_TORCH_FUNCTION)
+
+
+_OURS = object()
+
+
+def _ask_others(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Return what other classes with a ``__torch_function__`` answer; _OURS if they leave the call to us.
+
+    Those that only call torch's own, as subclasses that log calls do, do not know sparse tensors. They are
+    dense tensors to us, unless they have a ``__torch_dispatch__``: those may have no memory.
+    """
+    others = list(filter(_handles_calls, types))
+    if not all(issubclass(kind, torch.Tensor) for kind in others):
+        return NotImplemented  # torch asks them then
+    for kind in others:
+        answer = kind.__torch_function__(func, types, args, kwargs or {})
+        if answer is not NotImplemented:
+            return answer
+    is_memory = all(kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for kind in others)
+    return _OURS if is_memory else NotImplemented
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -513,7 +548,7 @@ def join_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...])
         view.storage.follow(_tuple(Origin, (above, steps if origin is None else (*origin.steps, *steps))))
     link = source.view_of
     parts = (source, steps) if link is None else (link.parent, (*link.steps, *steps))
-    view.view_of = _tuple(ViewOf, parts)
+    view.__dict__["view_of"] = _tuple(ViewOf, parts)
     _register(view)
 
 
@@ -570,19 +605,26 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
         return None
     values = storage.values
     operands: tuple[Any, ...] = (values,)
-    if routine and not len_torch_dispatch_stack() and not values.requires_grad:
-        func = getattr(routines_for(values), routine)
+    if routine and len(args) == 1 and not len_torch_dispatch_stack() and not values.requires_grad:
+        routines = routines_for(values)
+        func = getattr(routines, routine)
+        if routines.repeats_calls:
+            hooks.repeat_by_builtins()  # the next time
     elif len(args) > 1:
         number, dtype = args[1], values.dtype
         if not number or not isfinite(number):
             return None
+        is_plain = values.is_cpu and not values.requires_grad and not len_torch_dispatch_stack()
+        if routine and is_plain and dtype in _EXACT and values.numel() <= MANY_SCALED:
+            scaled = routines_for(values).scale(values, number)
+            return tensor_of(Storage.of_new(storage.pattern, scaled))
         if dtype in _EXACT:  # torch would make a tensor of the number at every call, and convert it
             constant = _constants.get((number, dtype))
             if constant is None:
                 constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
             number = constant
         operands = values, number
-    is_small = values.numel() < MANY_VALUES
+    is_small = values.numel() < (MANY_VALUES if len(args) == 1 else MANY_OF_ARITHMETIC)
     values = func(*operands) if is_small else run_among_others(values, func, *operands)
     if type(values) is not torch.Tensor or values.requires_grad:
         return None
@@ -601,7 +643,7 @@ def tensor_with(storage: Storage, shape: tuple[int, ...], values: torch.Tensor) 
             tensor: SparseTensor = make_wrapper_subclass(SparseTensor, shape)
         except RuntimeError:
             return SparseTensor(storage, shape, values)  # raises the error
-        tensor.storage = storage
+        tensor.__dict__["storage"] = storage
         return tensor
     return SparseTensor(storage, shape, values)
 

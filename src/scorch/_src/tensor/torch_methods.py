@@ -225,6 +225,8 @@ def to_sparse(
         (Format('coo'), Format('csc'))
     """
     dims = len(self.storage.pattern.shape)
+    for name, value in (("sparse_dim", sparse_dim), ("dense_dim", dense_dim)):
+        _check_number("to_sparse", name, value)
     if layout is not None and layout != torch.sparse_coo:
         if sparse_dim is not None:
             raise ArgumentError(
@@ -232,7 +234,8 @@ def to_sparse(
             )
         if layout not in COMPRESSED:
             raise FormatError(
-                f"{layout} is not a sparse layout; choose from torch.sparse_coo, _csr, _csc, _bsr and _bsc"
+                f"{layout!r} is not a sparse layout; choose from torch.sparse_coo, torch.sparse_csr, "
+                "torch.sparse_csc, torch.sparse_bsr and torch.sparse_bsc, or use S.to_format('csr')"
             )
         return _to_compressed(self, COMPRESSED[layout], blocksize, dense_dim)
     if blocksize is not None:
@@ -246,9 +249,17 @@ def to_sparse(
     return as_sparse(self.to_format(Format("o" * sparse_dim + "d" * (dims - sparse_dim))))
 
 
+def _check_number(function: str, name: str, value: Any) -> None:
+    """Refuse what is no number of dimensions, such as a format."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        cure = f"; use S.to_format({value!r})" if isinstance(value, str) else ""
+        raise OperandError(f"{function}: {name} must be an integer, but got {value!r}{cure}")
+
+
 def _to_compressed(
     S: SparseTensor, kind: str, blocksize: Sequence[int] | None, dense_dim: int | None
 ) -> SparseTensor:
+    _check_number(f"to_sparse_{kind}", "dense_dim", dense_dim)
     dims, dense = len(S.storage.pattern.shape), dense_dim or 0
     blocksize = (blocksize, blocksize) if isinstance(blocksize, int) else blocksize
     if not 0 <= dense <= dims - 2:

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch.autograd.function import once_differentiable
 
+from scorch._src.name_hints import check_keywords, keywords_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.flatten import LIVE, VALUES, TracedStorage, any_traced, array_of, names_of, spelled
@@ -60,8 +61,12 @@ def as_symbol(tensor: SparseTensor, number: Number) -> Number:
 def recorded(method: Method) -> Method:
     """Make a method of sparse tensors one call in graphs, or, if it has no name there, an error."""
 
+    known = [name for name in keywords_of(method) if name != "S"]  # the tensor itself
+
     @functools.wraps(method)
     def call(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            check_keywords(method.__name__, kwargs, known)
         if LIVE and any_traced((self, *args)):
             return hooks.record(call, (self, *args), kwargs)
         return method(self, *args, **kwargs)

@@ -16,7 +16,7 @@ from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
-from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few
+from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few, scaled
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
 from scorch._src.backends.cpu.routines.groups import (
@@ -32,7 +32,7 @@ from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
 from scorch._src.backends.cpu.routines.sort import sort_entries
-from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows
+from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, owned_rows
 from scorch._src.backends.cpu.routines.take import taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
 from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
@@ -54,14 +54,17 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
+    repeats_calls = True
     batch_dtypes = (torch.float32, torch.float64, torch.bfloat16)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
     stored_batch_dtypes = MappingProxyType({torch.float32: (torch.bfloat16, torch.int8)})
     transpose = staticmethod(laid_out)
     are_finite = _or_torch(are_finite, Routines.are_finite)
+    scale = _or_torch(scaled, Routines.scale)
     add_row = _or_torch(add_row, Routines.add_row)
     copy_indices = _or_torch(copied_indices, Routines.copy_indices)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
+    own_rows = _or_torch(owned_rows, Routines.own_rows)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)
     coalesce = _or_torch(coalesced, Routines.coalesce)

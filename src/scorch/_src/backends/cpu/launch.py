@@ -74,6 +74,7 @@ class Builtins(NamedTuple):
     pool: Callable[[int], int]
     finite: Callable[..., bool | None]
     map: Callable[[int, torch.Tensor], torch.Tensor | None]
+    scale: Callable[[torch.Tensor, float], torch.Tensor | None]
     add: Callable[[torch.Tensor, torch.Tensor], bool]
     repeat: Callable[..., Any]
     map_tensor: Callable[..., Any]

@@ -23,6 +23,7 @@ import torch
 from scorch._src.backends.cpu import invoke, jit, openmp
 from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.bounded import BoundedCache
+from scorch._src.devices import cores_of_host
 from scorch.errors import CompilationError
 from scorch.settings import applied, in_block
 
@@ -72,16 +73,11 @@ def _pool(loop: int) -> jit.Library | None:
     except CompilationError:
         return None
     set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
-    set_loop(library.address("scorch_set_torch_loop"))(loop, _cores(), os.cpu_count() or 1)
+    set_loop(library.address("scorch_set_torch_loop"))(loop, cores_of_host(), os.cpu_count() or 1)
     forget = ctypes.CFUNCTYPE(None)(library.address("scorch_forget_threads"))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=forget)
     return library
-
-
-def _cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
@@ -217,7 +213,9 @@ def is_settled(threads: int, work: float, least: float) -> bool:
     """Check whether as many threads will share ``work`` at the next call: overheads only fall."""
     cost = _costs.get(threads)
     is_small = work < least * CHEAPEST
-    return cost is None or cost.is_settled or is_small or work >= BUSY_FACTOR * least * cost.relative
+    return (
+        cost is None or cost.is_settled or is_small or work >= BUSY_FACTOR * least * max(cost.relative, 1.0)
+    )
 
 
 def threads_for(work: float, least: float) -> int:
@@ -231,8 +229,9 @@ def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
         return threads, threads
     if work < least * CHEAPEST:  # whatever a loop costs, which takes time to measure
         return 1, 1
-    least *= relative_cost(threads)
-    return (threads if work >= least else 1), (threads if work >= BUSY_FACTOR * least else 1)
+    cost = relative_cost(threads)
+    busy = BUSY_FACTOR * least * max(cost, 1.0)  # where threads wait for cores, a cheap loop says little
+    return (threads if work >= least * cost else 1), (threads if work >= busy else 1)
 
 
 def threads_by_work(threads: int, work: float, least: float) -> int:

@@ -33,6 +33,7 @@ class CudaBackend(base.Backend):
 
     def write(self, planned: Planned) -> base.Schedule:
         """Print the kernel as a grid; a step that is none has no text, and runs by joins."""
+        self.routines.compile_ahead()  # while Python prints
         plan = planned.plan
         if is_product(plan):
             return base.Schedule(planned, print_product(plan), (), ())
@@ -97,7 +98,13 @@ def describe() -> dict[str, str]:
 NEEDS = base.Needs(
     "A GPU needs a CUDA build of PyTorch (https://pytorch.org/get-started), an NVIDIA driver and a visible "
     "device (CUDA_VISIBLE_DEVICES); `python -m scorch env` shows what is there",
-    ("not compiled with CUDA", "no NVIDIA driver", "No CUDA GPUs", "NVIDIA driver on your system is too old"),
+    (
+        "not compiled with CUDA",
+        "no NVIDIA driver",
+        "No CUDA GPUs",
+        "NVIDIA driver on your system is too old",
+        "accelerator device when none is available",
+    ),
     ("CUDA graph capture", "stream is capturing"),
 )
 base.register_needs("cuda", NEEDS)

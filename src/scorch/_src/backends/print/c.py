@@ -63,7 +63,7 @@ def print_kernel(kernel: ir.Kernel) -> str:
     if externs:
         parts.append("\n".join(externs))
     static += [totals.total_helper(element, lanes) for element, lanes in printer.totals]
-    paired = dict.fromkeys((element, count) for element, _, count in printer.joint)
+    paired = dict.fromkeys((element, lanes) for element, lanes, _ in printer.joint)
     static += [totals.neighbours_helper(element, lanes) for element, lanes in paired]
     static += [totals.totals_helper(*joint) for joint in printer.joint]
     static += [in_lanes(*function) for function in printer.of_vectors]
@@ -211,9 +211,9 @@ class Scope(ExpressionPrinter):
 
     def totals(self, element: Type, lanes: int, count: int) -> str:
         """The name of the function that adds the lanes of ``count`` registers at once."""
-        for width in totals.needed_lanes(lanes, count):
-            self.printer.joint[element, width, count] = None
+        for width in totals.needed_lanes(lanes):
             self.vector(element, width)
+        self.printer.joint[element, lanes, count] = None
         return totals.totals_name(element, lanes, count)
 
     def term(self, e: ir.Expr) -> tuple[str, int]:

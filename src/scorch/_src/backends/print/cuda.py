@@ -14,19 +14,24 @@ Threads that share a loop, here eight, are a unit. ``EXCHANGE`` passes values be
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from scorch._src.backends.print.c import Printer, Scope, print_header
 from scorch._src.backends.print.expressions import c_name, indent, safe_name
 from scorch._src.backends.print.functions import TYPEDEFS
 from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
-from scorch._src.loops.analysis import walk
-from scorch._src.loops.grid import FUNCTIONS
+from scorch._src.loops.analysis import Node, walk
+from scorch._src.loops.grid import FUNCTIONS, RUN_BYTES
 from scorch._src.loops.jam import renamed
 from scorch._src.loops.types import BFLOAT16, BOOL, FLOAT32, Type
 from scorch._src.loops.units import IDEMPOTENT, accumulators
 
 THREADS = 128  # in a block of a grid
+FEW_BLOCKS = 8  # on a multiprocessor, so that a thread may have 64 registers
+USUAL_REGISTERS = 32  # with which most threads run at once
+AT_ONCE = 4  # turns of loops that convert what they load
+FEWEST_BYTES = 2  # of an element, where a thread has registers for turns beside its sums
 UNUSED = ("parallel_for", "threads")  # slots for pools of threads
 
 # What gcc has built in, in CUDA's own words.
@@ -34,6 +39,7 @@ _BUILTINS = """\
 #ifdef __CUDACC_RTC__
 #define KERNEL extern "C" __global__
 #define BLOCKS_OF(threads) __launch_bounds__(threads)
+#define FEWER_BLOCKS_OF(threads, blocks) __launch_bounds__(threads, blocks)
 #define ALIGNED(bytes) __align__(bytes)
 #define SHARED(name) extern __shared__ u32 name[]
 #define STATIC_SHARED __shared__
@@ -50,8 +56,11 @@ _BUILTINS = """\
 #define restrict __restrict__
 #define UNIT_MASK(threads) (0xffffffffu >> (32 - threads) << (threadIdx.x & 31 & ~(threads - 1)))
 #define EXCHANGE(value, step, threads) __shfl_xor_sync(UNIT_MASK(threads), value, step)
+#define EXCHANGE_IN_WARP(value, step, threads) __shfl_xor_sync(0xffffffffu, value, step)
 #define MEET(threads) __syncwarp(UNIT_MASK(threads))
 #define EACH_UNIT(turn, threads, count) const i64 turn = FIRST_UNIT(threads); if (turn < (count))
+#define EACH_UNIT_OF_WARP(turn, own, threads, count) const i64 own = FIRST_UNIT(threads); \\
+  const i64 turn = own < (count) ? own : (count) - 1; if (own - THREAD(32) / threads < (count))
 #define EACH_BLOCK(turn, count) const u32 turn = blockIdx.x; if (turn < (count))
 #endif
 #if defined(__CUDACC_RTC__) && __CUDA_ARCH__ >= 800
@@ -121,6 +130,10 @@ class _CudaPrinter(Printer):
             nodes = self.nodes[function.name]
             is_bounded = any(isinstance(node, ir.Parallel) and node.has_unit_each for node in nodes)
             bound = f"BLOCKS_OF({THREADS}) " if is_bounded else ""
+            if _waits_for_rows(function.name, nodes) or (
+                is_bounded and _loaded_at_once(nodes) >= USUAL_REGISTERS
+            ):
+                bound = f"FEWER_BLOCKS_OF({THREADS}, {FEW_BLOCKS}) "
             return f"KERNEL void {bound}{function.name}(const struct slots slots)"
         return super().signature(function)
 
@@ -129,9 +142,51 @@ class _CudaPrinter(Printer):
         return text.replace("\n  return 0;\n}", "\n}") if function.exported else text
 
 
+def _loaded_at_once(nodes: Sequence[Node]) -> int:
+    """Return the registers for runs of shared loops with a number of turns, which are unrolled.
+
+    Their loads are issued together if there are registers for all; NVRTC makes turns wait for each other
+    rather than take more than usual without being told.
+    """
+    found = 0
+    for loop in nodes:
+        match loop:
+            case ir.For(start=ir.Const(0), stop=ir.Const(int() as count), threads=threads) if threads > 1:
+                runs = [node for node in walk(loop.body) if isinstance(node, ir.LoadRun)]
+                found += sum(count // threads * len(run.vars) * run.array.element.bytes // 4 for run in runs)
+    return found
+
+
+def _loads_halves(loop: ir.For) -> bool:
+    """Check whether turns of a loop load runs that are converted, of which NVRTC takes few at once."""
+    runs = [node for node in walk(loop.body) if isinstance(node, ir.LoadRun)]
+    return bool(runs) and all(run.array.element.bytes == FEWEST_BYTES for run in runs)
+
+
+def _waits_for_rows(name: str, nodes: Sequence[Node]) -> bool:
+    """Check whether a function loads runs for each entry of a row, and waits for them.
+
+    Several turns of its only loop are then loaded together. Wide elements, and the many sums of those of a
+    byte, leave no registers for that.
+    """
+    loops = [node for node in nodes if isinstance(node, ir.For) and not isinstance(node.stop, ir.Const)]
+    if name == FUNCTIONS[-1] or len(loops) != 1:
+        return False
+    inside = walk(loops[0].body)
+    runs = [node for node in inside if isinstance(node, ir.LoadRun)]
+    loads = [node for node in inside if isinstance(node, ir.Load)]
+    return (
+        bool(runs)
+        and all(run.array.element.bytes * len(run.vars) <= RUN_BYTES for run in runs)
+        and all(run.array.element.bytes >= FEWEST_BYTES for run in runs)
+        and all(load.array.element.bytes <= FLOAT32.bytes for load in loads)
+    )
+
+
 class _CudaScope(Scope):
     unit = 1  # threads that take a turn together
     guard = ""  # which of them stores what all have
+    own = ""  # whether the turn of a unit is its own, where all units of a warp take as many
 
     def slot(self, number: int) -> str:
         return f"slots.at[{number}]"
@@ -150,6 +205,8 @@ class _CudaScope(Scope):
                 return self.grid(stmt)
             case ir.For(threads=threads) if threads > 1:
                 return self.shared_loop(stmt)
+            case ir.For(stop=stop) if not isinstance(stop, ir.Const) and _loads_halves(stmt):
+                return [line for each in super().statement(stmt) for line in self.unrolled(each)]
             case ir.Meet(threads):
                 return [f"MEET({threads});"]
             case ir.LoadRun(vars, array, index):
@@ -184,6 +241,10 @@ class _CudaScope(Scope):
                 return [f"if ({self.guard}) {{", *indent(super().statement(stmt)), "}"]
         return super().statement(stmt)
 
+    def unrolled(self, line: str) -> list[str]:
+        """Return a line, the head of a loop with how many of its turns are taken at once."""
+        return [f"#pragma unroll {AT_ONCE}", line] if line.startswith("for (") else [line]
+
     def narrowed(self, array: ir.Array, value: ir.Expr) -> str:
         """A value as an element of an array, rounded where that has fewer bits."""
         if array.element.computes_in == array.element:
@@ -200,14 +261,20 @@ class _CudaScope(Scope):
         turn = safe_name(stmt.var.name)
         shared = [node.threads for node in walk(stmt.body) if isinstance(node, ir.For)]
         self.unit = max(shared, default=1)
-        self.guard = f"THREAD({self.unit}) == 0" if self.unit > 1 else ""
         count = self.converted(stmt.count)
         loop = f"for (i64 {turn} = FIRST_UNIT({self.unit}); {turn} < {count}; {turn} += UNITS({self.unit}))"
-        if (
-            stmt.has_unit_each
-        ):  # without a loop, and in blocks of a known size, a thread needs fewer registers
+        # Without a loop, and in blocks of a known size, a thread needs fewer registers.
+        if stmt.has_unit_each and self.unit > 1:
+            own = self.fresh(f"{stmt.var.name}_of_unit")
+            loop, self.own = f"EACH_UNIT_OF_WARP({turn}, {own}, {self.unit}, {count})", f"{own} == {turn}"
+        elif stmt.has_unit_each:
             loop = f"EACH_UNIT({turn}, {self.unit}, {count})"
+        self.guard = self.guard_of(self.unit > 1, f"THREAD({self.unit}) == 0")
         return [f"{loop} {{", *indent(self.statement(stmt.body)), "}"]
+
+    def guard_of(self, is_needed: bool, condition: str) -> str:
+        """Return which threads store, if not all."""
+        return " && ".join(filter(None, [condition if is_needed else "", self.own]))
 
     def shared_loop(self, stmt: ir.For) -> list[str]:
         """Print a loop whose turns the threads of a unit share, each with sums of its own."""
@@ -221,12 +288,12 @@ class _CudaScope(Scope):
 
     def one_turn_each(self, stmt: ir.For) -> list[str]:
         threads = stmt.threads
-        self.guard = f"THREAD({self.unit}) < {threads}" if threads < self.unit else ""
+        self.guard = self.guard_of(threads < self.unit, f"THREAD({self.unit}) < {threads}")
         return [f"const i64 {safe_name(stmt.var.name)} = THREAD({threads});", *self.statement(stmt.body)]
 
     def turns_and_sums(self, stmt: ir.For) -> list[str]:
         threads, lanes = stmt.threads, stmt.lanes
-        self.guard = f"THREAD({lanes}) == 0" if lanes > 1 else ""
+        self.guard = self.guard_of(lanes > 1, f"THREAD({lanes}) == 0")
         sums = accumulators(stmt.body, may_store=True)
         assert sums is not None, "threads share turns that depend on each other"
         own = {var: replace(var, name=self.fresh(f"{var.name}_of_thread")) for var in sums}
@@ -258,7 +325,7 @@ class _CudaScope(Scope):
         begin = f"i64 {name} = {self.expr(stmt.start, 12)} + {thread}, {stop} = {self.converted(stmt.stop)}"
         head = [f"for ({begin}; {name} < {stop}; {name} += {step}) {{"]
         assert isinstance(self.printer, _CudaPrinter)
-        at_once = self.printer.at_once
+        at_once = AT_ONCE if _loads_halves(stmt) and not self.printer.at_once else self.printer.at_once
         return head if at_once is None else [f"#pragma unroll {at_once}", *head]
 
     def exchange(self, var: ir.Var, op: str, threads: int, lanes: int) -> list[str]:
@@ -266,7 +333,8 @@ class _CudaScope(Scope):
         name, other = safe_name(var.name), replace(var, name=self.fresh(f"{var.name}_other"))
         kind, theirs = c_name(var.type), safe_name(other.name)
         parts = (".re", ".im") if var.type.kind == "complex" else ("",)
-        received = [f"{theirs}{part} = EXCHANGE({name}{part}, step, {threads});" for part in parts]
+        how = "EXCHANGE_IN_WARP" if self.own else "EXCHANGE"  # a mask of all costs nothing
+        received = [f"{theirs}{part} = {how}({name}{part}, step, {threads});" for part in parts]
         combine = self.statement(ir.Assign(var, ir.Binary(op, var, other, var.type)))
         left = f"step >= {lanes}" if lanes > 1 else "step"
         return [

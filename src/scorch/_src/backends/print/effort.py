@@ -15,13 +15,15 @@ well. Functions of different levels are not inlined into one another. Other comp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import Node, walk
 
-MUCH, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O1", "O0"
+MANY_LOOPS = 6  # of statements that share one parallel loop
+MUCH, MERGES, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O2", "O1", "O0"
 _EFFORTS = {
     "allocate": ONCE_A_CHUNK,
     "allocate_zero": ONCE_A_CHUNK,
@@ -33,16 +35,25 @@ _EFFORTS = {
     "has_turns": ONCE_A_CHUNK,
     "balance_i32": ONCE_A_CHUNK,
     "balance_i64": ONCE_A_CHUNK,
+    **{f"is_erratic_{a}_{b}": ONCE_A_CHUNK for a in ("i32", "i64") for b in ("i32", "i64")},
 }
 
 
 def is_long(nodes: Iterable[Node]) -> bool:
-    """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones."""
-    return sum(isinstance(node, ir.Parallel) for node in nodes) > 1
+    """Whether a kernel is compiled with less effort outside its loops: it has several parallel ones, or many
+    in one.
+    """
+    kinds = Counter(map(type, nodes))
+    return kinds[ir.Parallel] > 1 or (kinds[ir.Parallel] == 1 and kinds[ir.For] >= MANY_LOOPS)
 
 
 def usual_effort(nodes: Sequence[Node]) -> str:
-    """Return the effort for loops: less if they collect rows in a workspace and none can be vectorized."""
+    """Return the effort for loops: less if they collect rows in a workspace and none can be vectorized.
+
+    Also if they merge rows, of which they copy little in vectors.
+    """
+    if any(isinstance(node, ir.Call) and node.function.startswith("is_erratic") for node in nodes):
+        return MERGES
     collects_rows = any(isinstance(node, ir.Call) and node.function == "sort_places" for node in nodes)
     is_less = collects_rows and is_long(nodes) and not any(map(_has_vectors, nodes))
     return ONCE_A_ROW if is_less else MUCH

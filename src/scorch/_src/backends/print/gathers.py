@@ -11,8 +11,10 @@
     acc = total_f32x8(acc_lanes);
 
 A row takes as many turns as it fills registers, most rows one: what a scalar loop loses on rows of few
-entries is the jump out of it, which CPUs predict badly. Loads under a mask, and gathers, are
-instructions of AVX-512 or AVX2, in assembly as each compiler has other names for them; elsewhere loops.
+entries is the jump out of it, which CPUs predict badly. Where rows of one register alternate with rows of
+two, both are loaded under masks, always (``masked``): an empty register costs less than such a jump. Loads
+under a mask, and gathers, are instructions of AVX-512 or AVX2, in assembly as each compiler has other names
+for them; elsewhere loops.
 """
 
 from __future__ import annotations
@@ -54,25 +56,51 @@ def print_gathered(scope: Scope, stmt: ir.For, summed: ir.Var, first: str, last:
         return None
     lanes, name = stmt.gathered, safe_name(stmt.var.name)
     vector, sums = scope.vector(summed.type, lanes), scope.fresh(f"{summed.name}_lanes")
-    left = scope.fresh(f"{stmt.var.name}_left")
+    whole = _Terms(scope, stmt, summed.type, None)
+    added = whole.text(term)
+    most = stmt.masked * lanes
+    ends = _single_end if stmt.masked == 1 else _every_end
+    return [
+        f"{first};",
+        f"{vector} {sums} = {{{safe_name(summed.name)}}};",
+        f"for (; {name} + {most - (stmt.masked == 1)} < {last}; {name} += {lanes}) {{",
+        *indent([*whole.setup, f"{sums} += {added};"]),
+        "}",
+        *ends(scope, stmt, summed, term, sums, last),
+        f"{safe_name(summed.name)} = {scope.total(summed.type, lanes)}({sums});",
+    ]
+
+
+def _single_end(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, last: str) -> list[str]:
+    """Print what is left over, under a mask, if anything is."""
+    name, left = safe_name(stmt.var.name), scope.fresh(f"{stmt.var.name}_left")
+    return [
+        f"if ({name} < {last}) {{",
+        f"  const i64 {left} = {last} - {name};",
+        *indent(_masked(scope, stmt, summed, term, sums, left)),
+        "}",
+    ]
+
+
+def _every_end(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, last: str) -> list[str]:
+    """Print the last registers of a row that has entries, all under masks; the last ones may be empty."""
+    name, lines = safe_name(stmt.var.name), []
+    for end in range(stmt.masked):
+        left = scope.fresh(f"{stmt.var.name}_left")
+        rest = f"{last} - {name}"
+        if end < stmt.masked - 1:
+            rest = f"{rest} < {stmt.gathered} ? {rest} : {stmt.gathered}"
+        part = [f"const i64 {left} = {rest};", *_masked(scope, stmt, summed, term, sums, left)]
+        lines += ["{", *indent([*part, f"{name} += {left};"]), "}"]
+    return [f"if ({name} < {last}) {{", *indent(lines), "}"]
+
+
+def _masked(scope: Scope, stmt: ir.For, summed: ir.Var, term: ir.Expr, sums: str, left: str) -> list[str]:
     some = _Terms(scope, stmt, summed.type, left)
     rest = some.text(term)
     if not some.is_zero(term):
         rest = some.keep(rest)
-    whole = _Terms(scope, stmt, summed.type, None)
-    added = whole.text(term)
-    return [
-        f"{first};",
-        f"{vector} {sums} = {{{safe_name(summed.name)}}};",
-        f"for (; {name} + {lanes - 1} < {last}; {name} += {lanes}) {{",
-        *indent([*whole.setup, f"{sums} += {added};"]),
-        "}",
-        f"if ({name} < {last}) {{",
-        f"  const i64 {left} = {last} - {name};",
-        *indent([*some.setup, f"{sums} += {rest};"]),
-        "}",
-        f"{safe_name(summed.name)} = {scope.total(summed.type, lanes)}({sums});",
-    ]
+    return [*some.setup, f"{sums} += {rest};"]
 
 
 class _Terms:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from scorch._src.backends.print.c import Scope
 
 TOGETHER = 4  # sums of so many registers end in one
+GROUP_BYTES = 16  # of wider registers, x86-64 shuffles so many at a time, without moving any to others
 _NEIGHBOURS = {FLOAT32: "faddp", FLOAT64: "faddp", INT32: "addp", INT64: "addp"}
 
 
@@ -135,28 +136,41 @@ def total_helper(element: Type, lanes: int) -> str:
 
 
 def totals_helper(element: Type, lanes: int, count: int) -> str:
-    """A function that gives the sums of ``count`` registers, by halves and then by adjacent lanes."""
+    """A function that gives the sums of ``count`` registers: by adjacent lanes, then by halves.
+
+    Two registers whose adjacent lanes are added take one from then on; only what is left of all is halved.
+    """
     name, result = vector_name(element, lanes), vector_name(element, count)
+    group = _group(element, lanes)
     names = [chr(ord("a") + place) for place in range(count)]
     arguments = ", ".join(f"{name} {x}" for x in names)
-    opening = f"static inline void {totals_name(element, lanes, count)}({result} *sums, {arguments}) {{"
-    if lanes > count:
-        half = in_memory(element, lanes // 2)
-        halves = ", ".join(_halves(half, x) for x in names)
-        return f"{opening}\n  {totals_name(element, lanes // 2, count)}(sums, {halves});\n}}"
-    lines = []
-    while len(names) > 2:
+    lines = [f"static inline void {totals_name(element, lanes, count)}({result} *sums, {arguments}) {{"]
+    while len(names) > max(1, count // group):
         pairs = list(zip(names[::2], names[1::2], strict=True))
         names = [a + b for a, b in pairs]
         lines.append(f"  {name} {', '.join(names)};")
         lines += [f"  neighbours_{name}(&{a + b}, {a}, {b});" for a, b in pairs]
-    return "\n".join([opening, *lines, f"  neighbours_{name}(sums, {names[0]}, {names[1]});", "}"])
+    left = lanes
+    while left > group:
+        left //= 2
+        half = vector_name(element, left)
+        halves = [f"{x}_{left} = {_halves(in_memory(element, left), x)}" for x in names]
+        lines.append(f"  const {half} {', '.join(halves)};")
+        names = [f"{x}_{left}" for x in names]
+    if len(names) == 1 and group == count:
+        return "\n".join([*lines, f"  *sums = {names[0]};", "}"])
+    parts = [f"{x}[{lane}]" for x in names for lane in range(group)]
+    step = len(parts) // count
+    added = " + ".join(f"({result}){{{', '.join(parts[at::step])}}}" for at in range(step))
+    return "\n".join([*lines, f"  *sums = {added};", "}"])
 
 
 def neighbours_helper(element: Type, lanes: int) -> str:
-    """A function that adds adjacent lanes of two registers into one."""
-    name = vector_name(element, lanes)
-    places = [(x, lane) for x in "ab" for lane in range(0, lanes, 2)]
+    """A function that adds adjacent lanes of two registers into one, 16 bytes of each next to each other."""
+    name, group = vector_name(element, lanes), _group(element, lanes)
+    places = [
+        (x, begin + lane) for begin in range(0, lanes, group) for x in "ab" for lane in range(0, group, 2)
+    ]
     even, odd = (", ".join(f"{x}[{lane + more}]" for x, lane in places) for more in (0, 1))
     plain = f"  *sums = ({name}){{{even}}} + ({name}){{{odd}}};"
     opening = f"static inline void neighbours_{name}({name} *sums, {name} a, {name} b) {{"
@@ -177,15 +191,21 @@ def neighbours_helper(element: Type, lanes: int) -> str:
     )
 
 
+def _group(element: Type, lanes: int) -> int:
+    """How many lanes of a register are shuffled together."""
+    return min(lanes, GROUP_BYTES // element.bytes)
+
+
 def totals_name(element: Type, lanes: int, count: int) -> str:
     return f"totals_{count}_{vector_name(element, lanes)}"
 
 
-def needed_lanes(lanes: int, least: int = 2) -> Iterator[int]:
+def needed_lanes(lanes: int) -> Iterator[int]:
     """The widths whose helpers adding ``lanes`` lanes takes, narrow ones first."""
-    while least <= lanes:
-        yield least
-        least *= 2
+    width = 2
+    while width <= lanes:
+        yield width
+        width *= 2
 
 
 def _halves(half: str, x: str) -> str:

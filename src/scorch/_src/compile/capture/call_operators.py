@@ -288,8 +288,8 @@ def _differentiable_call(text: str, arrays: Arrays, sizes: Sequence[Any]) -> lis
         return list(_DifferentiableCall.apply(text, sizes, *arrays))
     if has_tangents(arrays):
         raise UnsupportedError(
-            "torch.func.linearize is not supported for sparse tensors, because captured calls have no "
-            "forward derivatives; use torch.func.jvp"
+            "torch.func.linearize is not supported for sparse tensors; use torch.func.jvp, which evaluates "
+            "the function at each call"
         )
     with AutoDispatchBelowAutograd():
         outputs: list[torch.Tensor] = torch.ops.scorch.call(text, arrays, sizes)

@@ -139,7 +139,7 @@ def _linear(
         pattern.structures[key] = LayerCall(*call)
     with torch.no_grad(), EnableTorchFunction():
         weight = SparseTensor(Storage(pattern, values.detach()))
-        weight.parameter = values
+        weight.__dict__["parameter"] = values
         return apply_layer(input, weight, values, *follows).contiguous()  # type: ignore[no-any-return]
 
 

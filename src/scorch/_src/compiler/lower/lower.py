@@ -152,8 +152,9 @@ class Lowering:
             body = ir.block(bind, fetch, moves, inside)
             if panels_of(self.plan) > 1 and loop.depth == len(self.order) - 2:
                 return ir.block(opening, last, entries_of_panel(self.plan, driver, body, start, stop))
-            gathered = self.plan.gathered if loop.depth == len(self.order) - 1 else 0
-            entries = ir.For(driver.position, begin, end, body, self._sums(loop), gathered=gathered)
+            entries = ir.For(driver.position, begin, end, body, self._sums(loop))
+            if loop.depth == len(self.order) - 1:
+                entries = replace(entries, gathered=self.plan.gathered, masked=self.plan.masked)
             loops = ir.block(opening, last, side_by_side(self.plan, self.assembly, loop, entries))
         else:
             loops = ir.block(

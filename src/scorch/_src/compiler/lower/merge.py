@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import Support
 from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, State, States, formula
+from scorch._src.compiler.lower.merge_ahead import kept, merge_ahead
 from scorch._src.compiler.lower.places import LOOKS_UP, noted_places
 from scorch._src.dataclass import replace
 from scorch._src.loops import nodes as ir
+from scorch._src.loops.analysis import with_children
 from scorch._src.loops.types import BOOL, INT64
 from scorch._src.notation.nodes import Access
 
 LAST = ir.Const(2**63 - 1)  # a coordinate after all others
 ALIKE = 4  # coordinates that are compared at a time
 
+Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 Inside = Callable[[States], ir.Stmt]  # what is done at a coordinate
 
 
@@ -111,7 +115,7 @@ def _through_places(levels: Levels, loop: Loop, drivers: list[Cursor], inside: I
         ir.Declare(found, ir.wide(ir.Load(places, loop.x))),
         ir.Declare(noted.flag, here),
         ir.Declare(place, ir.Select(noted.flag, found, noted.position)),  # some entry, for want of one
-        inside(states),
+        _kept_where(noted.flag, place, inside(states)),
     )
     return ir.block(
         ir.While(alike, begin),
@@ -125,11 +129,26 @@ def _through_places(levels: Levels, loop: Loop, drivers: list[Cursor], inside: I
     )
 
 
+def _kept_where(here: ir.Expr, place: ir.Var, node: ir.Stmt) -> ir.Stmt:
+    """``node`` with zeros in place of what is loaded from ``place`` if it is not ``here``.
+
+    Nobody reads what becomes of it then, but a product too small for a normal number takes a hundred cycles.
+    """
+
+    def change(part: Node) -> Node | ir.Expr:
+        if isinstance(part, ir.Load) and part.index == place:
+            return kept(part, here) or part
+        found: Node = with_children(part, change)
+        return found
+
+    return with_children(node, change)
+
+
 def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> ir.Stmt:
     """The coordinates of two levels in the innermost loop: three branches, then what is left of one.
 
-    Patterns have more order than chance, and a branch that is foretold is faster than none: the next
-    coordinates are read before it is known which level goes on.
+    Most patterns have more order than chance, and a branch that is foretold is faster than none: the next
+    coordinates are read before it is known which level goes on. Others begin without (``merge_ahead``).
     """
     first, second = drivers
     fronts = [c.front_var for c in drivers]
@@ -150,6 +169,7 @@ def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: In
     return ir.block(
         *(levels.open(c, loop.states) for c in drivers),
         _alike(levels, loop, drivers, inside, ALIKE),
+        merge_ahead(levels.plan, loop, drivers, inside),
         ir.While(
             ir.both(first.has_more, second.has_more),
             ir.block(*(ir.Declare(c.front_var, c.front) for c in drivers), merge),

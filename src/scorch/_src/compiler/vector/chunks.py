@@ -7,6 +7,7 @@ from typing import TypeVar
 from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.collect import Collector
 from scorch._src.compiler.lower.levels import Cursor
+from scorch._src.compiler.lower.merge_ahead import declare_erratic
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.vector.panels import PANELS, declare_panels, panels_of
 from scorch._src.dataclass import replace
@@ -34,7 +35,9 @@ def in_chunks(
     start, stop = ir.Var("chunk_start"), ir.Var("chunk_stop")
     limits = _limits(plan, offset, run)
     number = span if plan.is_grid else _number(plan, collector)
-    opening = ir.block(ir.Declare(span, length), declare_panels(plan), ir.Declare(chunks, number))
+    opening = ir.block(
+        ir.Declare(span, length), declare_panels(plan), declare_erratic(plan), ir.Declare(chunks, number)
+    )
     if plan.is_private:
         begun = ir.Fill(collector.values, ir.Const(0), _size(collector), ir.Const(0, plan.element))
         alone = ir.block(begun, ir.Declare(start, offset), ir.Declare(stop, offset + span), inner)

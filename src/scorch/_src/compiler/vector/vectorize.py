@@ -36,6 +36,7 @@ SHORT_ROW = 4  # entries of a row below which they run one by one
 USUAL_ROW = 16  # entries from which on two sums pay that have several registers
 MAX_WAITING = 2  # registers whose additions wait for each other
 GATHERED = 8  # the most lanes of a gathered sum: more are empty too often
+WIDE_MASKS = 64  # bytes of the registers of processors whose masks are numbers, not registers
 LANES = 16  # the most lanes that compilers may make of a sum
 POLYNOMIAL = ("add", "sub", "mul", "neg")  # what vectors are computed by
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
@@ -45,7 +46,8 @@ def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str
     """``plan`` with its innermost loop in vector registers and factors taken out of sums, where possible."""
     if not plan.order or plan.step.reduction != "sum" or plan.is_grid:
         return plan
-    plan = replace(plan, sums=_parts(plan, operands), gathered=_gathered(plan, operands))
+    gathered, masked = _gathered(plan, operands)
+    plan = replace(plan, sums=_parts(plan, operands), gathered=gathered, masked=masked)
     if not _is_plain(plan, operands):
         return plan
     vectors = _rows(plan, operands, sizes) or _sums(plan, operands, sizes)
@@ -69,19 +71,22 @@ def _parts(plan: Plan, operands: Mapping[Access, Operand]) -> int:
     return MAX_SUM_TURNS if not rows and _jumps(operands, x) else LANES
 
 
-def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> int:
+def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> tuple[int, int]:
     """In how many lanes an innermost sum over stored entries gathers what dense operands have there.
 
-    Without any, compilers do as well in long rows; in short ones, masks for what is left over pay, too.
+    Without any, compilers do as well in long rows; in short ones, masks for what is left over pay, too. Then
+    how many registers of so many lanes end a row: two where few rows fit one and many do not, so that a
+    jump would often be predicted wrong.
     """
     x, widest = plan.order[-1], target().gather_bytes
     if not widest or not enabled("sums") or plan.element not in (FLOAT32, FLOAT64):
-        return 0
+        return 0, 1
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
     if len(walked) != 1 or not (gathers or walked[0].row_length < LONG_ROW):
-        return 0
-    return min(GATHERED, widest // max(plan.element.bytes, walked[0].index.bytes))
+        return 0, 1
+    lanes = min(GATHERED, widest // max(plan.element.bytes, walked[0].index.bytes))
+    return lanes, 2 if widest >= WIDE_MASKS and walked[0].row_length >= lanes * 5 / 4 else 1
 
 
 def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm
+from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm, fused_norm_like, plain_norm
 from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d
 from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -154,7 +154,7 @@ def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
     """Fuse what follows sparse layers in the modules of ``model``, and return it."""
     has_sparse = _has_sparse_layers(model)
     for module in model.modules():
-        kind = _PLAIN.get(type(module), type(module))
+        kind = _PLAIN.get(type(module), plain_norm(module))
         if kind in _FUSED:
             is_fused = any(type(child) in _LAYERS for child in module.children())
             module.__class__ = _FUSED[kind] if is_fused else kind
@@ -162,6 +162,8 @@ def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
             module.__class__ = _NORMS[kind] if has_sparse else kind
         elif kind in _WITH_SPARSE:
             module.__class__ = _WITH_SPARSE[kind] if _has_sparse_layers(module) else kind
+        elif kind.__name__.endswith("Norm"):
+            module.__class__ = (fused_norm_like(module) if has_sparse else None) or kind
     return model
 
 

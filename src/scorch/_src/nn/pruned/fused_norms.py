@@ -3,10 +3,13 @@
 Between sparse layers, which take less time than dense ones, norms take a larger part of the time: PyTorch's
 ``rms_norm`` is eight kernels on the CPU. ``fuse_modules`` gives the norms of a model with sparse layers these
 classes, which are PyTorch's but for ``forward``. Where something tracks a call, PyTorch's function runs.
+Norms of other libraries that do what ``RMSNorm`` does, such as ``LlamaRMSNorm``, are found by trying them.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from typing import Any
 
@@ -19,6 +22,8 @@ from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabl
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CACHED = "_last_norm"  # an attribute that copies and files do without
+_EPSILONS = ("eps", "variance_epsilon", "epsilon")  # what libraries call it
+_TOLERANCE = 1e-5  # of results for float32, relative to numbers of about one
 
 
 class _FusedNorm(torch.nn.Module):
@@ -39,7 +44,7 @@ class _FusedNorm(torch.nn.Module):
         if is_grad_enabled() and any_requires_grad(x, weight, bias):
             return None
         known, compute = self.__dict__.get(_CACHED, (None, None))
-        key = (x.shape, x.dtype, x.device, self.normalized_shape, self.eps, weight is None, bias is None)
+        key = (x.shape, x.dtype, x.device, self._sizes(), self._epsilon(), weight is None, bias is None)
         if known != key:
             compute = self._bind(x, weight, bias)
             self.__dict__[_CACHED] = key, compute
@@ -52,7 +57,7 @@ class _FusedNorm(torch.nn.Module):
 
     def _bind(self, x: Any, weight: Any, bias: Any) -> NormFunction | None:
         """Choose how to normalize tensors like these; None where PyTorch does it."""
-        sizes: tuple[int, ...] = self.normalized_shape  # type: ignore[assignment]
+        sizes = self._sizes()
         is_fit = x.layout is torch.strided and x.numel() and tuple(x.shape[-len(sizes) :]) == tuple(sizes)
         if not is_fit or not is_served(x.device) or (bias is not None and weight is None):
             return None
@@ -61,10 +66,16 @@ class _FusedNorm(torch.nn.Module):
             return None
         if any(other is not None and tuple(other.shape) != tuple(sizes) for other in (weight, bias)):
             return None
-        eps: Any = self.eps
+        eps: Any = self._epsilon()
         if eps is None:
             eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
         return routines.bind_norm(Norm(x, weight, bias, eps, math.prod(sizes), self.is_centered))
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self.normalized_shape  # type: ignore[return-value]
+
+    def _epsilon(self) -> float | None:
+        return self.eps  # type: ignore[return-value]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != _CACHED}
@@ -86,3 +97,74 @@ class FusedRMSNorm(_FusedNorm, torch.nn.RMSNorm):
 
     def _get_name(self) -> str:
         return "RMSNorm"
+
+
+class _ForeignNorm(_FusedNorm):
+    """Base class of norms of other libraries: their class comes after it among the bases."""
+
+    is_centered = False
+    _plain: type[torch.nn.Module]
+
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(self.weight.shape)  # type: ignore[arg-type]
+
+    def _epsilon(self) -> float:
+        names = self.__dict__
+        return next(names[name] for name in _EPSILONS if name in names)  # type: ignore[no-any-return]
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor | None:
+        is_float = type(x) is torch.Tensor and x.dtype == torch.float32  # others are rounded in between
+        return super()._compute(x) if is_float else None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _restore, (self._plain,), self.__getstate__()
+
+
+def plain_norm(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """Return the class that a module had before it was fused."""
+    return module._plain if isinstance(module, _ForeignNorm) else type(module)
+
+
+def fused_norm_like(module: torch.nn.Module) -> type[torch.nn.Module] | None:
+    """Return the class of one pass for a module of another library that computes ``RMSNorm``; None if not."""
+    kind: Any = plain_norm(module)  # as a key of the cache, which mypy takes for no module
+    parameters, names = module._parameters, vars(module)
+    weight = parameters.get("weight")
+    epsilons = [name for name in _EPSILONS if isinstance(names.get(name), float)]
+    is_alone = len(parameters) == 1 and not module._modules and not module._buffers
+    if kind.__module__.startswith("torch.") or not is_alone or weight is None or len(epsilons) != 1:
+        return None
+    if weight.dim() != 1 or not weight.numel() or len(inspect.signature(kind.forward).parameters) != 2:
+        return None
+    return _fused_class(kind) if _is_rms_norm(module, weight.numel(), names[epsilons[0]]) else None
+
+
+def _is_rms_norm(module: torch.nn.Module, size: int, eps: float) -> bool:
+    """Try a module with some weight and rows of numbers, without hooks, beside the formula in float64."""
+    gain, x = torch.linspace(0.5, -1.5, size), torch.linspace(-2, 3, 2 * size).reshape(2, size)
+    held = module._parameters["weight"]
+    try:
+        module._parameters["weight"] = torch.nn.Parameter(gain, requires_grad=False)
+        with torch.no_grad():
+            found = plain_norm(module).forward(module, x)
+    except Exception:  # whatever it needs, it is something else
+        return False
+    finally:
+        module._parameters["weight"] = held
+    exact = x.double()
+    wanted = exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * gain.double()
+    is_alike = type(found) is torch.Tensor and found.dtype == x.dtype and found.shape == x.shape
+    return is_alike and torch.allclose(found.double(), wanted, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+@functools.lru_cache(maxsize=64)
+def _fused_class(kind: Any) -> type[torch.nn.Module]:
+    """Return a class that is ``kind`` but for ``forward``, under its name."""
+    own: dict[str, Any] = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (_ForeignNorm, kind), {**own, "_plain": kind})
+
+
+def _restore(kind: Any) -> Any:
+    """Return a module of one pass, without its attributes, for copies and pickles."""
+    fused = _fused_class(kind)
+    return fused.__new__(fused)

@@ -30,6 +30,7 @@ from scorch._src.ops.products.convolution import (
     find_fixed_norm,
     numbers_of,
 )
+from scorch._src.ops.products.linear import CSR
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Storage
@@ -65,13 +66,14 @@ class SparseConvNd(LayerOfOneMatrix):
     def __init__(self, kernels: SparseLinear, **settings: Any) -> None:
         super().__init__()
         self.kernels = kernels
-        for name in SETTINGS:
-            setattr(self, name, settings[name])
+        self.__dict__.update(
+            {name: settings[name] for name in SETTINGS}
+        )  # numbers: no need to ask for modules
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, conv: torch.nn.Module) -> SparseConvNd:
         """Return a layer with the settings and bias of ``conv``; ``weight`` has one row per kernel."""
-        rows = weight.to_format("csr")
+        rows = weight if weight.storage.pattern.format == CSR else weight.to_format("csr")
         assert isinstance(rows, SparseTensor)
         settings = {name: getattr(conv, name) for name in SETTINGS}
         return cls(SparseLinear.from_weight(rows, conv.bias), **settings)  # type: ignore[arg-type]
@@ -110,16 +112,15 @@ class SparseConvNd(LayerOfOneMatrix):
     def _trace(self, input: torch.Tensor) -> torch.Tensor | None:
         """Add the convolution to the graph that is traced; None where it is traced as a dense one."""
         dims, kernels = len(self.kernel_size), self.kernels
-        is_batched = input.dim() == dims + 2
-        images = input if is_batched else input.unsqueeze(0)
-        if images.dim() != dims + 2 or images.shape[1] != self.in_channels:
+        found = self._find_windows(input)
+        if found is None:
             return None
-        images, windows = self._find_windows(images)
+        images, windows = found
         output = trace_convolution(images, kernels.pattern, kernels.values, kernels.bias, windows)
         if output is None:
             return None
         output = output.squeeze(2) if dims == 1 else output
-        return output if is_batched else output.squeeze(0)
+        return output if input.dim() == dims + 2 else output.squeeze(0)
 
     def fused(
         self,
@@ -171,13 +172,13 @@ class SparseConvNd(LayerOfOneMatrix):
         if not is_plain or input.is_neg() or not is_plain_inference(input, kernels.values, kernels.bias):
             return None
         is_batched = input.dim() == dims + 2
-        images = input if is_batched else input.unsqueeze(0)
-        if images.dim() != dims + 2 or images.shape[1] != self.in_channels:
-            return None  # PyTorch says what is wrong
-        images, windows = self._find_windows(images)
-        out = windows.out(images.shape[2:])
-        if min(out) < 1 or not images.shape[0]:
+        if follows.norm is not None and not is_batched:
+            return None  # without a batch, PyTorch's batch norm takes the first dimension for it, or refuses
+        found = self._find_windows(input) if input.numel() else None
+        if found is None:
             return None
+        images, windows = found
+        out = windows.out(images.shape[2:])
         shape = torch.Size((images.shape[0], self.out_channels, *out[-dims:]))
         residual = follows.residual
         if residual is not None:
@@ -198,10 +199,10 @@ class SparseConvNd(LayerOfOneMatrix):
         with PauseRecording():
             input = materialize(input)
             if self._is_recordable(input):
-                _, windows = self._find_windows(input)
-                if min(windows.out(input.shape[2:])) > 0:
+                found = self._find_windows(input)
+                if found is not None:
                     weight = kernels._detached_weight(kernels.values)
-                    arguments = (input, weight, kernels.bias, *numbers_of(windows))
+                    arguments = (input, weight, kernels.bias, *numbers_of(found[1]))
                     recorded = recorder.try_record(apply_convolution, arguments)
                     if recorded is not None:
                         return recorded  # type: ignore[no-any-return]
@@ -215,17 +216,21 @@ class SparseConvNd(LayerOfOneMatrix):
             return False
         if self.padding_mode != "zeros" or len(self.kernel_size) != 2 or is_autocast():
             return False
-        is_fit = input.shape[1] == self.in_channels and input.shape[0] > 0 and not input.is_neg()
+        is_fit = input.numel() > 0 and not input.is_neg()
         return is_fit and is_plain_inference(input, self.kernels.values, self.kernels.bias)
 
-    def _find_windows(self, images: torch.Tensor) -> tuple[torch.Tensor, Windows]:
-        """Return 2-D images, padded unless by zeros, and their windows."""
-        is_padded = self.padding_mode != "zeros"
+    def _find_windows(self, input: torch.Tensor) -> tuple[torch.Tensor, Windows] | None:
+        """Return 2-D images, padded unless by zeros, and their windows; None where PyTorch refuses them."""
+        dims, is_padded = len(self.kernel_size), self.padding_mode != "zeros"
+        images = input if input.dim() == dims + 2 else input.unsqueeze(0)
+        if images.dim() != dims + 2 or images.shape[1] != self.in_channels or 0 in images.shape[2:]:
+            return None
         if is_padded:
             images = F.pad(images, self._paddings(), mode=self.padding_mode)
         settings = (self.kernel_size, self.stride, self.padding, self.dilation, self.groups, is_padded)
         windows = _make_windows(*settings) if torch.compiler.is_compiling() else _windows(*settings)
-        return images.unsqueeze(2) if len(self.kernel_size) == 1 else images, windows
+        images = images.unsqueeze(2) if dims == 1 else images
+        return None if min(windows.out(images.shape[2:])) < 1 else (images, windows)
 
     def _paddings(self) -> list[int]:
         """Return the padding before and after each dimension, the last first, as ``F.pad`` expects it."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from scorch._src.backends.base import draw_seeds, routines_for
 from scorch._src.backends.routines import Heads
 from scorch._src.devices import HOST
-from scorch._src.grad_state import is_transformed, untracked
+from scorch._src.grad_state import is_composed, untracked
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import MaskPairs, find_pairs
 from scorch._src.ops.fallback import run_densely
@@ -147,7 +147,7 @@ def attend(
     """Attend over ``pairs``, without the keys that ``skipped`` (batch..., keys) marks."""
     with untracked():
         heads = make_heads(pairs, batch, query.shape[-1], scale, dropout, skipped)
-    if is_transformed():  # torch.func transforms torch's own operations
+    if is_composed(query, key, value):  # of torch's own operations
         Q, K, V = _at_least_float32(query, key, value)
         return reference.attend(Q, K, V, pairs, heads).to(query.dtype)
     output: torch.Tensor = _Attention.apply(query, key, value, pairs, heads)

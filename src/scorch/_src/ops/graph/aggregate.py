@@ -16,10 +16,10 @@ from torch.compiler import is_compiling
 from scorch._src.backends.base import draw_seeds, is_served, routines_for
 from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
 from scorch._src.grad_state import (
+    is_composed,
     is_differentiable,
     is_grad_enabled,
     is_tracked_by_autograd_alone,
-    is_transformed,
 )
 from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
 from scorch._src.ops.products import matmul
@@ -32,7 +32,7 @@ from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import apply, bind_apply, sparse_of, values_of
 from scorch._src.tensor.create.check import advice_on, check_device
 from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
-from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled, peek_interpreter_stack
+from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 from scorch.errors import OperandError, ShapeError, kind_of
 
 Tensor = torch.Tensor
@@ -85,7 +85,7 @@ class WeightedGraph:
 def sum_weighted(weighted: WeightedGraph, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``out[i,:] = w[i,j] * x[j,:] + bias`` in the dtype of ``x``, under autocast too."""
     values = weighted.tracked_values
-    if peek_interpreter_stack() is not None:
+    if is_composed(x, values, bias):
         matrix = weighted.matrix if values is None else sparse_of(weighted.graph.pattern, values)
         product = _multiply(matrix, x)
         return product if bias is None else product + bias
@@ -205,7 +205,7 @@ def _with_values(graph: Graph, values: Tensor, dtype: torch.dtype) -> WeightedGr
 
 def maximum(graph: Graph, x: Tensor) -> Tensor:
     """Compute the maximum over the neighbors' rows of ``x``; zeros where there are none."""
-    if is_transformed():  # in PyTorch functions
+    if is_composed(x):  # in PyTorch functions
         rows, columns = graph.edge_ends
         start = x.new_zeros(graph.shape[0], x.shape[1])
         positions = rows.unsqueeze(1).expand(-1, x.shape[1])
@@ -265,7 +265,7 @@ def attend(graph: Graph, x: Tensor, scores: Scores, slope: float, dropout: float
             "attention expected x of shape (sources, heads, features) and scores of shape (nodes, heads), "
             f"but got {tuple(x.shape)}, {tuple(sources.shape)} and {tuple(targets.shape)}"
         )
-    if is_transformed():
+    if is_composed(x, scores):
         return attend_composed(graph, x, scores, Options(slope, dropout))
     seed = draw_seeds(x.device, -(2**63), 2**63 - 1)[0] if dropout else 0
     inputs = [x.contiguous(), sources.contiguous(), targets.contiguous(), edges]

@@ -20,7 +20,7 @@ from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import Rows
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import as_format
-from scorch._src.grad_state import is_transformed, untracked
+from scorch._src.grad_state import has_tangents, is_transformed, untracked
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
@@ -57,10 +57,12 @@ def cached_outside_modes(make: Callable[[Any], Result]) -> functools.cached_prop
 
 
 def is_tracked(weights: torch.Tensor) -> bool:
-    """Whether what is computed of ``weights`` must be connected to them, for autograd or ``torch.func``."""
+    """Whether what is computed of ``weights`` must be connected to them, by gradients or tangents."""
     if isinstance(weights, SparseTensor) and is_wrapped(weights.storage.values):
         return True
-    return (torch.is_grad_enabled() and any_requires_grad(weights)) or is_wrapped(weights)
+    if torch.is_grad_enabled() and any_requires_grad(weights):
+        return True
+    return is_wrapped(weights) or has_tangents(weights)
 
 
 class Graph:

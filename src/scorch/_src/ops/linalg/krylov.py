@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.name_hints import suggests_keywords
-from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_product, tolerance
+from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_product, scipy_linalg, tolerance
 from scorch.errors import ArgumentError, ConvergenceError, LinAlgError, ShapeError, kind_of
 
 RESTART_VECTORS = 50  # of gmres
@@ -43,7 +43,9 @@ def cg(
         x0: the initial guess; zeros without it.
         tol: the tolerance relative to the norm of ``b``; 1e-10, and 1e-5 in float32.
         maxiter: the maximum number of iterations.
-        M: a preconditioner, an approximate inverse of ``A``: a matrix or a function.
+        M: a preconditioner, an approximate inverse of ``A``: a matrix or a function. It must be symmetric
+            positive definite too; an incomplete LU factorization, such as SciPy's ``spilu``, is not: pass it
+            to ``gmres``.
         callback: a function that is called with the current solution after each iteration; the next one
             changes it in place.
 
@@ -163,7 +165,8 @@ def gmres(
     """Solve ``A @ x = b`` for any square matrix by restarted GMRES.
 
     Args:
-        A, b, x0, tol, M: as for ``cg``.
+        A, b, x0, tol: as for ``cg``.
+        M: a preconditioner, an approximate inverse of ``A``: a matrix or a function.
         maxiter: the maximum number of restarts.
         restart: the number of iterations between restarts.
         callback: a function that is called with the current solution, of one column, after each restart.
@@ -351,9 +354,15 @@ def _not_converged(
             f"{name} did not converge: the matrix, the right-hand side, x0 or M has non-finite values, or "
             "the solution has"
         )
-    hint = "use a better preconditioner M" if has_preconditioner else "pass M (such as one over the diagonal)"
+    if not has_preconditioner:
+        hint = "pass M (such as one over the diagonal)"
+    elif name == "cg":
+        hint = "use scorch.linalg.gmres if M is not symmetric positive definite, which cg needs"
+    else:
+        hint = "use a better preconditioner M"
+    installed = " with SciPy installed" if scipy_linalg() is None else ""
     return ConvergenceError(
         f"{name} did not converge: after {steps} iterations the residual is {relative:.1e} of the "
-        f"right-hand side, not {limit:.0e}; increase tol or maxiter, {hint}, "
-        "or use torch.linalg.solve with SciPy installed"
+        f"right-hand side, not {limit:.0e}; increase tol or maxiter, {hint}, or use torch.linalg.solve"
+        f"{installed}"
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.repeated_calls import PRODUCT, SUM
+from scorch._src.backends.repeated_calls import DIFFERENCE, PRODUCT, SUM
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import (
@@ -25,7 +25,7 @@ from scorch._src.grad_state import (
 from scorch._src.ops.movement.index import index
 from scorch._src.ops.movement.shape import permute, select, slice_
 from scorch._src.ops.pointwise.elementwise import undo_expand
-from scorch._src.statements.call_cache import MIN_VALUES, keep_as, repeat_call, repeat_pair
+from scorch._src.statements.call_cache import MIN_VALUES, find_repeater, keep_as, repeat_call, repeat_pair
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.slices import element
@@ -61,6 +61,9 @@ def run_generally(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_RULES = {"+": SUM, "*": PRODUCT, "-": DIFFERENCE}
 
 
 def _cache_key(sign: str) -> tuple[tuple[str], None]:
@@ -110,7 +113,7 @@ def _define(sign: str, function: Callable[..., Any]) -> Callable[..., Any]:
     operator = entry(getattr(torch.Tensor, f"__{METHODS[sign]}__"))
     operator.repeat = repeat
     if sign != "/":
-        operator.repeats = key, SUM if is_sum else PRODUCT
+        operator.repeats = key, _RULES[sign]
     return run
 
 
@@ -129,7 +132,11 @@ def _values_on_one_pattern(a: Any, b: Any) -> torch.Tensor | None:
     pattern, values = a.storage.pattern, b.storage.values
     if pattern is not b.storage.pattern or a.storage.values.dtype is not values.dtype:
         return None
-    return values if pattern.size >= MIN_VALUES or values.device != HOST else None
+    if pattern.size < MIN_VALUES and values.device == HOST:
+        return None
+    if routines_for(values).repeats_calls:
+        find_repeater()  # the next time, builtins combine them if they are not too many
+    return values
 
 
 METHODS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv"}
@@ -139,6 +146,8 @@ mul = implements(*PRODUCTS, differentiable=True)(_define("*", torch.mul))
 div = implements(*QUOTIENTS, differentiable=True)(_define("/", torch.div))
 for _scaled in (*PRODUCTS, *QUOTIENTS):
     entry(_scaled).maps_values = 2
+for _scaled in PRODUCTS:
+    entry(_scaled).routine = "scale"
 add = implements(
     torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, differentiable=True
 )(_define("+", torch.add))

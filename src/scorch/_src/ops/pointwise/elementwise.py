@@ -250,9 +250,11 @@ def _fill_dense(name: str, entries: Entries, fill: torch.Tensor, held_bytes: int
     """Return a dense tensor, refused beyond the budget if larger than the operands' ``held_bytes``."""
     size = math.prod(entries.shape) * entries.values.element_size()
     if size > held_bytes:
-        hint = f"{name} is not zero-preserving, so its result is dense; apply it to .values() "
-        hint += "(of S, S.numel() - S.count_nonzero() elements are zero)"
-        check_budget(size, fill.device, f"{name} of a tensor of shape {entries.shape}", hint)
+        cure, reason = "apply it to .values() for the stored elements alone", "is not zero-preserving"
+        if entries.values.dtype == torch.bool:
+            cure += ", count zeros with S.numel() - S.count_nonzero()"
+        what = f"{name} of a tensor of shape {entries.shape}"
+        check_budget(size, fill.device, what, cure, f"{name} {reason}, so its result is dense")
     result = fill.expand(entries.shape).to(entries.values.dtype).contiguous()
     result = result.clone() if shares_memory(result, fill) else result
     result.view(-1)[entries.keys] = entries.values

@@ -140,7 +140,7 @@ for _dropout in (F.alpha_dropout, F.feature_alpha_dropout):
 
 def _full(name: str, like: SparseTensor, shape: Sequence[int], value: Any, dtype: Any = None) -> torch.Tensor:
     dtype = dtype or like.dtype
-    hint = "its result is dense; scorch.zeros and similar functions accept format= for sparse results"
+    hint = "use scorch.zeros or a similar function with format= for a sparse result"
     device = like.storage.device
     check_budget(math.prod(shape) * dtype.itemsize, device, f"{name} of shape {tuple(shape)}", hint)
     return torch.full(tuple(shape), value, dtype=dtype, device=device)

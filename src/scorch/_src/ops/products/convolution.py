@@ -54,6 +54,8 @@ def convolve(
     follows: Epilogue = NOTHING,
 ) -> torch.Tensor:
     """Convolve images, and do what follows in the same pass where a routine can."""
+    if not images.shape[0]:  # of graphs that any number of images goes through
+        return images.new_empty(0, pattern.shape[0], *windows.out(images.shape[2:]))
     pos, crd = pattern.pos[-1], pattern.crd[-1]
     assert pos is not None and crd is not None
     routines, image = routines_for(images), (images.shape[1], images.shape[2], images.shape[3])

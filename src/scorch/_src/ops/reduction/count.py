@@ -38,7 +38,7 @@ def _sample(self: SparseTensor) -> tuple[torch.Tensor, int, torch.Tensor]:
 
 def _check_inverse_budget(self: SparseTensor, name: str) -> None:
     what = f"return_inverse in {name} of {tuple(self.shape)}"
-    check_budget(8 * self.numel(), self.storage.device, what, "values and counts need none")
+    check_budget(8 * self.numel(), self.storage.device, what, "leave out return_inverse=True")
 
 
 @implements(aten._unique2.default)

@@ -40,7 +40,7 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
     next_entry[:-1] = torch.where(group[1:] != group[:-1], shape[dim], along[1:])
     length = next_entry - along
     size = (64 + 16 * len(shape)) * int(length.sum())
-    check_budget(size, group.device, f"cumsum of {shape}", "it fills every row after its first entry")
+    check_budget(size, group.device, f"cumsum of {shape}", "", "it fills every row after its first entry")
     entry_number = torch.repeat_interleave(torch.arange(group.numel(), device=group.device), length)
     begin = (torch.cumsum(length, 0) - length)[entry_number]
     offset = torch.arange(entry_number.numel(), device=entry_number.device) - begin

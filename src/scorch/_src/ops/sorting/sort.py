@@ -74,8 +74,11 @@ def _selects(func: Any) -> Callable[[Handler], Handler]:
 def sort(self: SparseTensor, dim: int = -1, descending: bool = False) -> Any:
     """Return sorted values, and the indices that they had."""
     size = self.shape[dim]
-    hint = "the values alone are torch.msort(S), for rows torch.msort(S.T).T, and S.topk(k) has the first k"
-    what = f"the indices of all elements in sort of {tuple(self.shape)}"
+    hint = (
+        "use torch.msort(S), which sorts columns without indices, torch.msort(S.T).T for rows, or S.topk(k) "
+        "for the first k"
+    )
+    what = f"sort of {tuple(self.shape)}, with the index of each element,"
     return _select_first(self, size, dim, descending, what, hint)
 
 
@@ -85,7 +88,7 @@ _selects(aten.sort.stable)(lambda self, *, stable=None, **options: sort(self, **
 @_selects(aten.topk.default)
 def topk(self: SparseTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """Return the ``k`` largest or smallest elements of each segment, and their indices."""
-    what = f"the indices of the first {k} elements in topk of {tuple(self.shape)}"
+    what = f"topk of {tuple(self.shape)}, with the indices of {k} elements of each segment,"
     return _select_first(self, k, dim, largest, what, "use a smaller k, or fewer rows")
 
 

@@ -105,8 +105,8 @@ class SortedSegments:
         shape = self.shape
         if keepdim and self.dim is not None:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
-        hint = "the values alone are torch.quantile(S, q, dim, interpolation='lower')"
-        check_budget(8 * self.count, self.keys.device, f"indices of shape {shape}", hint)
+        hint = "use torch.quantile(S, q, dim, interpolation='lower') for the values alone"
+        check_budget(8 * self.count, self.keys.device, f"a tensor of indices of shape {shape}", hint)
         numbers = torch.arange(self.keys.numel(), device=self.keys.device)
         positions = torch.full(shape, empty, dtype=torch.int64, device=self.keys.device)
         positions.view(-1)[self.keys] = self.positions_at(numbers, rank)

@@ -42,7 +42,8 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
     Returns:
         A tensor in ``csr``, with leading dimensions as a batch. Every row stores exactly ``k`` entries,
         zeros included, or at most ``k`` if ``h`` is sparse: its implicit zeros compete with the stored
-        entries, but are never stored.
+        entries, but are never stored. Inside ``torch.vmap``, whose samples share one pattern, rows store the
+        entries of all samples, with zeros; ``topk_sparse`` of the whole batch does not.
 
     Raises:
         ArgumentError: ``k`` is negative or larger than the dimension.
@@ -66,7 +67,9 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
         raise DtypeError(f"topk_sparse is not supported for {h.dtype}")
     size = h.shape[dim]
     if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= size:
-        raise ArgumentError(f"k must be between 0 and {size}, the size of dimension {dim}, but got {k!r}")
+        raise ArgumentError(
+            f"k must be an integer from 0 to {size}, the size of dimension {dim}, but got {k!r}"
+        )
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]
     if isinstance(h, SparseTensor):

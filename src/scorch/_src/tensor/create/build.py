@@ -26,15 +26,16 @@ from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.create.check import (
+    MAX_SIZE,
     as_differentiable_values,
     as_indices,
     as_shape,
     check_all_coordinates,
     check_coordinates,
     check_pointers,
-    has_sorted_rows,
     is_sorted_below,
     own,
+    own_rows,
 )
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
@@ -129,7 +130,7 @@ def _from_rows(
         listed = _listed(form, sizes, *coalesced)
         if not early:
             return wrap(convert(listed, target_format))
-        early[0].storage = listed
+        early[0].__dict__["storage"] = listed
         return early[0]
     check_all_coordinates(name, crd, sizes)
     arrays = [own(array, dtype) for array in crd]
@@ -209,9 +210,10 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
         return rows, rows[0].numel()
     indices = as_indices(name, coordinates, device)
     if indices.dim() != 2:
+        cure = ": pass torch.stack([rows, columns])" if indices.dim() == 1 else ""
         raise ShapeError(
             f"{name} has shape {tuple(indices.shape)}; it must have one row for each dimension "
-            "and one column for each entry"
+            f"and one column for each entry{cure}"
         )
     return list(indices.unbind()), indices.shape[1]
 
@@ -260,11 +262,18 @@ def from_compressed(
 ) -> SparseTensor | torch.Tensor:
     """Build a tensor from the arrays of torch's layout ``kind`` (csr, csc, bsr, bsc), batched or hybrid."""
     checked = as_differentiable_values("values", values)
+    return from_checked_compressed(kind, pointers, plain, checked, shape, format)
+
+
+def from_checked_compressed(
+    kind: str, pointers: Any, plain: Any, values: torch.Tensor, shape: Any, format: str | Format | None
+) -> SparseTensor | torch.Tensor:
+    """Build a tensor as ``from_compressed`` does, of values that are a tensor of the right dtype."""
     with untracked():
-        pattern, in_order = _compressed_pattern(kind, pointers, plain, checked, shape)
+        pattern, in_order = _compressed_pattern(kind, pointers, plain, values, shape)
     target_format = pattern.format if format is None else as_format(format, len(pattern.shape))
-    flat = checked.contiguous().reshape(-1)
-    if is_differentiable(checked):
+    flat = values if values.dim() == 1 and values.is_contiguous() else values.contiguous().reshape(-1)
+    if is_differentiable(values):
         return _compressed_connected(pattern, flat, in_order, target_format)
     storage = Storage(pattern, flat)
     if not in_order:
@@ -292,34 +301,45 @@ def _compressed_pattern(
         as_indices(array_name, array, values.device)
         for array_name, array in ((pointer_name, pointers), (plain_name, plain))
     )
-    batch = _check_compressed_arrays(kind, pos, crd, values)
-    inner = 2 if kind[0] == "b" else 0
-    blocks = tuple(values.shape[batch + 1 : batch + 1 + inner])
-    sizes = _inferred_size(kind, pos, crd, values, blocks) if shape is None else as_shape("size", shape)
-    dense = values.dim() - batch - 1 - inner
-    form = compressed_format(kind, batch, blocks, dense) if blocks else _plain_format(kind, batch, dense)
-    _check_compressed_size(form, sizes, batch, pos, values, inner)
-    across = form.order[batch + 1]
-    entries = crd.shape[-1]
-    lines = form.level_size(batch, sizes)
-    unit = f"blocks of {what}" if inner else what
-    block = form.block(across)
-    in_order = has_sorted_rows(pos, crd, lines, -(-sizes[across] // (block or 1)))
-    if not in_order:
-        try:
-            check_pointers(pointer_name, pos, lines, entries, unit)
-        except (ShapeError, IndexRangeError) as error:
-            raise type(error)(f"{error}{_hint_if_swapped(kind, pos, crd, values)}") from None
-        check_coordinates(plain_name, crd, across, sizes[across], block)
+    blocks: tuple[int, ...] = ()
+    if _is_usual_matrix(kind, pos, crd, values, shape):  # what the general way would find, in less time
+        batch, sizes, form = 0, tuple(shape), _plain_format(kind, 0, 0)
+    else:
+        batch = _check_compressed_arrays(kind, pos, crd, values)
+        inner = 2 if kind[0] == "b" else 0
+        blocks = tuple(values.shape[batch + 1 : batch + 1 + inner])
+        sizes = _inferred_size(kind, pos, crd, values, blocks) if shape is None else as_shape("size", shape)
+        dense = values.dim() - batch - 1 - inner
+        form = compressed_format(kind, batch, blocks, dense) if blocks else _plain_format(kind, batch, dense)
+        _check_compressed_size(form, sizes, batch, pos, values, inner)
+    across, lines = form.order[batch + 1], form.level_size(batch, sizes)
     counts = level_counts(form, sizes, [crd.numel()])
     dtype = index_dtype(sizes, counts)
-    copy = routines_for(crd).copy_indices  # as ``own``: nobody else can write to the arrays of a pattern
-    arrays = (copy(_joined_pointers(pos, entries), dtype), copy(crd.reshape(-1), dtype))
     place = batch + 1
+    arrays = own_rows(pos, crd, lines, form.level_size(place, sizes), dtype)
+    in_order = arrays is not None
+    if arrays is None:
+        unit = f"blocks of {what}" if blocks else what
+        try:
+            check_pointers(pointer_name, pos, lines, crd.shape[-1], unit)
+        except (ShapeError, IndexRangeError) as error:
+            raise type(error)(f"{error}{_hint_if_swapped(kind, pos, crd, values)}") from None
+        check_coordinates(plain_name, crd, across, sizes[across], form.block(across))
+        arrays = own(_joined_pointers(pos, crd.shape[-1]), dtype), own(crd.reshape(-1), dtype)
     before: tuple[None, ...] = (None,) * place
     after: tuple[None, ...] = (None,) * (len(form) - place - 1)
     pattern = Pattern(form, sizes, (*before, arrays[0], *after), (*before, arrays[1], *after), tuple(counts))
     return pattern, in_order or is_sorted_below(*arrays)
+
+
+def _is_usual_matrix(
+    kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor, shape: Any
+) -> bool:
+    """Whether these are arrays of a matrix without blocks, with one value for each entry, of a ``shape``."""
+    if kind[0] == "b" or values.dim() != 1 or pos.dim() != 1 or values.shape != crd.shape:
+        return False
+    is_matrix = isinstance(shape, tuple) and len(shape) == 2 and type(shape[0]) is type(shape[1]) is int
+    return is_matrix and min(shape) >= 0 and max(shape) <= MAX_SIZE
 
 
 def _check_compressed_arrays(kind: str, pos: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ Kernels trust the index arrays of a pattern, so this file refuses every array th
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from scorch._src.backends.base import (
 )
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.grad_state import is_differentiable
+from scorch._src.name_hints import as_dtype
 from scorch._src.torch_internals import is_functional_tensor
 from scorch.errors import (
     CallError,
@@ -52,9 +54,22 @@ def advice_on(value: object, name: str = "") -> str:
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
+    if is_path(value):
+        return "load a file with scorch.load(path)"
     if isinstance(value, (list, tuple)):
-        return "create one with torch.tensor"
+        stacked = "torch.stack([row, column])" if len(value) == 2 else "torch.stack"
+        return f"create one with {stacked if holds_tensors(value) else 'torch.tensor'}"
     return "create one with torch.tensor or scorch.from_scipy"
+
+
+def is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def holds_tensors(value: object) -> bool:
+    """Whether a value is a list or tuple of tensors, such as a pair of rows and columns."""
+    is_list = isinstance(value, (list, tuple)) and len(value) > 0
+    return is_list and all(isinstance(part, torch.Tensor) and part.dim() for part in value)  # type: ignore[attr-defined]
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -69,6 +84,8 @@ def sparse_advice_on(value: object) -> str:
         return "create one with scorch.from_torch(tensor, format='csr')"
     if type(value).__module__.partition(".")[0] == "scipy":
         return "create one with scorch.from_scipy(matrix)"
+    if is_path(value):
+        return "load a file with scorch.load(path)"
     if isinstance(value, (list, tuple, np.ndarray)):
         return "create one with scorch.tensor(data, format='csr')"
     return "create one with scorch.tensor, scorch.from_torch or scorch.from_scipy"
@@ -95,9 +112,11 @@ def check_device(name: str, device: Any) -> None:
     if is_served(device):
         return
     needs = needs_of(device.type)
+    if needs:  # no operand is there, so it was named for a new tensor
+        raise MissingDeviceError(
+            f"{name}: device {device} is not available in this build of PyTorch. {needs}"
+        )
     text = f"{name} is on device {device}, but Scorch supports only the devices {served_in_words()}"
-    if needs:
-        raise MissingDeviceError(f"{text}. {needs}")
     raise OperandError(f"{text}; use .{served_devices()[0]}()")
 
 
@@ -160,7 +179,8 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
     Lists and arrays become tensors on ``device``, or on that of ``device_for``.
     """
     if isinstance(data, torch.Tensor):
-        check_device(name, data.device)
+        if not data.is_cpu:
+            check_device(name, data.device)
         refuse_freed(data)
         if data.layout != torch.strided:
             raise OperandError(f"{name} must be a dense tensor, but got layout {data.layout}")
@@ -172,7 +192,7 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
     try:
         return torch.tensor(data, device=where)
     except (TypeError, ValueError, RuntimeError) as error:
-        if not isinstance(data, (list, tuple, str)):
+        if holds_tensors(data) or not isinstance(data, (list, tuple, str)):
             check_tensor(name, data)
         raise OperandError(f"{name} is not an array of numbers: {error}") from None
 
@@ -221,7 +241,7 @@ def as_values(
 ) -> torch.Tensor:
     """Convert values to a tensor of a dtype that kernels support."""
     values = as_tensor(name, data, device)
-    wanted = checked_dtype(name, dtype or values.dtype)
+    wanted = checked_dtype(name, as_dtype("dtype", dtype) or values.dtype)
     return values if values.dtype is wanted else values.to(wanted)
 
 
@@ -232,7 +252,7 @@ def as_differentiable_values(
     if not isinstance(data, torch.Tensor) or data.layout != torch.strided or not is_differentiable(data):
         return as_values(name, data, dtype, device)
     check_device(name, data.device)
-    return data.to(checked_dtype(name, dtype or data.dtype))
+    return data.to(checked_dtype(name, as_dtype("dtype", dtype) or data.dtype))
 
 
 def checked_dtype(name: str, wanted: torch.dtype) -> torch.dtype:
@@ -343,8 +363,18 @@ def has_sorted_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int) 
 
     Where they are not, the checks of each array find out why.
     """
-    is_one = pos.dim() == crd.dim() == 1 and pos.shape[0] == rows + 1
-    return is_one and routines_for(crd).has_sorted_rows(pos, crd, size)
+    return _are_rows(pos, crd, rows) and routines_for(crd).has_sorted_rows(pos, crd, size)
+
+
+def _are_rows(pos: torch.Tensor, crd: torch.Tensor, rows: int) -> bool:
+    return pos.dim() == crd.dim() == 1 and pos.shape[0] == rows + 1
+
+
+def own_rows(
+    pos: torch.Tensor, crd: torch.Tensor, rows: int, size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return copies of arrays that ``has_sorted_rows``, as ``own`` does; None where they have not."""
+    return routines_for(crd).own_rows(pos, crd, size, dtype) if _are_rows(pos, crd, rows) else None
 
 
 def is_sorted_below(pos: torch.Tensor, crd: torch.Tensor) -> bool:

@@ -178,9 +178,13 @@ def from_edge_index(
         else as_differentiable_values("edge_weight", edge_weight, device=edges.device)
     )
     if weights.shape[:1] != edges.shape[1:]:
+        is_size = isinstance(edge_weight, int) or (
+            isinstance(edge_weight, tuple) and all(isinstance(number, int) for number in edge_weight)
+        )
         raise ShapeError(
             f"edge_weight has shape {tuple(weights.shape)}, but edge_index has {edges.shape[1]} edges: "
-            "pass one weight for each edge"
+            + (f"pass the number of nodes by name, size={edge_weight}" if is_size else "")
+            + ("" if is_size else "pass one weight for each edge")
         )
     if size is None:
         size = (int(edges.max()) + 1 if edges.numel() else 0,) * 2

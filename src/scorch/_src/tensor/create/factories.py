@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,10 +33,8 @@ AnyTensor = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
 Maker = TypeVar("Maker", bound=Callable[..., AnyTensor])
 
-OPTIONS = (  # of torch's factory functions
-    "size", "start", "end", "step", "low", "high", "generator", "out", "dtype", "layout", "device",
-    "requires_grad", "pin_memory", "memory_format", "names", "copy",
-)  # fmt: skip
+NOT_DOCUMENTED = ("pin_memory", "names", "requires_grad")  # which some of torch's factory functions take, too
+_own_keywords: dict[str, dict[str, None]] = {}  # of Scorch's factory functions
 
 
 def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
@@ -44,6 +43,7 @@ def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
     def register(maker: Maker) -> Maker:
         keywords = keywords_of(maker)
         own = {"format", "density"} & keywords.keys()
+        _own_keywords[maker.__name__] = keywords
 
         @functools.wraps(maker)
         def make(*args: Any, requires_grad: bool = False, **options: Any) -> AnyTensor:
@@ -52,7 +52,7 @@ def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
             try:
                 tensor = dense(*args, **options) if is_dense else maker(*args, **given, **options)
             except TypeError:
-                check_names(maker.__name__, options, keywords)
+                check_names(maker.__name__, options)
                 raise
             return tensor.requires_grad_() if requires_grad else tensor
 
@@ -315,7 +315,7 @@ def as_tensor(data: Any, *, format: AnyFormat = None, **options: Any) -> AnyTens
         >>> scorch.as_tensor([[0.0, 2.0], [0.0, 0.0]], format="csr").nnz
         1
     """
-    check_names("as_tensor", options, ("data", "format"))
+    check_names("as_tensor", options)
     if is_scipy(data):
         data = from_scipy(data)
     if isinstance(data, SparseTensor):
@@ -368,19 +368,30 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
                 pass
             case "layout":
                 if value not in (None, torch.strided):
+                    word = str(value).removeprefix("torch.").removeprefix("sparse_")
                     raise OperandError(
-                        f"{name} expected layout= or format=, but got both; format can name any layout"
+                        f"{name} does not support layout= with a format or a density; use format={word!r}"
                     )
             case "out" | "names":
                 if value is not None:
                     raise UnsupportedError(f"{name} with format= does not support {option}=")
             case _:
-                raise unknown_keyword(name, option, ("format", "density", *OPTIONS))
+                raise unknown_keyword(name, option, keywords_of_factory(name))
 
 
-def check_names(name: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+def check_names(name: str, options: Mapping[str, Any]) -> None:
     """Refuse keyword arguments that neither a factory function nor PyTorch's counterpart has."""
-    keywords = dict.fromkeys((*known, *OPTIONS))
+    keywords = keywords_of_factory(name) if options else {}
     for option in options:
-        if option not in keywords:
+        if option not in keywords and option not in NOT_DOCUMENTED:
             raise unknown_keyword(name, option, keywords) from None
+
+
+@functools.cache
+def keywords_of_factory(name: str) -> dict[str, None]:
+    """Return the keyword arguments of a factory function: our own, and those that PyTorch documents."""
+    documented = (getattr(torch, name).__doc__ or "").strip().partition("\n")[0]
+    arguments = documented.partition("(")[2].rpartition(")")[0].split(",")
+    words = (re.match(r"\W*(\w+)", argument) for argument in arguments)
+    theirs = [word[1] for word in words if word is not None]
+    return dict.fromkeys((*_own_keywords.get(name, ("format",)), *theirs))

@@ -352,7 +352,7 @@ def asarray(obj: Any, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
         >>> scorch.asarray([[0.0, 2.0], [0.0, 0.0]], format="csr").nnz
         1
     """
-    check_names("asarray", options, ("obj", "format"))
+    check_names("asarray", options)
     if is_scipy(obj):
         obj = from_scipy(obj)
     if isinstance(obj, SparseTensor):

@@ -13,7 +13,7 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.name_hints import keywords_of, suggests_keywords, unknown_keyword
-from scorch._src.tensor.create.build import from_checked_values, from_compressed
+from scorch._src.tensor.create.build import from_checked_compressed, from_checked_values
 from scorch._src.tensor.create.check import (
     as_differentiable_values,
     as_shape,
@@ -24,7 +24,7 @@ from scorch._src.tensor.create.check import (
 from scorch._src.tensor.create.construct import COMPRESSED, as_leaf
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import FormatError
+from scorch.errors import DtypeError, FormatError, ShapeError
 
 Constructor = TypeVar("Constructor", bound=Callable[..., Any])
 
@@ -87,7 +87,25 @@ def sparse_coo_tensor(
         )
         indices, size = torch.zeros(len(shape), 0, dtype=torch.int64, device=values.device), shape
     checked = as_differentiable_values("values", moved(values, where), dtype, where)
-    return as_leaf(from_checked_values(moved(indices, where), checked, size, format), requires_grad)
+    try:
+        built = from_checked_values(moved(indices, where), checked, size, format)
+    except (DtypeError, ShapeError) as error:
+        if not _are_swapped(indices, checked):
+            raise
+        raise type(error)(
+            f"{str(error).partition(';')[0]}; indices and values seem to be swapped: indices come first"
+        ) from None
+    return as_leaf(built, requires_grad)
+
+
+def _are_swapped(indices: Any, values: torch.Tensor) -> bool:
+    """Whether the indices could be values, and the values are integers with a row for each dimension."""
+    try:
+        count = torch.as_tensor(indices, device=values.device).shape[:1]
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    is_index = values.dim() == 2 and not values.is_floating_point() and not values.is_complex()
+    return is_index and count == values.shape[1:]
 
 
 def sparse_compressed(
@@ -115,7 +133,7 @@ def sparse_compressed(
     where = checked_device(f"sparse_{kind}_tensor", device, pin_memory)
     checked = as_differentiable_values("values", moved(values, where), dtype, where)
     arrays = moved(pointers, where), moved(plain, where)
-    return as_leaf(from_compressed(kind, *arrays, checked, size, format), requires_grad)
+    return as_leaf(from_checked_compressed(kind, *arrays, checked, size, format), requires_grad)
 
 
 def _shows_options(function: Constructor) -> Constructor:

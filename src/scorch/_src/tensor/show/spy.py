@@ -21,7 +21,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, check_sparse
 from scorch._src.units import format_bytes
 
 MAX_CELLS = 200
-SHADES = (0.35, 0.6, 0.85)  # from few entries in a cell to many
+SHADES = (0.3, 0.42, 0.54, 0.66, 0.78, 0.9)  # from few entries in a cell to many
 MAX_SIDE_PIXELS = 240  # pixels
 MIN_SIDE_PIXELS = 16
 

@@ -56,7 +56,8 @@ def _facts(tensor: SparseTensor) -> str:
         "nnz": pattern.size,
     }
     if places:
-        facts["density"] = format_density(pattern.size / places)
+        is_padded = any(pattern.shape[dim] % block for dim, block in pattern.format.blocks)
+        facts["density"] = format_density(pattern.size / places) + (" with padding" if is_padded else "")
     if values.device != HOST:
         facts["device"] = values.device
     return ", ".join(f"{name}={fact}" for name, fact in (facts | autograd_facts(tensor)).items())

@@ -49,7 +49,7 @@ def wrapped(storage: Storage) -> SparseTensor:
 def _attach(tensor: SparseTensor, storage: Storage) -> None:
     """Give a wrapped tensor its storage, and the tensors that transforms further out unwrap theirs."""
     tensor.__class__ = SparseTensor
-    tensor.storage = storage
+    tensor.__dict__["storage"] = storage
     inner, values = get_unwrapped(tensor), storage.values
     if is_batchedtensor(tensor) or not is_functorch_wrapped_tensor(inner):
         return

@@ -14,6 +14,7 @@ static int has_other_##T(const T *x, i64 count) { \
     T##_lanes sums[4] = {{0}, {0}, {0}, {0}}; \
     T total = 0; \
     i64 i = 0; \
+    while (i < count && (unsigned long)(x + i) % $VECTOR) total += x[i++] * 0; /* whole lines from there on */ \
     for (; i + 4 * WIDE <= count; i += 4 * WIDE) { \
         sums[0] += *(const T##_at *)(x + i) * 0; \
         sums[1] += *(const T##_at *)(x + i + WIDE) * 0; \

@@ -6,6 +6,7 @@ int PyErr_ExceptionMatches(object *);
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *);
 long long PyLong_AsLongLong(object *);
+double PyFloat_AsDouble(object *);
 char *PyBytes_AsString(object *);
 long PyBytes_Size(object *);
 void Py_IncRef(object *);
@@ -185,8 +186,8 @@ static long long address_of(const managed_t *made) {
     return (long long)((char *)made->tensor.data + made->tensor.offset);
 }
 
-/* A function of a short list of floats or doubles, of *bits, 0: relu, 1: neg, 2: abs; None for other values */
-static object *mapped(long long code, object *values, int *bits) {
+/* A function of a short list of floats or doubles, of *bits, 0: relu, 1: neg, 2: abs, 3: times factor; None for others */
+static object *mapped(long long code, double factor, object *values, int *bits) {
     long long length;
     tensor_t seen;
     void *out = 0;
@@ -201,7 +202,9 @@ static object *mapped(long long code, object *values, int *bits) {
     if (!seen.data) return nothing();
     if (!(made = make(1, 2, *bits = seen.bits, 1, &length, &zeroed))) return 0;
     const char *data = (const char *)seen.data + seen.offset;
-    if (seen.bits == 32) map_float(code, (const float *)data, (float *)address_of(made), length);
+    if (code == 3 && seen.bits == 32) scale_float((float)factor, (const float *)data, (float *)address_of(made), length);
+    else if (code == 3) scale_double(factor, (const double *)data, (double *)address_of(made), length);
+    else if (seen.bits == 32) map_float(code, (const float *)data, (float *)address_of(made), length);
     else map_double(code, (const double *)data, (double *)address_of(made), length);
     return table->give(made, &out) ? 0 : (object *)out;
 }
@@ -232,7 +235,13 @@ static object *combined(long long code, object *const *values) {
 
 object *scorch_map(object *self, object *const *given, long count) { /* map(code, values) */
     int bits;
-    return mapped(PyLong_AsLongLong(given[0]), given[1], &bits);
+    return mapped(PyLong_AsLongLong(given[0]), 0, given[1], &bits);
+}
+
+object *scorch_scale(object *self, object *const *given, long count) { /* scale(values, factor) */
+    int bits;
+    const double factor = PyFloat_AsDouble(given[1]);
+    return PyErr_Occurred() ? 0 : mapped(3, factor, given[0], &bits);
 }
 
 /* add(result, row): adds row to every row of result, and says whether it did: both are dense floats or doubles, and

@@ -130,6 +130,7 @@ static const T *weights_##T(const i64 *args, i64 row, i64 from, i64 n, T *space)
         space[k] = (scales ? scales[k / BLOCK_COLUMNS % BLOCK_ROWS] : (T)1) * widen(values[k]); \
     return space; \
 } \
+PAIRS(T, COLUMN(I)) \
 static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 end) { \
     enum { LANES = sizeof(T##v) / sizeof(T) }; \
     const I *pos = (const I *)args[POS]; \
@@ -144,13 +145,19 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
         for (i64 b = 0; residual && b < count; b++) __builtin_prefetch(residual + to + b * rows); \
         for (i64 line = 0; line < lines; line += BLOCK_ROWS) { \
             const i64 r = row + line / BLOCK_ROWS, from = pos[r], n = pos[r + 1] - from; \
+            if (IS_PAIRED(width)) { \
+                const i64 groups = (count + 2 * LINES - 1) / (2 * LINES); \
+                multiply_pairs_##T(args, r, from, n, in, space, sums + line * width, groups); \
+                continue; \
+            } \
             const T *values = weights_##T(args, r, from, n, space), *start = bias ? bias + r * BLOCK_ROWS : 0; \
             for (i64 v = 0; v < vectors;) \
                 v += MULTIPLY_ROWS(T, crd + from, values, n, in + v * LANES, width, start, \
                                    sums + line * width + v * LANES, vectors - v); \
         } \
-        for (i64 line = 0; line < lines; line++) \
-            activate_##T(args[ACTIVATION], sums + line * width, vectors * LANES); \
+        const i64 is_full = vectors * LANES == width, used = is_full ? lines * width : vectors * LANES; \
+        for (i64 line = 0; line < (is_full ? 1 : lines); line++) \
+            activate_##T(args[ACTIVATION], sums + line * width, used); \
         NUMBER(T) *out = (NUMBER(T) *)args[OUT] + to; \
         const int is_stored = !residual && !IS_NARROW_BATCH; \
         turn_##T(sums, width, is_stored ? (T *)out : turned, is_stored ? rows : lines, lines, count, 0); \
@@ -186,7 +193,8 @@ static void products_##T##_##I(i64 worker, i64 end, void *context) { \
         i64 *next = &job->next[tile].part, part = __atomic_load_n(next, __ATOMIC_RELAXED); \
         if (part >= parts || (step >= homes && parts - part <= parts / 4)) continue; \
         part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); \
-        if (part < parts) pack_##T(args, tile, in); \
+        if (part < parts && IS_PAIRED(args[WIDTH])) pack_pairs_##T(args, tile, in); \
+        else if (part < parts) pack_##T(args, tile, in); \
         for (; part < parts; part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) \
             multiply_##T##_##I(args, in, tile, first_line(&job->rows, part), first_line(&job->rows, part + 1)); \
     } \

@@ -222,7 +222,8 @@ static object *combined_on_pattern(long long code, object *const *sources) {
     for (int i = 0; i < 2; i++) patterns[i] = PyObject_GetAttr(sources[i], known[pattern_]);
     if (patterns[0] && patterns[0] == patterns[1]) {
         for (int i = 0; i < 2; i++) values[i] = PyObject_GetAttr(sources[i], known[values_]);
-        found = values[0] && values[1] ? without_error(combined(code, values)) : 0;
+        const int are_plain = values[0] && values[1] && is_of(values[0], DENSE) && is_of(values[1], DENSE);
+        found = are_plain ? without_error(combined(code, values)) : 0;
         if (found == none) {
             Py_DecRef(found);
             found = 0;
@@ -339,7 +340,8 @@ static object *first_of(object *runs, object *const *sources, long most) {
 }
 
 /* repeat(recent, others, head, rule, operands...): the last such call of sparse and dense tensors, as ``call_cache`` has
-   it. By rule 1 it is a sum, by 2 a product, of two tensors, the first of them sparse. */
+   it. By rule 1 it is a sum, by 2 a product and by 3 a difference of two tensors, the first of them sparse. Few values on
+   one pattern need no such call: they are combined one by one. */
 object *scorch_repeat(object *self, object *const *given, long count) {
     object *const *operands = given + 4, *sources[FEW], *items[2 * FEW], *found = 0;
     const long heads = PyTuple_Size(given[2]), rule = (long)PyLong_AsLongLong(given[3]), most = count - 4;
@@ -348,7 +350,8 @@ object *scorch_repeat(object *self, object *const *given, long count) {
     if (most < 1 || most > FEW || heads < 2 || heads > FEW || is_of(PyTuple_GetItem(given[2], 1), FORMAT))
         return unusual();
     if (rule && (most != 2 || !is_of(operands[0], SPARSE))) return nothing();
-    if (rule == 1 && !is_of(operands[1], SPARSE)) return nothing(); /* what that is, depends on more */
+    const int is_product = rule == 2, is_sum = rule && !is_product, are_sparse = rule && is_of(operands[1], SPARSE);
+    if (is_sum && !are_sparse) return nothing(); /* what that is, depends on more */
     for (long i = 0; i < heads; i++) items[i] = PyTuple_GetItem(given[2], i);
     for (long i = 0; i < heads; i++) Py_IncRef(items[i]);
     for (; used < most; used++) {
@@ -369,7 +372,8 @@ object *scorch_repeat(object *self, object *const *given, long count) {
     }
     tuple = tuple_of(operands, most);
     if (!tuple || !is_quiet(tuple, rule != 0)) goto done;
-    if (rule && !is_right(sources, operands, rule == 2)) goto done;
+    if (are_sparse && ((found = combined_on_pattern(rule == 3 ? 1 : rule - is_sum, sources)) || PyErr_Occurred())) goto done;
+    if (rule && !is_right(sources, operands, is_product)) goto done;
     key = tuple_of(items, heads + most);
     if (!key || !(run = PyDict_GetItemWithError(given[0], key))) {
         if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Clear(); /* what cannot be hashed */
@@ -384,8 +388,8 @@ object *scorch_repeat(object *self, object *const *given, long count) {
         found = first_of(run, sources, most);
         if (run) Py_DecRef(run);
     }
-    if (found && is_of(found, STORAGE)) found = wrapped(found, 0);
 done:
+    if (found && is_of(found, STORAGE)) found = wrapped(found, 0);
     for (long i = 0; i < heads + used; i++) Py_DecRef(items[i]);
     while (used) Py_DecRef(sources[--used]);
     if (tuple) Py_DecRef(tuple);
@@ -402,7 +406,7 @@ object *scorch_map_tensor(object *self, object *const *given, long count) {
     if (!operands || !is_quiet(operands, 1) || is_true(PyObject_GetAttr(values, known[requires_grad_]))) goto done;
     if (!(pattern = PyObject_GetAttr(storage, known[pattern_]))) goto done;
     int bits;
-    if ((found = without_error(mapped(PyLong_AsLongLong(given[0]), values, &bits))) == none) goto done;
+    if ((found = without_error(mapped(PyLong_AsLongLong(given[0]), 0, values, &bits))) == none) goto done;
     Py_IncRef(pattern);
     if ((found = storage_of(pattern, found))) found = wrapped(found, bits);
 done:

@@ -9,8 +9,14 @@
     static void name(type *restrict sum, const type *restrict added, long long length) {                    \
         for (long long i = 0; i < length; i++) sum[i] += added[i];                                          \
     }
+#define SCALE(name, type)                                                                                   \
+    static void name(type factor, const type *restrict in, type *restrict out, long long length) {          \
+        for (long long i = 0; i < length; i++) out[i] = in[i] * factor;                                     \
+    }
 ADD(add_float, float)
 ADD(add_double, double)
+SCALE(scale_float, float)
+SCALE(scale_double, double)
 MAP(map_float, float, __builtin_fabsf)
 MAP(map_double, double, __builtin_fabs)
 

@@ -20,6 +20,7 @@ NORMED = {
     torch.float64: ("double", "double"),
     torch.bfloat16: ("unsigned short", "float"),
 }
+MAX_FLOAT = torch.finfo(torch.float32).max
 MIN_NORMED_PER_THREAD = 1 << 14  # numbers
 
 
@@ -35,6 +36,13 @@ def of_few(code: int, by_torch: Function) -> Function:
         return by_torch(values) if result is None else result
 
     return compute
+
+
+def scaled(values: torch.Tensor, factor: float) -> torch.Tensor | None:
+    """Multiply values by a number; None where torch must."""
+    functions = builtins()
+    is_number = functions is not None and (values.dtype is torch.float64 or abs(factor) <= MAX_FLOAT)
+    return functions.scale(values, factor) if functions is not None and is_number else None
 
 
 def add_row(result: torch.Tensor, row: torch.Tensor) -> torch.Tensor | None:

@@ -31,12 +31,13 @@ SOURCE = "".join(
     read_source(f"{name}.c")
     for name in (
         *("tiles", "weights", "gathers", "squares", "wide_squares", "turn", "blocks", "activations"),
-        *("windows", "bf16", "linear"),
+        *("windows", "bf16", "pairs", "linear"),
     )
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
 SHARED_TILE_PARTS = 8  # the same for a tile that several threads pack
 MAX_SHARING = 4  # threads that pack the same tile, where a vector is a line and packing takes little
+PAIRED = 16  # rows of a batch in bf16, beyond which two of them share the bits of a float in tiles
 MIN_POOLED = 1 << 20  # elements of threads' tiles from which on they are worth memory of a pool
 STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of the batch's type
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
@@ -160,7 +161,7 @@ def window() -> int:
 
 
 class _Size(NamedTuple):
-    """What plans depend on; ``rows`` are those of blocks, ``bytes`` those of an element."""
+    """What plans depend on; ``rows`` are those of blocks, ``bytes`` those of a number in a tile."""
 
     rows: int
     batch: int
@@ -174,7 +175,9 @@ def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
     features = x.shape[-1]
     batch, is_windowed = x.numel() // features, weight[1].dtype == torch.uint8
     is_tiled = batch > 1 and not is_windowed
-    return _Size(weight[0].numel() - 1, batch, features, block[0], _computed(x.dtype).itemsize, is_tiled)
+    is_paired = is_tiled and x.dtype == torch.bfloat16 and block == (1, 1) and batch > PAIRED
+    bytes = x.dtype.itemsize if is_paired else _computed(x.dtype).itemsize
+    return _Size(weight[0].numel() - 1, batch, features, block[0], bytes, is_tiled)
 
 
 _Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of memory that its threads need
@@ -232,6 +235,7 @@ def _tile_width(batch: int, features: int, size: int, threads: int) -> int:
     Tiles of two cache lines a feature are fastest where they fit, and not too many threads pack the same one.
     """
     bytes, cache = target().vector_bytes, target().cache_bytes
+    bytes = LINE if size < torch.float32.itemsize else bytes  # whole groups of pairs, as in c/pairs.c
     lanes, line, tile_bytes = bytes // size, max(LINE // bytes, 1), 2 * LINE * features
     most = line if tile_bytes * TILE_PARTS > cache else 2 * line
     vectors = -(-batch // lanes)

@@ -391,7 +391,7 @@ KERNEL void LIMITS(IS_SMALL ? 3 + MORE : 2) scorch_attention_forward(const struc
             most = LARGER(s, most);
           }
         for (int step = 2; step; step /= 2) {
-          const f32 theirs = EXCHANGE(most, step, 4);
+          const f32 theirs = EXCHANGE(most, step, 32);
           most = LARGER(theirs, most);
         }
         const f32 by = most == -__builtin_inff() ? 0 : most, smaller = power(top[half] - by);
@@ -420,7 +420,7 @@ KERNEL void LIMITS(IS_SMALL ? 3 + MORE : 2) scorch_attention_forward(const struc
       }
     }
     for (int half = 0; half < 2; half++)
-      for (int step = 2; step; step /= 2) total[half] += EXCHANGE(total[half], step, 4);
+      for (int step = 2; step; step /= 2) total[half] += EXCHANGE(total[half], step, 32);
     if (slot < 0) {
       T *to = x.out + (head * x.queries + first) * WIDE;
       store_rows(to, sums, WIDE, x.queries - first, row, lane, inverse(total[0]), inverse(total[1]));

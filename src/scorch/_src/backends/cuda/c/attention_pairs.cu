@@ -49,7 +49,7 @@ static inline f32 dot(const T *a, const T *b, int count) {
   f32 sum = 0;
 #pragma unroll
   for (int e = 0; e < count; e++) sum += value_of(a[e]) * value_of(b[e]);
-  for (int step = 4; step; step /= 2) sum += EXCHANGE(sum, step, 8);
+  for (int step = 4; step; step /= 2) sum += EXCHANGE(sum, step, 32);
   return sum;
 }
 static inline void add(f32 *to, const T *from, int count, f32 by) {

@@ -19,6 +19,7 @@ import torch
 from scorch._src.backends.cuda.device import driver, nvrtc
 from scorch._src.backends.print.cuda import as_part, part_of
 from scorch._src.bounded import BoundedCache
+from scorch._src.devices import cores_of_host
 from scorch._src.loops.grid import FUNCTIONS
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
@@ -26,6 +27,7 @@ MAX_KERNELS = 4096
 MAX_COMPILERS = 8  # at once: each needs memory
 DELAY = 0.05  # seconds before kernels are compiled ahead
 PAUSE = 0.01  # seconds between looks whether others are still being compiled
+MANY_CORES = 8  # with which nobody waits longer because something is compiled ahead
 PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
 
@@ -224,16 +226,18 @@ class Text(NamedTuple):
 def compile_ahead(texts: Sequence[Text]) -> threading.Thread:
     """Have a thread print texts and compile parts of them before anybody asks for them; they stay on disk.
 
-    It compiles one after another, while nobody waits for NVRTC.
+    It compiles one after another; where there are few cores, while nobody waits for NVRTC.
     """
     architecture = architecture_of(torch.cuda.current_device())
+    is_patient = cores_of_host() < MANY_CORES
 
     def work() -> None:
-        time.sleep(DELAY)
+        if is_patient:
+            time.sleep(DELAY)
         for print_source, label, parts in texts:
             source = print_source()
             for part in parts:
-                while nvrtc.is_busy():
+                while is_patient and nvrtc.is_busy():
                     time.sleep(PAUSE)
                 if not threading.main_thread().is_alive():
                     return

@@ -1,0 +1,219 @@
+"""Messages say what is wrong, of what the user passed, and what to do; following the advice works."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fork_server import run_python
+from tests.test_name_hints import public_functions
+
+import scorch
+from scorch.errors import (
+    ArgumentError,
+    DtypeError,
+    FileError,
+    FormatError,
+    KeywordError,
+    MissingDeviceError,
+    OperandError,
+    ScorchError,
+    ShapeError,
+)
+
+EDGE_INDEX = torch.tensor([[0, 1, 2], [1, 2, 0]])
+SQUARE = scorch.eye(3, format="csr")
+MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
+    "diagonals must be a tensor, but got a list; create one with torch.tensor": (
+        OperandError,
+        lambda: scorch.sparse.spdiags([1, 2, 3], 0, (3, 3)),
+    ),
+    "to_sparse: sparse_dim must be an integer, but got 'csc'; use S.to_format('csc')": (
+        OperandError,
+        lambda: SQUARE.to_sparse("csc"),
+    ),
+    "to_sparse_csr: dense_dim must be an integer, but got 'csc'; use": (
+        OperandError,
+        lambda: SQUARE.to_sparse_csr("csc"),
+    ),
+    "but got a tuple; create one with torch.stack([row, column])": (
+        OperandError,
+        lambda: scorch.nn.GCNConv(2, 2)(torch.ones(3, 2), tuple(EDGE_INDEX)),
+    ),
+    "edge_index must be a tensor, but got a tuple; create one with torch.stack([row, column])": (
+        OperandError,
+        lambda: scorch.from_edge_index(tuple(EDGE_INDEX), size=3),
+    ),
+    "edge_index has 3 edges: pass the number of nodes by name, size=3": (
+        ShapeError,
+        lambda: scorch.from_edge_index(EDGE_INDEX, 3),
+    ),
+    "but got a str; load a file with scorch.load(path)": (OperandError, lambda: scorch.from_scipy("m.npz")),
+    "format 'dss' stores 3-D tensors, but this one is 2-D": (
+        FormatError,
+        lambda: scorch.from_torch(torch.eye(3), format="dss"),
+    ),
+    "but got float32; indices and values seem to be swapped: indices come first": (
+        DtypeError,
+        lambda: scorch.sparse_coo_tensor(torch.ones(3), EDGE_INDEX, (3, 3)),
+    ),
+    "one column for each entry: pass torch.stack([rows, columns])": (
+        ShapeError,
+        lambda: scorch.sparse_coo_tensor(*EDGE_INDEX, torch.ones(3)),
+    ),
+    "'b' has 1 dimension (shape (3,)) but 'b' names 0 indices; write b[i]": (
+        ShapeError,
+        lambda: scorch.evaluate("R[i,j] = S[i,j] + b", S=SQUARE, b=torch.ones(3)),
+    ),
+    "k must be an integer from 0 to 3, the size of dimension -1, but got 0.5": (
+        ArgumentError,
+        lambda: scorch.topk_sparse(torch.eye(3), 0.5),
+    ),
+    "rand does not support layout= with a format or a density; use format='csr'": (
+        OperandError,
+        lambda: scorch.rand(3, 3, density=0.5, layout=torch.sparse_csr),
+    ),
+    "sum() got an unexpected keyword argument 'masks'; did you mean 'masked'?": (
+        KeywordError,
+        lambda: SQUARE.sum(axis=1, masks=True),
+    ),
+    "amax() got an unexpected keyword argument 'keep'; did you mean 'keepdim'?": (
+        KeywordError,
+        lambda: scorch.amax(SQUARE, 1, masked=True, keep=True),
+    ),
+    "mask_mod is called with four arguments, (b, h, q_idx, kv_idx)": (
+        OperandError,
+        lambda: scorch.nn.masks.from_function(lambda i, j: i == j, 16),
+    ),
+}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_says_what_to_do(message: str) -> None:
+    kind, call = MISTAKES[message]
+    with pytest.raises(kind, match=re.escape(message)):
+        call()
+
+
+def test_advice_that_is_given_works() -> None:
+    edges = torch.stack(tuple(EDGE_INDEX))
+    assert scorch.from_edge_index(edges, size=3).shape == (3, 3)
+    assert scorch.nn.GCNConv(2, 2)(torch.ones(3, 2), edges).shape == (3, 2)
+    assert scorch.sparse_coo_tensor(torch.stack(tuple(EDGE_INDEX)), torch.ones(3)).nnz == 3
+    b = torch.ones(3)
+    assert scorch.evaluate("R[i,j] = S[i,j] + b[i]", S=SQUARE, b=b).shape == (3, 3)
+    assert scorch.sum(SQUARE, axis=1, keepdims=True).shape == (3, 1)
+    assert SQUARE.sum(axis=1, masked=True, keepdims=True).shape == (3, 1)
+
+
+def test_padding_of_blocks_is_shown() -> None:
+    blocks = scorch.from_torch(torch.ones(6, 5), format="bsr(4,4)")
+    assert "nnz=64, density=213.33% with padding)" in repr(blocks)
+    assert "padding" not in repr(scorch.from_torch(torch.ones(8, 4), format="bsr(4,4)"))
+
+
+@pytest.mark.cpu("about devices that are not there")
+def test_a_device_that_is_not_there_is_named_with_what_it_needs() -> None:
+    if torch.backends.cuda.is_built():
+        pytest.skip("this build of PyTorch has CUDA")
+    for call, words in (
+        (lambda: scorch.ones(3, 3, device="cuda", format="csr"), "^ones: device cuda is not available in"),
+        (lambda: scorch.nn.masks.window(16, 2, device="cuda"), "^window: device cuda is not available in"),
+        (lambda: SQUARE.to(0), "^to: "),
+        (lambda: SQUARE.to("cuda"), "^to: "),
+    ):
+        with pytest.raises(MissingDeviceError, match=f"{words}.*A GPU needs a CUDA build of PyTorch"):
+            call()
+
+
+def test_what_is_no_tensor_is_never_an_internal_error() -> None:
+    tried = 0
+    for name, function in public_functions().items():
+        if name.startswith("scorch.distributed") or name in ("scorch.spy", "scorch.save", "scorch.load"):
+            continue
+        parameters = inspect.signature(function).parameters.values()
+        count = sum(each.default is each.empty and each.kind == 1 for each in parameters)
+        for value in ("abc", [1, 2, 3], None, 2.5):
+            if name.startswith("scorch.nn.") and not name.startswith("scorch.nn.masks"):
+                continue  # layers
+            try:
+                function(*[value] * count)
+            except (TypeError, ValueError, RuntimeError, NotImplementedError, IndexError):
+                tried += 1
+    assert tried > 100
+
+
+def test_submodules_of_compat_say_how_to_import_them() -> None:
+    code = "import scorch.compat as c; assert not hasattr(c, 'other'); c.pyg"
+    done = run_python(["-c", code])
+    assert "no attribute 'pyg'; import scorch.compat.pyg first" in done.stderr
+
+
+def test_a_file_with_other_objects_names_their_class(tmp_path: Path) -> None:
+    path = tmp_path / "layer.pt"
+    torch.save({"layer": torch.nn.Linear(2, 2)}, path)
+    with pytest.raises(
+        FileError, match=r"contains a torch\.nn\.modules\.linear\.Linear, and loading"
+    ) as caught:
+        scorch.load(path)
+    assert "weights_only=False" in str(caught.value) and len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_a_damaged_file_does_not_repeat_what_torch_says_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "S.pt"
+    path.write_bytes(pickle.dumps({"a": "b"}, protocol=2)[:-3])
+    with pytest.raises(FileError, match="is not a complete") as caught:
+        scorch.load(path)
+    scorch.save(path, SQUARE)
+    whole = path.read_bytes()
+    messages = [str(caught.value)]
+    for cut in (len(whole) // 2, len(whole) - 30):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(FileError) as caught:
+            scorch.load(path)
+        messages.append(str(caught.value))
+    broken = bytearray(whole)
+    begin = whole.index(b"data.pkl") + 60
+    broken[begin : begin + 30] = bytes(30)
+    path.write_bytes(broken)
+    with pytest.raises(FileError) as caught:
+        scorch.load(path)
+    messages.append(str(caught.value))
+    for message in messages:
+        assert "weights_only" not in message and len(message) < 250 + len(str(path)), message
+
+
+def test_the_backend_of_compile_is_checked_at_once() -> None:
+    for compile in (torch.compile, scorch.compile):
+        with pytest.raises(RuntimeError, match="Invalid backend: 'no_such_backend'"):
+            compile(torch.relu, backend="no_such_backend")
+    assert scorch.compile(torch.relu, backend="eager")(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_cg_says_which_preconditioners_it_needs() -> None:
+    A = scorch.from_torch(torch.diag(torch.arange(1.0, 31)).double(), format="csr")
+    M = torch.triu(torch.ones(30, 30)).double()  # not symmetric
+    with pytest.raises(
+        scorch.errors.ConvergenceError, match="gmres if M is not symmetric positive def"
+    ) as caught:
+        scorch.linalg.cg(A, torch.ones(30).double(), M=M)
+    assert "SciPy installed" not in str(caught.value)
+    solution = scorch.linalg.gmres(A, torch.ones(30).double(), M=M)
+    torch.testing.assert_close(A @ solution, torch.ones(30).double())
+
+
+def test_layers_of_pyg_say_that_they_are_not_prepared() -> None:
+    pytest.importorskip("torch_geometric")
+    code = """
+import torch, scorch, torch_geometric.nn
+A = scorch.eye(5, format="csr")
+torch_geometric.nn.GCNConv(3, 2)(torch.ones(5, 3), A)
+"""
+    done = run_python(["-c", code])
+    assert "PyG's layers accept sparse matrices of Scorch after scorch.compat.pyg.install()" in done.stderr
