@@ -42,8 +42,7 @@ class SparseLayer(torch.nn.Module):
 
     def matrices(self) -> dict[str, SparseLinear]:
         """Return the matrices of the layer by name; that of a ``SparseLinear`` has an empty name."""
-        children: Any = self.named_children()
-        return {name: child for name, child in children if isinstance(child, SparseLayer)}
+        return {name: child for name, child in self.named_children() if isinstance(child, SparseLayer)}  # type: ignore[misc]
 
     @property
     def nnz(self) -> int:

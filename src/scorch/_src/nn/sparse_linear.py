@@ -228,7 +228,8 @@ class SparseLinear(SparseLayer):
         pattern stays fixed: what they write elsewhere is dropped, or refused if it is named by an index.
         """
         self._check_values()
-        scales, values = self._buffers.get("scales"), self.values  # older pickles have no scales
+        values: torch.Tensor = self.values
+        scales = self._buffers.get("scales")  # older pickles have none
         if scales is not None:
             values = dequantize(values, scales, self.pattern)
         return weight_of_layer(self, self.pattern, values)
@@ -418,8 +419,8 @@ class SparseLinear(SparseLayer):
         if values is None and new is None:
             raise ArgumentError(
                 "rewire reads a dense tensor as a mask, which has no values, like a pattern: pass the value "
-                "of new entries, as in layer.rewire(mask, new=0.0); to take the values of a dense weight, "
-                "pass scorch.from_torch(weight, format='csr')"
+                "of new entries, as in new=0.0; to take the values of a dense weight, pass "
+                "scorch.from_torch(weight, format='csr')"
             )
         before = self.pattern
         old_positions = find_old_positions(before, pattern)

@@ -48,6 +48,7 @@ def computed_weight_error(name: str) -> UnsupportedError:
 def write_to_layer(storage: Storage, other: Storage) -> None:
     """Write ``other`` to the values of the layer whose weight ``storage`` is, on the pattern of the layer."""
     values = storage.layer_values
+    assert values is not None
     if is_transformed():
         raise computed_weight_error("an in-place function inside torch.func")
     if not storage.values.is_set_to(values):

@@ -103,7 +103,7 @@ class FusedEncoder(torch.nn.TransformerEncoder):
         for layer in self.layers:
             src = layer(src, src_mask=None, is_causal=bool(is_causal), src_key_padding_mask=is_padding)
         src = src.masked_fill(is_padding.unsqueeze(-1), 0.0)
-        return src if self.norm is None else self.norm(src)  # type: ignore[no-any-return]
+        return src if self.norm is None else self.norm(src)
 
     def _drops_padding(self, src: torch.Tensor, padding: torch.Tensor) -> bool:
         """Whether torch's encoder would drop padding if its layers were dense."""
