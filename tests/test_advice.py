@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
         ShapeError,
         lambda: scorch.evaluate("R[i,j] = S[i,j] + b", S=SQUARE, b=torch.ones(3)),
     ),
-    "k must be an integer from 0 to 3, the size of dimension -1, but got 0.5": (
+    "k must be an integer between 0 and 3, the size of dimension -1, but got 0.5": (
         ArgumentError,
         lambda: scorch.topk_sparse(torch.eye(3), 0.5),
     ),
@@ -200,7 +200,7 @@ def test_cg_says_which_preconditioners_it_needs() -> None:
     A = scorch.from_torch(torch.diag(torch.arange(1.0, 31)).double(), format="csr")
     M = torch.triu(torch.ones(30, 30)).double()  # not symmetric
     with pytest.raises(
-        scorch.errors.ConvergenceError, match="gmres if M is not symmetric positive def"
+        scorch.errors.ConvergenceError, match="gmres if it is not positive definite"
     ) as caught:
         scorch.linalg.cg(A, torch.ones(30).double(), M=M)
     assert "SciPy installed" not in str(caught.value)

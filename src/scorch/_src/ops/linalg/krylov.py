@@ -357,7 +357,7 @@ def _not_converged(
     if not has_preconditioner:
         hint = "pass M (such as one over the diagonal)"
     elif name == "cg":
-        hint = "use scorch.linalg.gmres if M is not symmetric positive definite, which cg needs"
+        hint = "use a better preconditioner M, or scorch.linalg.gmres if it is not positive definite"
     else:
         hint = "use a better preconditioner M"
     installed = " with SciPy installed" if scipy_linalg() is None else ""

@@ -68,7 +68,7 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
     size = h.shape[dim]
     if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= size:
         raise ArgumentError(
-            f"k must be an integer from 0 to {size}, the size of dimension {dim}, but got {k!r}"
+            f"k must be an integer between 0 and {size}, the size of dimension {dim}, but got {k!r}"
         )
     if dim % h.dim() != h.dim() - 1:
         return topk_sparse(h.movedim(dim, -1), k, abs=abs).movedim(-1, dim)  # type: ignore[return-value]

@@ -54,8 +54,6 @@ def advice_on(value: object, name: str = "") -> str:
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
-    if is_path(value):
-        return "load a file with scorch.load(path)"
     if isinstance(value, (list, tuple)):
         stacked = "torch.stack([row, column])" if len(value) == 2 else "torch.stack"
         return f"create one with {stacked if holds_tensors(value) else 'torch.tensor'}"
