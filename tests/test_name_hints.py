@@ -389,6 +389,7 @@ def test_what_a_keyword_hint_names_is_a_keyword() -> None:
     functions += [getattr(scorch.nn, name) for name in scorch.nn.__all__ if name[0].isupper()]
     functions += [getattr(scorch.nn.masks, name) for name in scorch.nn.masks.__all__]
     functions += [scorch.nn.MultiheadAttention.forward, scorch.linalg.cg, scorch.linalg.eigsh, scorch.zeros]
+    functions += [scorch.nn.SparseLinear.rewire]
     known = {"size"}.union(*(inspect.signature(function).parameters for function in functions))
     assert {name for names in KEYWORD_HINTS.values() for name in names} <= known
 

@@ -133,12 +133,16 @@ def test_a_fine_tuned_sparse_model_is_stored_in_8_bits() -> None:
         torch.testing.assert_close(stored[0](x), tuned[0](x), rtol=0.02, atol=0.02)
 
 
-def test_pruning_a_sparse_model_further_is_warned_of() -> None:
+def test_sparse_layers_that_are_not_pruned_further_are_warned_of() -> None:
     model = scorch.sparsify(torch.nn.Sequential(torch.nn.Linear(40, 64)), 0.5, prefer="size")
-    with pytest.warns(
-        scorch.errors.ScorchWarning, match="reached 50.0%: layers that are sparse already .*: 0"
-    ):
-        scorch.sparsify(model, 0.9)
+    stored = scorch.sparsify(model, weight_dtype=torch.bfloat16, sparsity=0.5)
+    assert stored[0].nnz == model[0].nnz  # type: ignore[index]
+    eight_bits = scorch.sparsify(model, 0.5, weight_dtype=torch.int8)
+    for source, arguments in ((model, {}), (eight_bits, {"sparsity": 0.9})):
+        with pytest.warns(
+            scorch.errors.ScorchWarning, match="reached 50.0%: layers that are sparse already .*: 0"
+        ):
+            scorch.sparsify(source, **arguments)
     scorch.sparsify(model, 0.9, skip=["0"])  # silent
 
 

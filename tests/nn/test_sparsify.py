@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -433,3 +434,78 @@ def test_shapes_of_blocks_and_groups_are_checked() -> None:
     for batch in (4.0, None, [True]):
         with pytest.raises(errors.ArgumentError, match="batch must be a positive integer or a sequence"):
             scorch.sparsify(model, batch=batch)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("options", [{}, {"distribution": "global"}, {"method": "random"}, {"blocks": 4}])
+def test_a_sparse_model_is_pruned_further_within_its_patterns(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 16), torch.nn.LSTM(16, 16)
+    )
+    half = scorch.sparsify(model, 0.5, prefer="size", **options)
+    before = {name: table.weight.detach().to_dense() for name, table in tables_in(half).items()}
+    parameters = {name: table.values for name, table in tables_in(half).items()}
+    result = scorch.sparsify(half, 0.75, prefer="size", inplace=True, **options)
+    assert result is half and abs(result.sparsification.reached - 0.75) < 0.01
+    for name in before:
+        table = tables_in(half)[name]
+        after = table.weight.detach().to_dense()
+        assert table.values is parameters[name] and table.values.numel() == table.nnz
+        assert torch.equal(after, torch.where(after != 0, before[name], 0))  # and nothing is new
+        if not options:
+            dropped = before[name][(after == 0) & (before[name] != 0)].abs()
+            assert dropped.max() <= after[after != 0].abs().min()
+    optimizer = torch.optim.Adam(half.parameters(), lr=0.01)
+    half[:3](torch.randn(5, 32)).square().sum().backward()  # type: ignore[index]
+    optimizer.step()
+
+
+def tables_in(model: torch.nn.Module) -> dict[str, scorch.nn.SparseLinear]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, scorch.nn.SparseLinear)}
+
+
+def test_tied_sparse_layers_are_pruned_further_together() -> None:
+    torch.manual_seed(0)
+    embedding, head = torch.nn.Embedding(40, 16), torch.nn.Linear(16, 40, bias=False)
+    head.weight = embedding.weight
+    half = scorch.sparsify(torch.nn.Sequential(embedding, head), 0.5, prefer="size")
+    small: Any = scorch.sparsify(half, 0.9, prefer="size")
+    assert small[0].values is small[1].values and small[0].nnz == small[1].nnz == 64
+    assert torch.equal(small[0].weight.to_dense(), small[1].weight.to_dense())
+    assert small[1](small[0](torch.tensor([3]))).shape == (1, 40)
+
+
+def test_nm_patterns_of_a_sparse_model_are_part_of_it() -> None:
+    half = scorch.sparsify(torch.nn.Sequential(torch.nn.Linear(32, 16)), 0.5, prefer="size")
+    before = half[0].weight.to_dense() != 0
+    small = scorch.sparsify(half, pattern="1:4", prefer="size")
+    stored = small[0].weight.to_dense() != 0
+    assert not (stored & ~before).any() and stored.unflatten(1, (8, 4)).sum(-1).max() == 1
+
+
+def test_a_sparsity_that_contradicts_the_pattern_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    for arguments in ({"pattern": "2:4"}, {"nm": (2, 4)}):
+        with pytest.raises(errors.ArgumentError, match=r"2 of every 4 weights is a sparsity of 0.5, not 0.9"):
+            scorch.sparsify(model, sparsity=0.9, prefer="size", **arguments)
+        assert scorch.sparsify(model, sparsity=0.5, prefer="size", **arguments).sparsification.reached == 0.5
+
+
+class WithPositions(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = torch.nn.Parameter(torch.randn(64, 64))
+        self.embedding, self.fc = torch.nn.Embedding(100, 64), torch.nn.Linear(64, 64)
+
+
+def test_parameters_are_named_and_skipped_and_do_not_count_then() -> None:
+    model = WithPositions()
+    with pytest.warns(scorch.errors.ScorchWarning, match=r"layers that stay dense: positions \(Parameter\)"):
+        found = scorch.sparsify(model, 0.9, prefer="size", skip="embedding").sparsification
+    assert abs(found.reached - 0.45) < 0.01 and found.weights == 2 * 64 * 64
+    for skip in (["embedding", "positions"], [model.embedding, model.positions]):
+        found = scorch.sparsify(model, 0.9, prefer="size", skip=skip).sparsification  # silent
+        assert abs(found.reached - 0.9) < 0.01 and found.weights == 64 * 64
+    with pytest.raises(errors.ArgumentError, match=r"no such module or parameter; did you mean 'positions'"):
+        scorch.sparsify(model, skip="position")

@@ -235,6 +235,20 @@ MASK_HINTS: dict[str, str] = {
     ),
 }
 
+LAYER_HINTS: dict[str, str] = {  # of names that sparse layers do not have
+    "sparsity": "use 1 - layer.density",
+    **dict.fromkeys(("mask", "weight_mask"), "use layer.weight != 0, or layer.pattern for the index arrays"),
+    "weight_orig": "use layer.values, the trained parameter",
+    **dict.fromkeys(
+        ("prune", "prune_", "sparsify", "prune_further"), "use scorch.sparsify(layer, sparsity=0.95)"
+    ),
+    **dict.fromkeys(("from_linear", "from_torch", "from_module"), "use from_dense(linear, sparsity=0.9)"),
+    "from_pretrained": "use scorch.sparsify(layer, sparsity=0.9) of the dense layer",
+    **dict.fromkeys(("dense", "densify", "todense"), "use layer.to_dense()"),
+    **dict.fromkeys(("indices", "crow_indices", "col_indices"), "use layer.weight, a SparseTensor"),
+    "all_weights": "use layer.named_parameters()",
+}
+
 HINTS: dict[str, Mapping[str, str]] = {
     "scorch": MODULE_HINTS,
     "scorch.nn": NN_HINTS,
@@ -272,6 +286,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
     **dict.fromkeys(("offset", "diagonal"), ("k",)),
     "batch_size": ("batch",),
+    **dict.fromkeys(("fill", "fill_value", "init", "new_value"), ("new",)),
     "window_size": ("radius",),
     **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
     **dict.fromkeys(("rtol", "atol", "eps"), ("tol",)),

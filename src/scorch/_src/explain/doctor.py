@@ -144,14 +144,15 @@ def _observe(model: torch.nn.Module, call: Callable[[], Any]) -> tuple[list[floa
     hooks += [module.register_forward_hook(after) for module in visits]
     times = []
     try:
-        for _ in range(ROUNDS):
-            for visit in visits.values():
-                visit.calls = 0
-                visit.seconds_by_round.append(0.0)
-            order.clear()
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
+        with timing.calling_parts():
+            for _ in range(ROUNDS):
+                for visit in visits.values():
+                    visit.calls = 0
+                    visit.seconds_by_round.append(0.0)
+                order.clear()
+                start = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - start)
     finally:
         for hook in hooks:
             hook.remove()

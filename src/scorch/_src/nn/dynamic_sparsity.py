@@ -20,7 +20,7 @@ from scorch._src.nn.grad_topk import grad_topk
 from scorch._src.nn.pattern import pattern_from_keys, stored_keys
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.storage.coordinates import keys_of
-from scorch.errors import ArgumentError, CallError, UnsupportedError, warn_deprecated
+from scorch.errors import ArgumentError, CallError, OperandError, UnsupportedError, kind_of, warn_deprecated
 
 
 class DynamicSparsity:
@@ -32,7 +32,7 @@ class DynamicSparsity:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None = None,
         *,
         update_every: int = 100,
         stop_step: int | None = None,
@@ -40,16 +40,26 @@ class DynamicSparsity:
         every: int | None = None,
         until: int | None = None,
     ) -> None:
+        name = type(self).__name__
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise OperandError(
+                f"{name} expected a model and its optimizer, but got {kind_of(optimizer)} as optimizer; call "
+                f"it as {name}(model, optimizer, update_every=100, stop_step=1000)"
+            )
         if every is not None:
             warn_deprecated(f"{type(self).__name__}(every=)", f"{type(self).__name__}(update_every=)")
             update_every = every
         if until is not None:
             warn_deprecated(f"{type(self).__name__}(until=)", f"{type(self).__name__}(stop_step=)")
             stop_step = until
+        if stop_step is None:
+            raise ArgumentError(
+                "stop_step is required: the training step after which the sparsity pattern stays fixed, such "
+                "as three quarters of all steps"
+            )
         for name, steps in (("update_every", update_every), ("stop_step", stop_step)):
             if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
                 raise ArgumentError(f"{name} must be a positive number of training steps, but got {steps!r}")
-        assert stop_step is not None
         if not 0 < fraction <= 1:
             raise ArgumentError(f"fraction must be in (0, 1], but got {fraction!r}")
         self.layers = {

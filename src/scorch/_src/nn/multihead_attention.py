@@ -99,7 +99,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             query, key, value = transpose_batch(query, key, value)
         _check(query, key, value, self)
         q, k, v = self._project(query, key, value)
-        mask = _reshape_mask(mask, (q.shape[0], self.num_heads), (q.shape[2], key.shape[1]))
+        is_swapped = is_batched and not self.batch_first
+        mask = _reshape_mask(mask, (q.shape[0], self.num_heads), (q.shape[2], key.shape[1]), is_swapped)
         skipped = _check_padding(key_padding_mask, key)
         k, v, mask, skipped = self._append_bias_keys(k, v, mask, skipped)
         dropout = self.dropout if self.training else 0.0
@@ -215,7 +216,9 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: M
         )
 
 
-def _reshape_mask(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int]) -> SparseTensor:
+def _reshape_mask(
+    mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, int], is_swapped: bool = False
+) -> SparseTensor:
     """Reshape the mask so that its batch broadcasts to (N, heads)."""
     if mask.dim() == 3 and mask.shape[0] == batch[0] * batch[1]:
         split = mask.unflatten(0, batch)
@@ -229,6 +232,7 @@ def _reshape_mask(mask: SparseTensor, batch: tuple[int, int], pairs: tuple[int, 
         raise ShapeError(
             f"pairs must have shape {pairs}, {(batch[0] * batch[1], *pairs)} or {(*batch, *pairs)}, "
             f"but got {tuple(mask.shape)}"
+            + ("; the input is read as (tokens, batch, features): batch_first=True?" if is_swapped else "")
         )
     return mask
 

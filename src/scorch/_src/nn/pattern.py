@@ -296,10 +296,19 @@ def weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 def refuse_weight(layer: torch.nn.Module) -> NoReturn:
     """Refuse to replace the weight of a sparse layer, which is computed from its values."""
     name = type(layer).__name__
+    create = f", or create another layer with {name}.from_weight(weight)"
     dense = f", or {name}.from_dense(weight) for a dense one" if hasattr(layer, "from_dense") else ""
     raise UnsupportedError(
         f"the weight of a {name} cannot be replaced: it is computed from the trained values; change those in "
-        f"place, or create another layer with {name}.from_weight(weight){dense}"
+        f"place{create if hasattr(layer, 'from_weight') else ''}{dense}"
+    )
+
+
+def refuse_masks(layer: torch.nn.Module) -> NoReturn:
+    """Refuse the masks of ``torch.nn.utils.prune`` on a sparse layer."""
+    raise UnsupportedError(
+        f"torch.nn.utils.prune masks dense weights, and that of a {type(layer).__name__} is sparse; to prune "
+        "it further, use scorch.sparsify(layer, sparsity=0.95), or layer.rewire(mask, new=0.0)"
     )
 
 

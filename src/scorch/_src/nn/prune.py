@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.name_hints import suggests_keywords
-from scorch.errors import ArgumentError, ShapeError
+from scorch.errors import ArgumentError, OperandError, ShapeError
 
 Blocks = tuple[int, int] | None
 DISTRIBUTIONS = ("uniform", "global", "erk")
@@ -70,6 +70,7 @@ def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> li
 
     Raises:
         ArgumentError: ``density`` is not between 0 and 1.
+        OperandError: ``shapes`` are not those of matrices.
 
     Example:
 
@@ -77,6 +78,11 @@ def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> li
         >>> [round(density, 3) for density in densities]
         [0.038, 0.111, 0.919]
     """
+    if isinstance(shapes, (torch.nn.Module, torch.Tensor)) or not all(map(_is_shape, shapes)):
+        raise OperandError(
+            "erdos_renyi_densities expected the shapes of matrices, as in [(300, 784), (100, 300)]; to prune "
+            "a model so, use scorch.sparsify(model, sparsity=0.9, distribution='erk')"
+        )
     if not 0 <= density <= 1:
         raise ArgumentError(f"density must be between 0 and 1, but got {density!r}")
     sizes = [rows * columns for rows, columns in shapes]
@@ -90,6 +96,10 @@ def erdos_renyi_densities(shapes: Sequence[Sequence[int]], density: float) -> li
         if not over:
             return [1.0 if layer in full else raw[layer] * scale for layer in range(len(sizes))]
         full |= over
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, Sequence) and len(shape) == 2 and all(isinstance(size, int) for size in shape)
 
 
 def _scores(weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:

@@ -10,13 +10,14 @@ from scorch._src.compile.capture.function_operators import operator
 from scorch._src.grad_state import untracked
 from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.pattern import refuse_weight
+from scorch._src.nn.sparse_layer import LayerOfOneMatrix
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError
 
 
-class SparseEmbedding(torch.nn.Module):
+class SparseEmbedding(LayerOfOneMatrix):
     """An embedding whose table is sparse: look up rows as dense vectors.
 
     Create it with ``from_weight`` or ``scorch.sparsify``. ``table`` holds the trained values and the sparsity
@@ -62,12 +63,6 @@ class SparseEmbedding(torch.nn.Module):
     @weight.setter
     def weight(self, weight: SparseTensor) -> None:
         refuse_weight(self)
-
-    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
-        """Register a parameter, which torch does before it looks for a property of that name."""
-        if name == "weight":
-            refuse_weight(self)
-        super().register_parameter(name, param)
 
     @property
     def num_embeddings(self) -> int:

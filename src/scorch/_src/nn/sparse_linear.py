@@ -39,6 +39,7 @@ from scorch._src.nn.pattern import (
     weight_format,
 )
 from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
+from scorch._src.nn.sparse_layer import SparseLayer, describe_storage
 from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
 from scorch._src.ops.products.activations import check_activation, finish
 from scorch._src.ops.products.layer import apply_layer
@@ -49,14 +50,14 @@ from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.flatten import remember
+from scorch._src.tensor.layer_weight import weight_of_layer
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.units import format_density
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError, kind_of
 
 _CACHED = ("_inference_cache", "_last_call")  # attributes that copies and files do without
 
 
-class SparseLinear(torch.nn.Module):
+class SparseLinear(SparseLayer):
     """``torch.nn.Linear`` with a sparse weight: ``input @ weight.T + bias``.
 
     A new layer has a random sparsity pattern with equally many nonzeros in each row. To prune a trained
@@ -221,22 +222,21 @@ class SparseLinear(torch.nn.Module):
 
     @property
     def weight(self) -> SparseTensor:
-        """The weight as a ``SparseTensor`` connected to ``values``; to change it, change ``values``."""
+        """The weight as a ``SparseTensor`` connected to ``values``.
+
+        In-place functions change ``values``, under ``torch.no_grad()`` or of ``weight.data``. The sparsity
+        pattern stays fixed: what they write elsewhere is dropped, or refused if it is named by an index.
+        """
         self._check_values()
+        values: torch.Tensor = self.values
         scales = self._buffers.get("scales")  # older pickles have none
         if scales is not None:
-            return sparse_of(self.pattern, dequantize(self.values, scales, self.pattern))
-        return sparse_of(self.pattern, self.values)
+            values = dequantize(values, scales, self.pattern)
+        return weight_of_layer(self, self.pattern, values)
 
     @weight.setter
     def weight(self, weight: SparseTensor) -> None:
         refuse_weight(self)
-
-    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
-        """Register a parameter, which torch does before it looks for a property of that name."""
-        if name == "weight":
-            refuse_weight(self)
-        super().register_parameter(name, param)
 
     def _check_values(self) -> None:
         if self.values.shape != (self.pattern.size,):
@@ -245,15 +245,14 @@ class SparseLinear(torch.nn.Module):
                 "entries; change both with rewire"
             )
 
+    def matrices(self) -> dict[str, SparseLinear]:
+        """Return the layer itself, its only matrix, under an empty name."""
+        return {"": self}
+
     @property
     def nnz(self) -> int:
         """The number of stored elements of the weight."""
         return self.pattern.size
-
-    @property
-    def density(self) -> float:
-        """The fraction of the weight that is stored."""
-        return self.nnz / max(self.out_features * self.in_features, 1)
 
     @property
     def format(self) -> Format:
@@ -390,6 +389,7 @@ class SparseLinear(torch.nn.Module):
 
     # changing the pattern ----------------------------------------------------------------------------
 
+    @suggests_keywords
     def rewire(
         self,
         weight: SparseTensor | torch.Tensor | Pattern,
@@ -418,7 +418,9 @@ class SparseLinear(torch.nn.Module):
         pattern, values = split_weight(weight, self.pattern.shape, self.format)
         if values is None and new is None:
             raise ArgumentError(
-                "a pattern or a mask has no values; pass the value of new entries, as in new=0.0"
+                "rewire reads a dense tensor as a mask, which has no values, like a pattern: pass the value "
+                "of new entries, as in new=0.0; to take the values of a dense weight, pass "
+                "scorch.from_torch(weight, format='csr')"
             )
         before = self.pattern
         old_positions = find_old_positions(before, pattern)
@@ -443,8 +445,7 @@ class SparseLinear(torch.nn.Module):
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, format={self.format}, nnz={self.nnz}, "
-            f"density={format_density(self.density)}"
+            f"bias={self.bias is not None}, format={self.format}, {describe_storage(self)}"
             + (f", values={self.values.dtype}" if self.values.dtype in WEIGHT_DTYPES else "")
         )
 

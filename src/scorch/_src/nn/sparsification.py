@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -21,6 +22,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
 
 BY_REQUEST = "named in skip"
+NOT_STORED_SPARSE = "its weights are not stored sparse"
 SPARSITY_TOLERANCE = 0.005  # by which a rounded sparsity may miss the requested one
 MAX_LAYERS_IN_WARNING = 4
 
@@ -41,7 +43,7 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Sparsification:
-    """The requested sparsity, and the sparsity reached over all ``weights`` of a model."""
+    """The requested sparsity, and the sparsity reached over the ``weights`` that ``skip`` does not name."""
 
     asked: float | None  # None for a model that sparsify did not make
     reached: float
@@ -60,6 +62,7 @@ class Sparsification:
 
     def __str__(self) -> str:
         head = f"sparsity {self.reached:.1%} over {self.weights:,} weights"
+        head += " that are not skipped" if any(each.reason == BY_REQUEST for each in self.skipped) else ""
         head += "" if self.asked is None else f", requested {self.asked:.1%}"
         if self.weight_dtype is not None:
             head += f"; stored as {str(self.weight_dtype).removeprefix('torch.')}: {self.bytes:,} bytes "
@@ -82,8 +85,8 @@ class Sparsification:
         others = len(unasked) - MAX_LAYERS_IN_WARNING
         more = f" and {others} more" if others > 0 else ""
         return (
-            f"requested a sparsity of {self.asked:.1%}, reached {self.reached:.1%} over all weights of the "
-            f"model: {share:.1%} of them are in layers that stay dense: {names}{more}. "
+            f"requested a sparsity of {self.asked:.1%}, reached {self.reached:.1%}: "
+            f"{share:.1%} of all weights are in layers that stay dense: {names}{more}. "
             "Print .sparsification of the returned model to see why; name them in skip= if they "
             "should stay dense"
         )
@@ -94,8 +97,8 @@ class Sparsification:
         more = f" and {others} more" if others > 0 else ""
         return (
             f"requested a sparsity of {self.asked:.1%}, reached {self.reached:.1%}: layers that are sparse "
-            f"already keep their sparsity patterns: {names}{more}. To prune them further, replace them with "
-            "layer.to_dense() first, or sparsify the dense model"
+            f"already keep their sparsity patterns: {names}{more}. Pass sparsity= to prune them further; "
+            "layers stored as int8 cannot be pruned"
         )
 
 
@@ -107,18 +110,41 @@ def sparsification_of(
     kept: tuple[str, ...] = (),
 ) -> Sparsification:
     """Measure what was reached in ``model``, by the names of layers left dense and the reasons."""
-    counted = {key: counts for module in model.modules() for key, *counts in _weights(module)}
+    counted = {key: (size, stored) for module in model.modules() for key, size, stored in _weights(module)}
     total = sum(size for size, _ in counted.values())
     nonzero = sum(stored for _, stored in counted.values())
     layers = []
+    named: dict[int, tuple[int, int]] = {}  # which do not count
     for name, reason in skipped.items():
-        module = model.get_submodule(name)
-        size = sum(size for _, size, _ in _weights(module))
-        layers.append(SkippedLayer(name, kind_of(module), size, size / max(total, 1), reason))
-    reached = 1 - nonzero / total if total else 0.0
+        kind, found = _find_skipped(model, name)
+        size = sum(size for size, _ in found.values())
+        layers.append(SkippedLayer(name, kind, size, size / max(total, 1), reason))
+        if reason == BY_REQUEST:
+            named.update(found)
+    count = total - sum(size for size, _ in named.values())
+    nonzero -= sum(stored for _, stored in named.values())
+    reached = 1 - nonzero / count if count else 0.0
     errors = [getattr(getattr(module, "sparsified", None), "error", 0.0) for module in model.modules()]
     sizes = _count_bytes(model) if weight_dtype is not None else (0, 0)
-    return Sparsification(asked, reached, total, tuple(layers), weight_dtype, *sizes, max(errors), kept)
+    return Sparsification(asked, reached, count, tuple(layers), weight_dtype, *sizes, max(errors), kept)
+
+
+def _find_skipped(model: torch.nn.Module, name: str) -> tuple[str, dict[int, tuple[int, int]]]:
+    """Return the kind of a skipped module or parameter, and its weights by their keys."""
+    parent, _, last = name.rpartition(".")
+    owner: Any = model.get_submodule(parent)
+    if last in owner._parameters:
+        weights = {key: (size, stored) for key, size, stored in _weights(owner, only=last)}
+        return "Parameter", weights
+    module = model.get_submodule(name)
+    parts = module.modules() if any(True for _ in module.children()) and not has_weights(module) else [module]
+    return kind_of(module), {key: (size, n) for part in parts for key, size, n in _weights(part)}
+
+
+def weight_names(module: torch.nn.Module) -> list[str]:
+    """Return the names of the weights that a module has itself."""
+    named = module.named_parameters(recurse=False)
+    return [name for name, parameter in named if is_lazy(parameter) or parameter.dim() > 1]
 
 
 def _count_bytes(model: torch.nn.Module) -> tuple[int, int]:
@@ -163,14 +189,14 @@ def reason_for(module: torch.nn.Module) -> str:
             return f"{type(module).__name__} is a subclass, which may compute something else"
         case ConvNd():
             return "only Conv1d and Conv2d have sparse kernels"
-    return "its weights are not stored sparse"
+    return NOT_STORED_SPARSE
 
 
 def _own_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return list(module.parameters(recurse=False))
 
 
-def _weights(module: torch.nn.Module) -> Iterator[tuple[int, int, int]]:
+def _weights(module: torch.nn.Module, only: str | None = None) -> Iterator[tuple[int, int, int]]:
     """Yield a key, the number of elements and of nonzeros of each weight that a module has itself."""
     if isinstance(module, SparseEmbedding):
         return
@@ -185,7 +211,7 @@ def _weights(module: torch.nn.Module) -> Iterator[tuple[int, int, int]]:
     if isinstance(module, parametrize.ParametrizationList):
         return
     for name, parameter in module.named_parameters(recurse=False):
-        if is_lazy(parameter) or parameter.dim() < 2:
+        if is_lazy(parameter) or parameter.dim() < 2 or only not in (None, name):
             continue
         if isinstance(parameter, SparseTensor):
             yield id(parameter), math.prod(parameter.shape), parameter.nnz

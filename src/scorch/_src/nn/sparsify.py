@@ -6,6 +6,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,11 +29,20 @@ from scorch._src.nn.pruned.choose_storage import (
 )
 from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer, walk_layers
-from scorch._src.nn.sparsification import BY_REQUEST, has_weights, reason_for, sparsification_of
+from scorch._src.nn.pruned.prune_further import prune_further
+from scorch._src.nn.sparsification import (
+    BY_REQUEST,
+    NOT_STORED_SPARSE,
+    has_weights,
+    reason_for,
+    sparsification_of,
+    weight_names,
+)
 from scorch._src.nn.stored_values import check_weight_dtype
 from scorch._src.nn.timing import Call
 from scorch.errors import ArgumentError, OperandError, kind_of, nearest, warn
 
+DEFAULT_SPARSITY = 0.9
 CLEAR_GAIN = 1.3  # times as fast, from which on a layer that wins alone is taken to win in the model
 MIN_GAIN = 1.03  # times as fast that a model must be with sparse layers
 
@@ -40,7 +50,7 @@ MIN_GAIN = 1.03  # times as fast that a model must be with sparse layers
 @suggests_keywords
 def sparsify(
     model: torch.nn.Module,
-    sparsity: float = 0.9,
+    sparsity: float | None = None,
     blocks: tuple[int, int] | int | None = None,
     format: str | Format = "auto",
     *,
@@ -52,14 +62,15 @@ def sparsify(
     batch: int | Sequence[int] = (1, 32),
     example: Any = None,
     weight_dtype: torch.dtype | None = None,
-    skip: str | type | torch.nn.Module | Iterable[str | type | torch.nn.Module] = (),
+    skip: str | type | torch.nn.Module | torch.Tensor | Iterable[Any] = (),
     inplace: bool = False,
 ) -> torch.nn.Module:
     """Prune a model by magnitude, and store its weights sparse where that is faster.
 
     Linear, Embedding, Conv1d, Conv2d, MultiheadAttention, LSTM, GRU, RNN, their cells, and Hugging Face's
     Conv1D become sparse layers, anywhere in the model. Weights that ``torch.nn.utils.prune`` has masked keep
-    their masks, and layers that are sparse already keep their sparsity patterns. Other layers stay dense.
+    their masks. Layers that are sparse already are pruned further, within their sparsity patterns, if
+    ``sparsity`` or ``nm`` is given; without them, they stay as they are. Other layers stay dense.
 
     Each layer is timed dense and sparse on this machine, with the current number of threads; where sparse is
     slower, the pruned weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
@@ -69,7 +80,7 @@ def sparsify(
 
     Args:
         model: the model to prune.
-        sparsity: the fraction of weights to prune.
+        sparsity: the fraction of weights to prune, 0.9 by default.
         blocks: the shape of the blocks to prune by their norms, or their size if they are square; single
             weights by default.
         format: the format of the sparse weights; ``"auto"`` tries several.
@@ -86,7 +97,8 @@ def sparsify(
             with some and with none, to choose the fastest.
         weight_dtype: how to store the values of sparse linear layers and attention: ``torch.bfloat16``, or
             for inference ``torch.int8`` with a scale per row; sums stay in float32.
-        skip: the modules to leave unchanged, or their names or classes; one, or several of them.
+        skip: the modules or parameters to leave unchanged, or their names or classes; one, or several of
+            them.
         inplace: whether to modify ``model`` instead of a copy.
 
     Returns:
@@ -114,7 +126,8 @@ def sparsify(
     batches = tuple(batch) if isinstance(batch, Iterable) else (batch,)
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify expected a torch.nn.Module, but got {kind_of(model)}")
-    pruning = _Pruning(sparsity, blocks, nm, method, distribution)
+    asked = _requested_sparsity(sparsity, nm)
+    pruning = _Pruning(asked, blocks, nm, method, distribution)
     check_weight_dtype(weight_dtype)
     if prefer not in ("speed", "size"):
         raise ArgumentError(f"prefer must be 'speed' or 'size', but got {prefer!r}")
@@ -134,10 +147,14 @@ def sparsify(
         choice = choose_storage(layer, masks, preference, tied)
         choices[layer] = choice if is_compared else Choice(choice.layer, choice.layer)
     model = fuse_modules(_replace_layers(model, choices, example if is_compared else None))
+    kept = set(sparse.values())
+    if sparsity is not None or nm is not None:
+        kept = pruning.prune_further(kept)
     if weight_dtype is not None:
         store_sparse_layers(list(sparse.values()), weight_dtype)
-    asked = sparsity if nm is None else 1 - nm[0] / nm[1]
-    reached = sparsification_of(model, asked, skipped, weight_dtype, tuple(sparse))
+    reached = sparsification_of(
+        model, asked, skipped, weight_dtype, tuple(n for n in sparse if sparse[n] in kept)
+    )
     model.sparsification = reached  # type: ignore[assignment]
     warning = reached.warning()
     if warning is not None:
@@ -205,7 +222,7 @@ def _record_calls(
     hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
     arguments, options = timing.bind_example(example)
     try:
-        with timing.evaluating(model):
+        with timing.evaluating(model), timing.calling_parts():
             model(*arguments, **options)
     finally:
         for hook in hooks:
@@ -256,6 +273,12 @@ class _Pruning:
         masks = {part: next(new) if mask is None else mask for part, mask in existing.items()}
         return [{part.table: masks[part] for part in of_layer} for of_layer in parts]
 
+    def prune_further(self, layers: Iterable[torch.nn.Module]) -> set[torch.nn.Module]:
+        """Prune sparse layers in place, within their patterns; return those that stay as they are."""
+        largest = replace(self, method="magnitude")
+        group = 1 if self.nm is None else self.nm[1]
+        return prune_further(layers, group, self.method == "random", largest._new_masks)
+
     def _new_masks(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         density = 1 - self.sparsity
         if self.nm is not None:
@@ -267,6 +290,19 @@ class _Pruning:
         if self.distribution == "erk":
             shares = prune.erdos_renyi_densities([tuple(weight.shape) for weight in weights], density)
         return [make_mask(weight, share, self.blocks) for weight, share in zip(weights, shares, strict=True)]
+
+
+def _requested_sparsity(sparsity: Any, nm: Any) -> Any:
+    """Return the sparsity to reach; ``nm`` implies one, which another would contradict."""
+    if not isinstance(nm, (tuple, list)) or len(nm) != 2 or not all(map(_is_count, nm)):
+        return DEFAULT_SPARSITY if sparsity is None else sparsity  # _Pruning says what is wrong
+    implied = 1 - nm[0] / nm[1]
+    if sparsity is not None and sparsity != implied:
+        raise ArgumentError(
+            f"keeping {nm[0]} of every {nm[1]} weights is a sparsity of {implied:.4g}, not {sparsity!r}; "
+            "pass sparsity or the pattern, not both"
+        )
+    return implied
 
 
 def _is_count(value: object, least: int = 1) -> bool:
@@ -302,15 +338,16 @@ def _existing_mask(part: Part) -> torch.Tensor | None:
 
 def _resolve_skip(model: torch.nn.Module, skip: Any) -> tuple[str | type, ...]:
     """Return the names and classes in ``skip``, with the name in the model for each module."""
-    names = {module: name for name, module in model.named_modules()}
+    names: dict[Any, str] = {module: name for name, module in model.named_modules()}
+    names.update((parameter, name) for name, parameter in model.named_parameters())
     resolved: list[str | type] = []
-    is_one = isinstance(skip, (str, type, torch.nn.Module)) or not isinstance(skip, Iterable)
+    is_one = isinstance(skip, (str, type, torch.nn.Module, torch.Tensor)) or not isinstance(skip, Iterable)
     for each in (skip,) if is_one else skip:
-        name = names.get(each, "") if isinstance(each, torch.nn.Module) else each
+        name = names.get(each, "") if isinstance(each, (torch.nn.Module, torch.Tensor)) else each
         if isinstance(name, str) and name not in names.values():
             question = nearest(name, names.values())
             hint = f"; {question}" if question else ""
-            raise ArgumentError(f"skip names {name!r}, but the model has no such module{hint}")
+            raise ArgumentError(f"skip names {name!r}, but the model has no such module or parameter{hint}")
         if not isinstance(name, (str, type)) or not name:
             raise ArgumentError(
                 f"skip must name modules of the model, by name, class or module, but got {kind_of(each)}"
@@ -333,11 +370,24 @@ def _select_layers(
         elif is_sparse_layer(module):
             if reason != BY_REQUEST:
                 sparse[name] = module
-        elif any(map(has_weights, module.modules() if is_layer else [module])):
-            dense[name] = reason
+        elif is_layer:
+            if any(map(has_weights, module.modules())):
+                dense[name] = reason
+        elif has_weights(module):
+            dense.update(_reasons_by_parameter(name, module, reason, skip))
     for module in _find_sharing(selected):
         dense[selected.pop(module)] = "it shares its weights with another layer"
     return list(selected), dense, sparse
+
+
+def _reasons_by_parameter(
+    name: str, module: torch.nn.Module, reason: str, skip: tuple[str | type, ...]
+) -> dict[str, str]:
+    """Return why weights stay dense, by module; by parameter where a module of no known kind has some."""
+    if reason != NOT_STORED_SPARSE:
+        return {name: reason}
+    paths = [f"{name}.{each}".lstrip(".") for each in weight_names(module)]
+    return {path: BY_REQUEST if path in skip else reason for path in paths}
 
 
 def _is_named(name: str, module: torch.nn.Module, skip: tuple[str | type, ...]) -> bool:

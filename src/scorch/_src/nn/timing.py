@@ -52,6 +52,17 @@ def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, floa
 
 
 @contextlib.contextmanager
+def calling_parts() -> Iterator[None]:
+    """Let PyTorch's Transformers call their parts with plain tensors, not nested ones without padding."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
+
+
+@contextlib.contextmanager
 def evaluating(*models: torch.nn.Module) -> Iterator[None]:
     """Put models in evaluation mode, without gradients; each module returns to its own mode."""
     modes = {module: module.training for model in models for module in model.modules()}

@@ -31,6 +31,7 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.dispatch_rules import register_for
 from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries, united
 from scorch._src.tensor.hooks import hooks
+from scorch._src.tensor.layer_weight import check_layer_pattern, computed_weight_error
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.views import mark_changed, write_entries
 from scorch._src.torch_internals import (
@@ -336,6 +337,8 @@ def _reshape_in_place(target: SparseTensor, view: Any, name: str) -> SparseTenso
         raise InPlaceError(
             f"{name} would make a sparse tensor dense; use {name.removesuffix('_')} and its result"
         )
+    if target.weight_of is not None:
+        raise computed_weight_error(name)
     strides = torch.empty(tuple(view.shape), device="meta").stride()
     mark_written(target.storage.values)
     with DisableTorchDispatch():
@@ -377,6 +380,7 @@ def replace_value(target: torch.Tensor, result: Any, name: str) -> torch.Tensor:
     base = target if target.view_of is None else target.view_of.parent
     if not is_same and base.requires_grad and not base.is_leaf:  # was computed: its entries have gradients
         converted = _keep_entries(target, converted)
+    check_layer_pattern(target.storage, converted, name)
     write_entries(target.storage, converted.pattern, converted.values.to(target.dtype))
     mark_changed(target)
     return target

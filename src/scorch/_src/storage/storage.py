@@ -344,12 +344,14 @@ class Storage:
     else:
         pattern, values = _Restored("pattern"), _Restored("values")
     recompute_view: ClassVar[Callable[..., Storage]]  # ``tensor.views.recompute_view``
+    write_to_layer: ClassVar[Callable[..., None]]  # ``tensor.layer_weight.write_to_layer``
     origin: Origin | None = None
     strides: Strides | None = None  # of a dense result, where it may not lie row by row
     followers: list[weakref.ref[Storage]] | None = None
     forgotten: tuple[Pattern, torch.Tensor] | None = None
     deferred: tuple[Check, Pattern, torch.Tensor] | None = None
     pending: Callable[[Storage], Storage] | None = None  # computes the arrays of a view that nobody has read
+    layer_values: torch.Tensor | None = None  # the parameter of a layer whose weight this is
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -398,13 +400,16 @@ class Storage:
         return Storage(self.pattern.to(device), self.values.to(device))
 
     def become(self, other: Storage) -> None:
-        """Take the pattern and values of ``other``, for all tensors that have this storage."""
-        mark_written(self.values)
-        self.take(other.pattern, other.values)
-        for reference in self.followers or ():
-            storage = reference()
-            if storage is not None:
-                storage._forget()
+        """Take the pattern and values of ``other``, for all tensors that have this storage.
+
+        The weight of a layer keeps its pattern, and writes to the values of the layer.
+        """
+        if self.layer_values is not None:
+            self.write_to_layer(other)
+        else:
+            mark_written(self.values)
+            self.take(other.pattern, other.values)
+        self.drop_copies()
 
     def drop_copies(self) -> None:
         """Let views, some of which copied the values, recompute theirs after a write to the values."""

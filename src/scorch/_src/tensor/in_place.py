@@ -19,6 +19,7 @@ from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
 from scorch._src.tensor.dispatch_rules import register_common
 from scorch._src.tensor.hooks import hooks
+from scorch._src.tensor.layer_weight import computed_weight_error
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.transforms.functorch import rewrap, run_as_one_function
@@ -50,6 +51,8 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if name in RESHAPING:
         return _reshape(func, args, kwargs)
     check_memory(name, target, (*args[1:], kwargs))
+    if _is_of_layer(target):
+        check_writable(target)
     if is_transformed():
         _store(target, *_written_in_torch_func(func, args, kwargs))
         base = target if target.view_of is None else target.view_of.parent
@@ -75,6 +78,11 @@ def write(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     by_formula(func, (working, *args[1:]), kwargs)
     _store(target, working.storage.pattern, values_of(working))
     return target
+
+
+def _is_of_layer(target: SparseTensor) -> bool:
+    """Whether a tensor is the weight of a layer, or a view of it."""
+    return (target if target.view_of is None else target.view_of.parent).weight_of is not None
 
 
 def _reshape(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,12 +213,18 @@ def _reconnect_views(parent: SparseTensor, is_written: bool = True) -> None:
 @implements(torch.Tensor.requires_grad_, differentiable=True)
 def requires_grad_(self: SparseTensor, requires_grad: bool = True) -> SparseTensor:
     """Set ``requires_grad`` of a tensor, and connect its existing views to it."""
-    set_requires_grad(self, requires_grad)
+    if self.weight_of is None:
+        set_requires_grad(self, requires_grad)
+    else:
+        self.weight_of.values.requires_grad_(requires_grad)
     return self
 
 
 @implements(torch.Tensor.requires_grad.__set__, differentiable=True)  # type: ignore[attr-defined]
 def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
+    if self.weight_of is not None:
+        self.weight_of.values.requires_grad = requires_grad
+        return
     with DisableTorchFunctionSubclass():
         before = self.requires_grad
         torch.Tensor.requires_grad_(self, requires_grad)
@@ -222,12 +236,18 @@ def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
 @implements(torch.Tensor.grad.__set__, differentiable=True)  # type: ignore[union-attr]
 def set_grad(self: torch.Tensor, gradient: Any) -> None:
     """Set the gradient of a tensor, which is no function of its values."""
+    if isinstance(self, SparseTensor) and self.weight_of is not None:
+        on_values = None if gradient is None else values_at(gradient, self.storage.pattern)
+        self.weight_of.values.grad = on_values
+        return
     with DisableTorchFunctionSubclass():
         self.grad = gradient
 
 
 @implements(torch.Tensor.detach_, differentiable=True)
 def detach_(self: SparseTensor) -> SparseTensor:
+    if self.weight_of is not None:
+        raise computed_weight_error("detach_")
     if self.view_of is not None:
         raise InPlaceError("Can't detach views in-place. Use detach() instead.")
     with DisableTorchFunctionSubclass():

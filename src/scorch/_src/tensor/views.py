@@ -123,7 +123,8 @@ def write_entries(storage: Storage, pattern: Pattern, values: torch.Tensor) -> N
         return
     merged, positions = merge_view(source, origin.steps, pattern)
     source.become(Storage(merged, select_values(torch.cat([source.values, values]), positions)))
-    storage.take(pattern, values)  # as a refresh would compute them
+    if source.layer_values is None:
+        storage.take(pattern, values)  # as a refresh would compute them
 
 
 def is_overlapping(meta: torch.Tensor) -> bool:

@@ -58,7 +58,7 @@ def _outline(tensor: SparseTensor) -> torch.Tensor:
     link = tensor.view_of
     base = tensor if link is None else link.parent
     outline = torch.empty(base.storage.pattern.shape, device="meta", requires_grad=base.requires_grad)
-    if not base.is_leaf:
+    if not base.is_leaf and base.weight_of is None:  # to users, that is a leaf
         outline = outline * 1
     for step in () if link is None else link.steps:
         with torch.set_grad_enabled(step.grad_mode):

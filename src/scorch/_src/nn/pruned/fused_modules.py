@@ -81,6 +81,49 @@ class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
         return "TransformerEncoderLayer"
 
 
+class FusedEncoder(torch.nn.TransformerEncoder):
+    """A ``TransformerEncoder`` with sparse layers, which returns what PyTorch's returns for padded inputs.
+
+    In inference, PyTorch drops the tokens at the end of sequences that are masked out, by nested tensors,
+    which sparse layers do not take, and returns zeros there.
+    """
+
+    def forward(
+        self,
+        src: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        src_key_padding_mask: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> torch.Tensor:
+        """Do as torch's encoder."""
+        padding = src_key_padding_mask
+        if mask is not None or padding is None or not self._drops_padding(src, padding):
+            return super().forward(src, mask, src_key_padding_mask, is_causal)
+        is_padding = padding != 0  # True, or an added -inf
+        for layer in self.layers:
+            src = layer(src, src_mask=None, is_causal=bool(is_causal), src_key_padding_mask=is_padding)
+        src = src.masked_fill(is_padding.unsqueeze(-1), 0.0)
+        return src if self.norm is None else self.norm(src)
+
+    def _drops_padding(self, src: torch.Tensor, padding: torch.Tensor) -> bool:
+        """Whether torch's encoder would drop padding if its layers were dense."""
+        first: Any = self.layers[0]
+        checks_mask = getattr(self, "mask_check", True)
+        if not self.use_nested_tensor or first.training or src.dim() != 3 or src.is_nested:
+            return False
+        if not torch.backends.mha.get_fastpath_enabled() or torch.is_autocast_enabled():
+            return False
+        if checks_mask and torch.compiler.is_compiling():
+            return False
+        if torch.is_grad_enabled() and any(each.requires_grad for each in (src, *first.parameters())):
+            return False
+        is_padding = padding != 0
+        return not checks_mask or bool((is_padding[:, :-1] <= is_padding[:, 1:]).all())
+
+    def _get_name(self) -> str:
+        return "TransformerEncoder"
+
+
 class FusedDecoderLayer(torch.nn.TransformerDecoderLayer):
     """A ``TransformerDecoderLayer`` whose feed-forward block is fused with its activation."""
 
@@ -100,8 +143,11 @@ _FUSED: dict[type, type] = {
     torch.nn.TransformerEncoderLayer: FusedEncoderLayer,
     torch.nn.TransformerDecoderLayer: FusedDecoderLayer,
 }
+_WITH_SPARSE: dict[type, type] = {  # anywhere inside
+    torch.nn.TransformerEncoder: FusedEncoder,
+}
 _NORMS: dict[type, type] = {torch.nn.LayerNorm: FusedLayerNorm, torch.nn.RMSNorm: FusedRMSNorm}
-_PLAIN = {fused: plain for plain, fused in (*_FUSED.items(), *_NORMS.items())}
+_PLAIN = {fused: plain for plain, fused in (*_FUSED.items(), *_WITH_SPARSE.items(), *_NORMS.items())}
 
 
 def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
@@ -114,10 +160,10 @@ def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
             module.__class__ = _FUSED[kind] if is_fused else kind
         elif kind in _NORMS:
             module.__class__ = _NORMS[kind] if has_sparse else kind
+        elif kind in _WITH_SPARSE:
+            module.__class__ = _WITH_SPARSE[kind] if _has_sparse_layers(module) else kind
         elif kind.__name__.endswith("Norm"):
             module.__class__ = (fused_norm_like(module) if has_sparse else None) or kind
-        elif isinstance(module, torch.nn.TransformerEncoder) and _has_sparse_layers(module):
-            module.use_nested_tensor = False  # torch asks the first layer alone, which may be dense
     return model
 
 

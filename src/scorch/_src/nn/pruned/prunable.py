@@ -20,18 +20,11 @@ from scorch._src.nn.pruned.sparse_recurrent import SparseRecurrent, SparseRecurr
 from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear, is_transposed_linear
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_inputs import Linear
+from scorch._src.nn.sparse_layer import SparseLayer
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Weights = Mapping[str, SparseTensor]  # by the names of their tables
-Sparse = (
-    SparseLinear,
-    SparseEmbedding,
-    SparseConvNd,
-    SparseMultiheadAttention,
-    SparseRecurrent,
-    SparseRecurrentCell,
-)
 EXAMPLE_PIXELS, EXAMPLE_TOKENS, EXAMPLE_STEPS = 14, 64, 16  # of inputs where the caller gives none
 
 
@@ -212,7 +205,7 @@ def kind_of_sparse_layer(layer: torch.nn.Module) -> Kind:
 
 def is_sparse_layer(module: torch.nn.Module) -> bool:
     """Whether a module has sparse weights."""
-    return isinstance(module, Sparse)
+    return isinstance(module, SparseLayer)
 
 
 def walk_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, bool]]:
@@ -227,11 +220,9 @@ def walk_layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, 
         yield name, module, is_layer
 
 
-def tables_of(layer: torch.nn.Module) -> dict[str, SparseLinear]:
+def tables_of(layer: Any) -> dict[str, SparseLinear]:
     """Return the sparse matrices of a sparse layer by name."""
-    if isinstance(layer, SparseLinear):
-        return {"": layer}
-    return {name: child for name, child in layer.named_children() if isinstance(child, SparseLinear)}
+    return layer.matrices()  # type: ignore[no-any-return]
 
 
 def example_call(

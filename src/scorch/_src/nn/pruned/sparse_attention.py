@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from scorch._src.grad_state import is_plain_inference
 from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.multihead_attention import MultiheadAttention, Projected, transpose_batch
+from scorch._src.nn.sparse_layer import SparseLayer
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
@@ -38,7 +39,7 @@ def input_projections(layer: torch.nn.MultiheadAttention) -> dict[str, str]:
     return INPUTS if has_one_size(layer) else SEPARATE_INPUTS
 
 
-class SparseMultiheadAttention(MultiheadAttention):
+class SparseMultiheadAttention(SparseLayer, MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with sparse weights in ``in_proj`` and ``out_proj``.
 
     Create it with ``scorch.sparsify``. ``forward`` has all of PyTorch's arguments and ``pairs``, as in

@@ -21,6 +21,7 @@ from scorch._src.compile.recorder import PauseRecording
 from scorch._src.grad_state import is_plain_inference
 from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.pattern import refuse_weight
+from scorch._src.nn.sparse_layer import LayerOfOneMatrix
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.ops.products.activations import check_activation, finish
 from scorch._src.ops.products.convolution import (
@@ -32,6 +33,8 @@ from scorch._src.ops.products.convolution import (
 from scorch._src.ops.products.linear import CSR
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.modes import active
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor.layer_weight import weight_of_layer
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 SETTINGS = (
@@ -46,7 +49,7 @@ SETTINGS = (
 )
 
 
-class SparseConvNd(torch.nn.Module):
+class SparseConvNd(LayerOfOneMatrix):
     """Base class of convolutions with sparse kernels; ``scorch.sparsify`` creates them."""
 
     dense: type[torch.nn.Conv1d] | type[torch.nn.Conv2d]
@@ -77,20 +80,19 @@ class SparseConvNd(torch.nn.Module):
 
     @property
     def weight(self) -> SparseTensor:
-        """The weight in PyTorch's shape, connected to the values of ``kernels``."""
-        weight = self.kernels.weight.reshape(self._weight_shape())
-        assert isinstance(weight, SparseTensor)
-        return weight
+        """The weight in PyTorch's shape, connected to ``values``, which in-place functions change."""
+        matrix, shape = self.kernels.pattern, self._weight_shape()
+        if torch.compiler.is_compiling():
+            return self.kernels.weight.reshape(shape)  # type: ignore[return-value]
+        pattern = matrix.structures.get(shape)
+        if pattern is None:  # its values lie in the same order
+            reshaped: Any = SparseTensor(Storage(matrix, matrix.present)).reshape(shape)
+            pattern = matrix.structures[shape] = reshaped.storage.pattern
+        return weight_of_layer(self, pattern, self.values)
 
     @weight.setter
     def weight(self, weight: SparseTensor) -> None:
         refuse_weight(self)
-
-    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
-        """Register a parameter, which torch does before it looks for a property of that name."""
-        if name == "weight":
-            refuse_weight(self)
-        super().register_parameter(name, param)
 
     @property
     def bias(self) -> torch.nn.Parameter | None:

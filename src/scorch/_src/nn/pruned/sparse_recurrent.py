@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from scorch._src.name_hints import created_by_sparsify
+from scorch._src.nn.sparse_layer import SparseLayer
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ShapeError
+from scorch.errors import ShapeError, UnsupportedError
 
 State = tuple[torch.Tensor, ...]  # h, and the cell of an LSTM
 Step = Callable[[torch.Tensor, torch.Tensor, State], State]  # of what inputs and states are multiplied to
@@ -63,8 +64,23 @@ def matrices_of(layer: torch.nn.Module) -> dict[str, tuple[str, str]]:
     return {table: (f"weight_{table}", f"bias_{table}") for table in tables}
 
 
-class _Matrices(torch.nn.Module):
-    """What layers and cells share: their sparse matrices, and how dense ones are loaded."""
+class _Matrices(SparseLayer):
+    """What layers and cells share: their sparse matrices, and how dense ones are loaded.
+
+    The weights and biases have their names in PyTorch's layer, too: ``weight_ih_l0`` is ``ih_l0.weight``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        kind, _, table = name.partition("_")
+        if kind in ("weight", "bias") and table in self.__dict__["_modules"]:
+            return getattr(self.__dict__["_modules"][table], kind)
+        return super().__getattr__(name)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Refuse a bias by its name in PyTorch's layer, which is that of a matrix."""
+        if name.startswith("bias_"):
+            raise UnsupportedError(f"set layer.{name.removeprefix('bias_')}.bias instead of {name}")
+        super().register_parameter(name, param)
 
     def _add_matrices(self, weights: dict[str, SparseTensor], layer: torch.nn.Module) -> None:
         for table, (_, bias) in matrices_of(layer).items():

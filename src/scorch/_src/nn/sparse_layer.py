@@ -1,0 +1,105 @@
+"""What all layers with sparse weights have: their values, how many are stored, and hints for other names.
+
+A layer stores each of its matrices in a ``SparseLinear``, under a name of its own: ``kernels`` of a
+convolution, ``in_proj`` and ``out_proj`` of attention. A ``SparseLinear`` is its own only matrix.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from scorch._src.formats import Format
+from scorch._src.name_hints import LAYER_HINTS, unknown_name
+from scorch._src.nn.pattern import refuse_masks, refuse_weight
+from scorch._src.units import format_density
+
+if TYPE_CHECKING:
+    from scorch._src.nn.sparse_linear import SparseLinear
+
+_OF_ONE_MATRIX = ("values", "pattern", "format", "weight", "rewire")
+
+
+class ForeignConstructor:
+    """A name of other libraries that is no constructor of a layer: reading it raises an error with a hint."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.__doc__ = f"Not an attribute; {LAYER_HINTS[name]}."
+
+    def __get__(self, layer: Any, owner: type) -> Any:
+        raise unknown_name(
+            f"{owner.__name__!r} has no attribute {self.name!r}", self.name, LAYER_HINTS, tuple
+        )
+
+
+class SparseLayer(torch.nn.Module):
+    """Base class of layers with sparse weights."""
+
+    from_linear = ForeignConstructor("from_linear")
+    from_pretrained = ForeignConstructor("from_pretrained")
+
+    def matrices(self) -> dict[str, SparseLinear]:
+        """Return the matrices of the layer by name; that of a ``SparseLinear`` has an empty name."""
+        return {name: child for name, child in self.named_children() if isinstance(child, SparseLayer)}  # type: ignore[misc]
+
+    @property
+    def nnz(self) -> int:
+        """The number of stored elements of all weights."""
+        return sum(matrix.nnz for matrix in self.matrices().values())
+
+    @property
+    def density(self) -> float:
+        """The fraction of the weights that is stored."""
+        matrices = self.matrices().values()
+        return self.nnz / max(sum(matrix.out_features * matrix.in_features for matrix in matrices), 1)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter that is no weight, which torch does before it looks for a property."""
+        if name.endswith("_orig"):
+            refuse_masks(self)
+        if "weight" in name:
+            refuse_weight(self)
+        super().register_parameter(name, param)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return torch.nn.Module.__getattr__(self, name)
+        except AttributeError:
+            raise _missing(self, name) from None
+
+
+class LayerOfOneMatrix(SparseLayer):
+    """Base class of layers that store one matrix in a ``SparseLinear``."""
+
+    @property
+    def _matrix(self) -> SparseLinear:
+        (matrix,) = self.matrices().values()
+        return matrix
+
+    @property
+    def values(self) -> torch.nn.Parameter:
+        """The trained values of the weight, one for each stored element."""
+        return self._matrix.values
+
+    @property
+    def format(self) -> Format:
+        """The format of the matrix that stores the weight."""
+        return self._matrix.format
+
+
+def _missing(layer: SparseLayer, name: str) -> AttributeError:
+    """Return the error for a name that a layer does not have, or that one of its properties did not find."""
+    message = f"{type(layer).__name__!r} object has no attribute {name!r}"
+    if name.startswith("_"):
+        return AttributeError(message, name=name, obj=layer)
+    matrices = layer.matrices()
+    if name in _OF_ONE_MATRIX and matrices and "" not in matrices:
+        return unknown_name(message, name, {name: f"use layer.{next(iter(matrices))}.{name}"}, tuple)
+    return unknown_name(message, name, LAYER_HINTS, lambda: dir(layer))
+
+
+def describe_storage(layer: SparseLayer) -> str:
+    """Return how much a layer stores, for its ``repr``."""
+    return f"nnz={layer.nnz}, density={format_density(layer.density)}"

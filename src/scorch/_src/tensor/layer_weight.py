@@ -1,0 +1,106 @@
+"""The weight of a sparse layer: a tensor whose values are a parameter of the layer.
+
+Each time it is read, ``layer.weight`` is a new tensor, computed from ``layer.values`` and the sparsity
+pattern of the layer. To users it is what the weight of a dense layer is: a leaf, which can be written to in
+place where no gradients are tracked. A write changes the values of the layer. The pattern stays fixed, as
+that of a pruned layer does in training: what a function writes to all elements of the weight, or of a view of
+it, is dropped where the pattern stores nothing. A write raises an error if it names elements by an index and
+some of these would have to be stored, or if nothing that it writes to is stored.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scorch._src.grad_state import is_transformed
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.autograd import placed, sparse_of, values_at
+from scorch._src.tensor.hooks import hooks
+from scorch._src.tensor.registry import implements
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch.errors import InPlaceError, UnsupportedError
+
+BY_INDEX = ("fill_diagonal_", "index_", "masked_", "put_", "scatter_", "_index_put_impl_")  # how names begin
+
+
+def weight_of_layer(layer: Any, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
+    """Return the weight of a layer with these values, which are ``layer.values`` or computed from them."""
+    weight = sparse_of(pattern, values)
+    if not torch.compiler.is_compiling():
+        weight.weight_of = layer
+        weight.storage.layer_values = layer.values
+    return weight
+
+
+def computed_weight_error(name: str) -> UnsupportedError:
+    """Return the error for what cannot be done to the weight of a layer."""
+    return UnsupportedError(
+        f"{name} cannot change the weight of a sparse layer: the weight is computed from layer.values; "
+        "change layer.values in place, or use layer.rewire to change the sparsity pattern"
+    )
+
+
+def write_to_layer(storage: Storage, other: Storage) -> None:
+    """Write ``other`` to the values of the layer whose weight ``storage`` is, on the pattern of the layer."""
+    values = storage.layer_values
+    assert values is not None
+    if is_transformed():
+        raise computed_weight_error("an in-place function inside torch.func")
+    if not storage.values.is_set_to(values):
+        raise UnsupportedError(
+            "this tensor cannot be written to: the weight is computed from layer.values, which are stored in "
+            "another dtype, or have been replaced since; change layer.values in place, read layer.weight "
+            "again, or use layer.rewire to change the sparsity pattern"
+        )
+    with torch.no_grad():
+        storage.values.copy_(placed(other.values, other.pattern, storage.pattern))
+
+
+def check_layer_pattern(storage: Storage, written: Storage, name: str) -> None:
+    """Refuse to write elements that the pattern of a layer does not store, unless many others are written."""
+    base = storage if storage.origin is None else storage.origin.source
+    if base.layer_values is None or written.pattern is storage.pattern:
+        return
+    if storage.pattern.size and not name.startswith(BY_INDEX):
+        return
+    kept = placed(written.values, written.pattern, storage.pattern)
+    dropped = int(torch.count_nonzero(written.values)) - int(torch.count_nonzero(kept))
+    if dropped:
+        raise InPlaceError(
+            f"{name} writes {dropped} nonzeros outside the sparsity pattern of a layer, which stays fixed; "
+            "the weight is computed from layer.values: change those in place, or change the pattern with "
+            "layer.rewire(weight), as in layer.rewire(new_weight_or_mask, new=0.0)"
+        )
+
+
+@implements(torch.Tensor.register_hook, differentiable=True)
+def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+    """Register a hook for the gradient; that of the weight of a layer is computed from that of its values."""
+    layer = self.weight_of if isinstance(self, SparseTensor) else None
+    if layer is None:
+        with DisableTorchFunctionSubclass():
+            return self.register_hook(hook)
+
+    def run(gradient: torch.Tensor) -> torch.Tensor | None:
+        pattern = layer.weight.storage.pattern
+        changed = hook(sparse_of(pattern, gradient))
+        return None if changed is None else values_at(changed, pattern)
+
+    return layer.values.register_hook(run)
+
+
+def _initialize(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a function of ``torch.nn.init``, none of which is tracked."""
+    with torch.no_grad():
+        return hooks.run_by_torch(func, args, kwargs)
+
+
+for _name in ("constant_", "kaiming_uniform_", "normal_", "uniform_"):  # which torch hands over whole
+    _function = getattr(torch.nn.init, _name)
+    implements(_function, differentiable=True)(functools.partial(_initialize, _function))
+Storage.write_to_layer = write_to_layer
