@@ -50,11 +50,11 @@ from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.flatten import remember
-from scorch._src.tensor.layer_weight import weight_of_layer
+from scorch._src.tensor.layer_weight import KEPT, rewire_kept_weights, weight_of_layer
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError, kind_of
 
-_CACHED = ("_inference_cache", "_last_call")  # attributes that copies and files do without
+_CACHED = ("_inference_cache", "_last_call", KEPT)  # attributes that copies and files do without
 
 
 class SparseLinear(SparseLayer):
@@ -142,6 +142,7 @@ class SparseLinear(SparseLayer):
         sealed = compute_fingerprint(pattern)
         seal = self._buffers["seal"] = torch.tensor(sealed, device=pattern.device)
         self.__dict__.update(pattern=pattern, _sealed=sealed, _seen=_version(seal))  # names that pickles have
+        rewire_kept_weights(self)
 
     # constructors ------------------------------------------------------------------------------------
 

@@ -140,16 +140,17 @@ class _Values(torch.autograd.Function):
 
 
 class _Wrap(torch.autograd.Function):
-    """Map values to the tensor on ``pattern`` that has them."""
+    """Map values to the tensor on ``pattern`` that has them; that of ``layer`` may change later."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern) -> SparseTensor:
-        ctx.pattern = pattern
+    def forward(ctx: Any, values: torch.Tensor, pattern: Pattern, layer: Any = None) -> SparseTensor:
+        ctx.pattern, ctx.layer = pattern, layer
         return SparseTensor(Storage(pattern, plain(values.detach())))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return values_at(gradient, ctx.pattern), None
+        pattern = ctx.pattern if ctx.layer is None else ctx.layer.pattern
+        return values_at(gradient, pattern), None, None
 
 
 class _Use(torch.autograd.Function):
@@ -204,8 +205,8 @@ def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
     return stored
 
 
-def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """Return the tensor with these values, connected to them."""
+def sparse_of(pattern: Pattern, values: torch.Tensor, layer: Any = None) -> SparseTensor:
+    """Return the tensor with these values, connected to them; ``layer`` is the one whose weight it is."""
     if is_dynamo_compiling():
         pairs = zip(pattern.pos, pattern.crd, strict=True)
         arrays = [array for pair in pairs for array in pair if array is not None]
@@ -214,7 +215,7 @@ def sparse_of(pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     if type(values) not in _MEMORY:  # inside a graph that torch.export traces
         return hooks.trace(pattern, values)  # type: ignore[no-any-return]
     if peek_interpreter_stack() is None and torch.is_grad_enabled() and values.requires_grad:
-        tensor: SparseTensor = apply(_Wrap, values, pattern)
+        tensor: SparseTensor = apply(_Wrap, values, pattern, layer)
         tensor.__dict__["source_values"] = values
         return tensor
     return SparseTensor(Storage(pattern, plain(values)))

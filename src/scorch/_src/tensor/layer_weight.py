@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from scorch._src.grad_state import is_transformed
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.storage import Pattern, Storage, add_weak, plain
 from scorch._src.tensor.autograd import placed, sparse_of, values_at
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements
@@ -25,16 +25,29 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError, UnsupportedError
 
+KEPT = "_kept_weights"  # where a layer has the storages of weights that were read from it
 BY_INDEX = ("fill_diagonal_", "index_", "masked_", "put_", "scatter_", "_index_put_impl_")  # how names begin
 
 
 def weight_of_layer(layer: Any, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
     """Return the weight of a layer with these values, which are ``layer.values`` or computed from them."""
-    weight = sparse_of(pattern, values)
-    if not torch.compiler.is_compiling():
-        weight.weight_of = layer
-        weight.storage.layer_values = layer.values
+    if torch.compiler.is_compiling():
+        return sparse_of(pattern, values)
+    weight = sparse_of(pattern, values, layer)
+    weight.weight_of = layer
+    weight.storage.layer_values = parameter = layer.values
+    if values is parameter:
+        add_weak(layer.__dict__.setdefault(KEPT, []), weight.storage)
     return weight
+
+
+def rewire_kept_weights(layer: Any) -> None:
+    """Give the weights that were read from a layer, and are still in use, the new pattern of the layer."""
+    values, pattern = layer.values, layer.pattern
+    for storage in [reference() for reference in layer.__dict__.get(KEPT, ())]:
+        if storage is not None and storage.layer_values is values and values.shape == (pattern.size,):
+            storage.take(pattern, plain(values.detach()))
+            storage.drop_copies()
 
 
 def computed_weight_error(name: str) -> UnsupportedError:

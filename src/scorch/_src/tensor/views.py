@@ -89,6 +89,8 @@ def mark_changed(tensor: SparseTensor) -> None:
         others = [member for member in changed if member is not tensor and not member.is_inference()]
         torch.autograd.graph.increment_version(others)
         for view in changed[1:] if base.requires_grad else ():
+            if view._is_view():  # made by torch, which refuses it by itself, and even to say what it is
+                continue
             steps = () if view.view_of is None else view.view_of.steps
             if any(not step.grad_mode or step.place is not None for step in steps):
                 forget_gradient(view)
