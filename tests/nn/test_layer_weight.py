@@ -214,9 +214,10 @@ def test_single_elements_outside_the_pattern_are_refused() -> None:
 def test_writes_that_cannot_reach_the_layer_raise() -> None:
     layer, _ = make()
     weight = layer.weight.detach()
-    layer.rewire(torch.ones(SHAPE), new=0.0)
+    layer.float()
     with torch.no_grad(), pytest.raises(UnsupportedError, match=r"replaced since.*layer.rewire"):
         weight.mul_(2)
+    layer.double()
     small = scorch.sparsify(nn.Linear(8, 8), sparsity=0.5, prefer="size", weight_dtype=torch.int8)
     with torch.no_grad(), pytest.raises(UnsupportedError, match=r"computed from layer.values"):
         small.weight.mul_(2)
@@ -225,6 +226,60 @@ def test_writes_that_cannot_reach_the_layer_raise() -> None:
     for attribute in ("weight", "weight_orig"):
         with pytest.raises(UnsupportedError):
             setattr(layer, attribute, nn.Parameter(torch.ones(SHAPE)))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["csr", "bsr", "convolution"])
+@pytest.mark.parametrize("change", ["as many", "more", "load"])
+def test_a_weight_that_was_kept_follows_the_pattern_of_the_layer(kind: str, change: str) -> None:
+    layer, name = make(kind)
+    (matrix,) = layer.matrices().values()
+    kept, tracked = layer.weight.detach(), layer.weight
+    part, earlier, size, (_, was_stored) = kept[1], 2 * tracked, matrix.nnz, dense_parts(layer, name)
+    other = torch.rand(matrix.pattern.shape, dtype=torch.float64)
+    if change == "load":
+        source = scorch.nn.SparseLinear.from_dense(other, density=0.7, format=str(matrix.format))
+        matrix.load_state_dict(source.state_dict(), strict=False)
+    else:
+        count = matrix.nnz if change == "as many" and kind != "bsr" else matrix.nnz + 3
+        mask = torch.zeros(other.numel()).index_fill_(0, torch.randperm(other.numel())[:count], 1.0)
+        matrix.rewire(mask.reshape(other.shape), new=0.5)
+    expected, is_stored = dense_parts(layer, name)
+    assert torch.equal(kept.to_dense(), expected) and torch.equal(tracked.detach().to_dense(), expected)
+    assert torch.equal(part.to_dense(), expected[1])
+    factors = torch.rand(expected.shape, dtype=torch.float64)
+    if matrix.nnz == size:
+        (gradient,) = torch.autograd.grad((tracked * factors).sum(), matrix.values)
+        (again,) = torch.autograd.grad((layer.weight * factors).sum(), matrix.values)
+        torch.testing.assert_close(gradient, again)
+        (gradient,) = torch.autograd.grad(earlier.sum(), matrix.values)
+        assert torch.equal(kept.with_values(gradient).to_dense(), 2.0 * (is_stored & was_stored))
+    else:
+        with pytest.raises(InPlaceError, match=r"read layer.weight again"):
+            torch.autograd.grad((tracked * factors).sum(), matrix.values)
+    with torch.no_grad():
+        kept.mul_(2)
+    assert torch.equal(dense_parts(layer, name)[0], 2 * expected)
+    assert "_kept_weights" not in pickle.loads(pickle.dumps(layer)).__dict__
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_weight_that_requires_gradients_is_written_to_several_times(kind: str) -> None:
+    layer, name = make(kind)
+    weight = getattr(layer, name)
+    expected, is_stored = dense_parts(layer, name)
+    with torch.no_grad():
+        for each in (weight, expected):
+            each.mul_(2)
+            each[0] = 0.0
+            each[:, 1] = 0.0
+            each.add_(0.25)
+            each[1] *= 3.0
+    torch.testing.assert_close(dense_parts(layer, name)[0], torch.where(is_stored, expected, 0))
+    if weight.dim() == 2:
+        nn.init.sparse_(weight, 0.5)
+    weight.sum().backward()
 
 
 def test_copies_of_a_weight_are_tensors_of_their_own() -> None:
@@ -272,6 +327,34 @@ def test_a_weight_is_frozen_and_gets_a_gradient_like_a_dense_one() -> None:
     assert torch.equal(layer.values.grad, torch.ones_like(layer.values))
     with pytest.raises(UnsupportedError, match="detach_"):
         layer.weight.detach_()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["csr", "bsr", "convolution"])
+def test_the_gradient_of_a_weight_is_that_of_the_values(kind: str) -> None:
+    layer, _ = make(kind)
+    seen: list[Any] = []
+    weight = layer.weight
+    handle = weight.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad))
+    layer(*example_of(layer)).square().sum().backward()
+    gradient = layer.values.grad
+    handle.remove()
+    expected = gradient.clone()
+    for found in (weight.grad, layer.weight.grad, *seen):
+        assert found.shape == weight.shape and torch.equal(found.values(), expected)
+    assert len(seen) == 1
+    nn.utils.clip_grad_norm_([layer.weight], 0.5)
+    torch.testing.assert_close(gradient.norm().item(), 0.5)
+    layer.weight.grad[0] = 0.0
+    layer.weight.grad *= 2
+    assert layer.values.grad is gradient and not layer.weight.grad[0].to_dense().any() and gradient.any()
+    layer.weight.grad.zero_()
+    assert not gradient.any()
+    layer.weight.grad = None
+    assert layer.values.grad is None and layer.weight.grad is None
+    layer.weight.square().sum().backward(create_graph=True)
+    layer.weight.grad.square().sum().backward()
+    torch.testing.assert_close(layer.values.grad, 10 * layer.values)  # 2 v and the gradient of (2 v)²
 
 
 def test_all_sparse_layers_have_the_same_properties_and_hints() -> None:

@@ -239,6 +239,17 @@ class SparseLinear(SparseLayer):
     def weight(self, weight: SparseTensor) -> None:
         refuse_weight(self)
 
+    def pattern_of_shape(self, shape: tuple[int, ...]) -> Pattern:
+        """Return the pattern of the weight in this shape, with the values in the same order."""
+        pattern = self.pattern
+        if tuple(shape) == pattern.shape:
+            return pattern
+        reshaped: Pattern | None = pattern.structures.get(shape)
+        if reshaped is None:
+            tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
+            reshaped = pattern.structures[shape] = tensor.storage.pattern
+        return reshaped
+
     def _check_values(self) -> None:
         if self.values.shape != (self.pattern.size,):
             raise ShapeError(

@@ -149,7 +149,12 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        pattern = ctx.pattern if ctx.layer is None else ctx.layer.pattern
+        pattern = ctx.pattern if ctx.layer is None else ctx.layer.pattern_of_shape(ctx.pattern.shape)
+        if pattern.size != ctx.pattern.size:
+            raise InPlaceError(
+                "the number of values of the layer was changed after its weight was read, so there is no "
+                "gradient for these; read layer.weight again"
+            )
         return values_at(gradient, pattern), None, None
 
 
@@ -206,7 +211,7 @@ def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
 
 
 def sparse_of(pattern: Pattern, values: torch.Tensor, layer: Any = None) -> SparseTensor:
-    """Return the tensor with these values, connected to them; ``layer`` is the one whose weight it is."""
+    """Return the tensor with these values, connected to them; ``layer`` is the ``SparseLinear`` whose weight it is."""
     if is_dynamo_compiling():
         pairs = zip(pattern.pos, pattern.crd, strict=True)
         arrays = [array for pair in pairs for array in pair if array is not None]

@@ -20,7 +20,7 @@ from scorch._src.grad_state import is_transformed
 from scorch._src.storage.storage import Pattern, Storage, add_weak, plain
 from scorch._src.tensor.autograd import placed, sparse_of, values_at
 from scorch._src.tensor.hooks import hooks
-from scorch._src.tensor.registry import implements
+from scorch._src.tensor.registry import QUICK, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError, UnsupportedError
@@ -30,7 +30,10 @@ BY_INDEX = ("fill_diagonal_", "index_", "masked_", "put_", "scatter_", "_index_p
 
 
 def weight_of_layer(layer: Any, pattern: Pattern, values: torch.Tensor) -> SparseTensor:
-    """Return the weight of a layer with these values, which are ``layer.values`` or computed from them."""
+    """Return the weight of a ``SparseLinear``, which may have another shape for a user.
+
+    The values are ``layer.values`` or computed from them.
+    """
     if torch.compiler.is_compiling():
         return sparse_of(pattern, values)
     weight = sparse_of(pattern, values, layer)
@@ -43,10 +46,10 @@ def weight_of_layer(layer: Any, pattern: Pattern, values: torch.Tensor) -> Spars
 
 def rewire_kept_weights(layer: Any) -> None:
     """Give the weights that were read from a layer, and are still in use, the new pattern of the layer."""
-    values, pattern = layer.values, layer.pattern
+    values, size = layer.values, layer.pattern.size
     for storage in [reference() for reference in layer.__dict__.get(KEPT, ())]:
-        if storage is not None and storage.layer_values is values and values.shape == (pattern.size,):
-            storage.take(pattern, plain(values.detach()))
+        if storage is not None and storage.layer_values is values and values.shape == (size,):
+            storage.take(layer.pattern_of_shape(storage.pattern.shape), plain(values.detach()))
             storage.drop_copies()
 
 
@@ -100,11 +103,38 @@ def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> An
             return self.register_hook(hook)
 
     def run(gradient: torch.Tensor) -> torch.Tensor | None:
-        pattern = layer.weight.storage.pattern
+        pattern = layer.pattern_of_shape(self.shape)
         changed = hook(sparse_of(pattern, gradient))
         return None if changed is None else values_at(changed, pattern)
 
     return layer.values.register_hook(run)
+
+
+@implements(torch.Tensor.register_post_accumulate_grad_hook, differentiable=True)
+def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+    """Register a hook for when a gradient is there: that of the values, for the weight of a layer."""
+    layer = self.weight_of if isinstance(self, SparseTensor) else None
+    if layer is None:
+        with DisableTorchFunctionSubclass():
+            return self.register_post_accumulate_grad_hook(hook)
+    shape = self.shape
+    return layer.values.register_post_accumulate_grad_hook(
+        lambda values: hook(weight_of_layer(layer, layer.pattern_of_shape(shape), values))
+    )
+
+
+def _gradient(weight: SparseTensor) -> SparseTensor | None:
+    """Return the gradient of the weight of a layer, writes to which change that of the values."""
+    layer = weight.weight_of
+    if layer is None or layer.values.grad is None or layer.scales is not None:
+        return None  # torch knows
+    gradient = layer.values.grad
+    found = sparse_of(layer.pattern_of_shape(weight.shape), gradient)
+    found.storage.layer_values = gradient
+    return found
+
+
+QUICK[torch.Tensor.grad.__get__] = _gradient  # type: ignore[attr-defined, union-attr]
 
 
 def _initialize(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -162,8 +162,12 @@ _CALLABLE = (types.FunctionType, types.MethodDescriptorType, types.BuiltinFuncti
 
 @functools.lru_cache(maxsize=4096)
 def _kind_of_fixed(owner: type[SparseTensor], name: str) -> str:
-    """Return what a public name of the class is that tensors cannot have a value of their own for; or ''."""
-    found = None if name.startswith("_") else inspect.getattr_static(owner, name, None)
+    """Return what a public name of ours or of torch is that tensors cannot have a value for; or ''.
+
+    Names that a subclass defines are its own.
+    """
+    home = None if name.startswith("_") else next((each for each in owner.__mro__ if name in vars(each)), None)
+    found = vars(home)[name] if home in SparseTensor.__mro__ else None
     if isinstance(found, _CALLABLE):
         return "method"
     return "read-only attribute" if isinstance(found, property) and found.fset is None else ""

@@ -81,14 +81,10 @@ class SparseConvNd(LayerOfOneMatrix):
     @property
     def weight(self) -> SparseTensor:
         """The weight in PyTorch's shape, connected to ``values``, which in-place functions change."""
-        matrix, shape = self.kernels.pattern, self._weight_shape()
+        matrix, shape = self.kernels, self._weight_shape()
         if torch.compiler.is_compiling():
-            return self.kernels.weight.reshape(shape)  # type: ignore[return-value]
-        pattern = matrix.structures.get(shape)
-        if pattern is None:  # its values lie in the same order
-            reshaped: Any = SparseTensor(Storage(matrix, matrix.present)).reshape(shape)
-            pattern = matrix.structures[shape] = reshaped.storage.pattern
-        return weight_of_layer(self, pattern, self.values)
+            return matrix.weight.reshape(shape)  # type: ignore[return-value]
+        return weight_of_layer(matrix, matrix.pattern_of_shape(shape), matrix.values)
 
     @weight.setter
     def weight(self, weight: SparseTensor) -> None:
