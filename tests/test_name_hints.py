@@ -601,6 +601,23 @@ def test_methods_and_read_only_attributes_are_not_assigned_to() -> None:
             setattr(T, name, 1)
 
 
+class Named(scorch.SparseTensor):
+    """A subclass with names of its own, one of which is a method of sparse tensors."""
+
+    values = None  # type: ignore[assignment]
+
+    def describe(self) -> str:
+        return "of the class"
+
+
+def test_names_that_a_subclass_defines_are_assigned_to() -> None:
+    named, call = Named(scorch.eye(2, format="csr").storage), lambda: "of the tensor"  # noqa: E731
+    named.describe, named.values = call, 3  # type: ignore[method-assign, assignment]
+    assert named.describe() == "of the tensor" and named.values == 3
+    with pytest.raises(AssignmentError, match="a method of sparse tensors"):
+        named.sum = call
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("name", ["foo", "_private", "names", "row", "requires_grad", "grad", "data", "real"])
 def test_other_attributes_are_assigned_to_as_those_of_dense_tensors(name: str) -> None:

@@ -25,6 +25,7 @@ class Hooks:
     is_tracked: Callable[..., bool]  # tensor.transforms.functorch: whether it tracks values of sparse tensors
     is_any_tracked: Callable[..., bool]  # tensor.transforms.functorch: or anything else
     trace: Callable[..., Any]  # tensor.traced: a tensor inside a graph that is traced
+    gradient_of_weight: Callable[..., Any]  # tensor.layer_weight: ``layer.weight.grad``
     check_write: Callable[..., None]  # tensor.write_checks: refuse to write where torch does
     repeat_by_builtins: Callable[[], None]  # statements.call_cache: from now on, calls that nothing tracks
     record: Callable[..., Any]  # compile.capture.trace: add a call to the graph that is traced

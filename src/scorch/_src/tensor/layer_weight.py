@@ -20,7 +20,7 @@ from scorch._src.grad_state import is_transformed
 from scorch._src.storage.storage import Pattern, Storage, add_weak, plain
 from scorch._src.tensor.autograd import placed, sparse_of, values_at
 from scorch._src.tensor.hooks import hooks
-from scorch._src.tensor.registry import QUICK, implements
+from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError, UnsupportedError
@@ -123,18 +123,15 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[[torch
     )
 
 
-def _gradient(weight: SparseTensor) -> SparseTensor | None:
+def gradient_of_weight(weight: SparseTensor) -> SparseTensor | None:
     """Return the gradient of the weight of a layer, writes to which change that of the values."""
     layer = weight.weight_of
-    if layer is None or layer.values.grad is None or layer.scales is not None:
-        return None  # torch knows
     gradient = layer.values.grad
+    if gradient is None:
+        return None
     found = sparse_of(layer.pattern_of_shape(weight.shape), gradient)
     found.storage.layer_values = gradient
     return found
-
-
-QUICK[torch.Tensor.grad.__get__] = _gradient  # type: ignore[attr-defined, union-attr]
 
 
 def _initialize(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -146,4 +143,4 @@ def _initialize(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 for _name in ("constant_", "kaiming_uniform_", "normal_", "uniform_"):  # which torch hands over whole
     _function = getattr(torch.nn.init, _name)
     implements(_function, differentiable=True)(functools.partial(_initialize, _function))
-Storage.write_to_layer = write_to_layer
+Storage.write_to_layer, hooks.gradient_of_weight = write_to_layer, gradient_of_weight

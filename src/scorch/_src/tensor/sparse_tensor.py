@@ -78,6 +78,7 @@ NUMBERS = frozenset({int, float})
 MAX_CONSTANTS, MAX_CLASSES = 256, 256
 MANY_SCALED = 1 << 16  # values, up to which torch's threads do not pay
 MANY_OF_ARITHMETIC = 1 << 15  # values, below which torch's arithmetic takes one thread
+_GRADIENT = registry.entry(torch.Tensor.grad.__get__)  # type: ignore[attr-defined, union-attr]
 _TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
 _constants: BoundedCache[tuple[float, torch.dtype], torch.Tensor] = BoundedCache(MAX_CONSTANTS)
@@ -195,6 +196,8 @@ class SparseTensor(torch.Tensor):
             return hooks.record(func, args, kwargs or {})
         entry = registry.TABLE.get(func, registry.EMPTY_ENTRY)
         if entry.is_metadata:
+            if entry is _GRADIENT and args[0].weight_of is not None:
+                return hooks.gradient_of_weight(args[0])
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
