@@ -611,7 +611,7 @@ class Named(scorch.SparseTensor):
 
 
 def test_names_that_a_subclass_defines_are_assigned_to() -> None:
-    named, call = Named(scorch.eye(2, format="csr").storage), lambda: "of the tensor"  # noqa: E731
+    named, call = Named(scorch.eye(2, format="csr").storage), lambda: "of the tensor"
     named.describe, named.values = call, 3  # type: ignore[method-assign, assignment]
     assert named.describe() == "of the tensor" and named.values == 3
     with pytest.raises(AssignmentError, match="a method of sparse tensors"):

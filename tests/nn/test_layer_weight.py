@@ -352,9 +352,15 @@ def test_the_gradient_of_a_weight_is_that_of_the_values(kind: str) -> None:
     assert not gradient.any()
     layer.weight.grad = None
     assert layer.values.grad is None and layer.weight.grad is None
-    layer.weight.square().sum().backward(create_graph=True)
-    layer.weight.grad.square().sum().backward()
-    torch.testing.assert_close(layer.values.grad, 10 * layer.values)  # 2 v and the gradient of (2 v)²
+    loss = layer(*example_of(layer)).square().sum() + weight.sum()
+    expected = torch.autograd.grad(loss, layer.values, retain_graph=True)
+    for each in (weight, layer.weight):
+        found, none = torch.autograd.grad(loss, (each, layer.bias), retain_graph=True)
+        assert found.shape == weight.shape and torch.equal(found.values().flatten(), *expected)
+        assert none is not None
+    (first,) = torch.autograd.grad(layer.weight.square().sum(), layer.values, create_graph=True)
+    first.square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad.values().flatten(), 8 * layer.values.detach())
 
 
 def test_all_sparse_layers_have_the_same_properties_and_hints() -> None:

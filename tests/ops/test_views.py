@@ -214,3 +214,23 @@ def test_rows_by_their_numbers_are_copies() -> None:
     S.requires_grad_()
     S[torch.tensor([2, 2])].to_dense().sum().backward()
     assert torch.equal(S.grad.to_dense(), 2.0 * ((dense != 0) & (torch.arange(6) == 2).unsqueeze(1)))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("kind", ["leaf", "computed", "view"])
+def test_tensors_that_require_gradients_are_assigned_to_under_no_grad(kind: str) -> None:
+    for form in ("csr", "coo", "bsr(2,2)"):
+        S = scorch.eye(4, format=form).requires_grad_()
+        S = {"leaf": S, "computed": S * 2, "view": S[1:]}[kind]
+        dense = S.detach().to_dense()
+        with torch.no_grad():
+            for each in (S, dense):
+                each[0] = 0.0
+                each[:, 1] = 3.0
+                each[1:][0] = 4.0
+                row = each[1]
+                each.mul_(2)
+                row.add_(1)
+                each[each > 6] = 5.0
+        assert torch.equal(S.detach().to_dense(), dense)
+        (S * 2).sum().backward()

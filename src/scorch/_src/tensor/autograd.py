@@ -211,7 +211,7 @@ def values_of(tensor: SparseTensor, in_statement: bool = False) -> torch.Tensor:
 
 
 def sparse_of(pattern: Pattern, values: torch.Tensor, layer: Any = None) -> SparseTensor:
-    """Return the tensor with these values, connected to them; ``layer`` is the ``SparseLinear`` whose weight it is."""
+    """Return the tensor with these values, connected to them; it may be the weight of a ``layer``."""
     if is_dynamo_compiling():
         pairs = zip(pattern.pos, pattern.crd, strict=True)
         arrays = [array for pair in pairs for array in pair if array is not None]

@@ -5,7 +5,8 @@ pattern of the layer. To users it is what the weight of a dense layer is: a leaf
 place where no gradients are tracked. A write changes the values of the layer. The pattern stays fixed, as
 that of a pruned layer does in training: what a function writes to all elements of the weight, or of a view of
 it, is dropped where the pattern stores nothing. A write raises an error if it names elements by an index and
-some of these would have to be stored, or if nothing that it writes to is stored.
+some of these would have to be stored, or if nothing that it writes to is stored. A weight that is kept follows
+the layer, whose pattern may change; its gradient is that of the values.
 """
 
 from __future__ import annotations
@@ -121,6 +122,28 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[[torch
     return layer.values.register_post_accumulate_grad_hook(
         lambda values: hook(weight_of_layer(layer, layer.pattern_of_shape(shape), values))
     )
+
+
+@implements(torch.autograd.grad, differentiable=True)
+def differentiate(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return gradients; that with respect to the weight of a layer is from all uses of the layer's values."""
+    listed = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+    of_layers = {}
+    if type(listed) in (list, tuple) and not kwargs.get("is_grads_batched"):
+        of_layers = {place: each for place, each in enumerate(listed) if _is_computed_weight(each)}
+    if not of_layers:
+        return hooks.run_by_torch(torch.autograd.grad, (outputs, inputs, *args), kwargs)
+    mapped = [each.source_values if place in of_layers else each for place, each in enumerate(listed)]
+    gradients = list(hooks.run_by_torch(torch.autograd.grad, (outputs, mapped, *args), kwargs))
+    for place, weight in of_layers.items():
+        if gradients[place] is not None:
+            gradients[place] = sparse_of(weight.storage.pattern, gradients[place])
+    return tuple(gradients)
+
+
+def _is_computed_weight(value: Any) -> bool:
+    is_weight = isinstance(value, SparseTensor) and value.weight_of is not None
+    return is_weight and value.source_values is not None
 
 
 def gradient_of_weight(weight: SparseTensor) -> SparseTensor | None:

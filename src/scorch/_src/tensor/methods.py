@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -166,7 +165,9 @@ def _kind_of_fixed(owner: type[SparseTensor], name: str) -> str:
 
     Names that a subclass defines are its own.
     """
-    home = None if name.startswith("_") else next((each for each in owner.__mro__ if name in vars(each)), None)
+    home = (
+        None if name.startswith("_") else next((each for each in owner.__mro__ if name in vars(each)), None)
+    )
     found = vars(home)[name] if home in SparseTensor.__mro__ else None
     if isinstance(found, _CALLABLE):
         return "method"

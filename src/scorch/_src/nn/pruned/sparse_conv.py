@@ -33,7 +33,6 @@ from scorch._src.ops.products.convolution import (
 from scorch._src.ops.products.linear import CSR
 from scorch._src.statements.autocast import is_autocast
 from scorch._src.statements.modes import active
-from scorch._src.storage.storage import Storage
 from scorch._src.tensor.layer_weight import weight_of_layer
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
