@@ -52,6 +52,7 @@ GROWING = {
     "scorch._src.tensor.flatten.LIVE": "weak references, dropped with what they refer to",
     "scorch._src.loops.operators.IN_LOOPS": "filled by imports, and by add_operator",
     "scorch._src.loops.operators.OPERATORS": "filled by imports, and by add_operator",
+    "scorch._src.tensor.create.factories._own_keywords": "filled by an import: factory functions",
     "scorch._src.tensor.registry.TABLE": "filled by imports: torch's functions",
     "scorch._src.backends.base._DEVICES": "filled by register_backend",
     "scorch.settings.applied": "one entry, which is replaced",
@@ -71,6 +72,7 @@ REMEMBERED = {
     "scorch._src.loops.analysis._fields_with_nodes": "one for each kind of node",
     "scorch._src.compiler.typing.dtype_of_type": "one for each dtype",
     "scorch._src.compiler.typing.type_of_dtype": "one for each dtype",
+    "scorch._src.tensor.create.factories.keywords_of_factory": "one for each factory function",
     "scorch._src.compiler.typing.promote": "one for each pair of dtypes",
 }
 

@@ -161,7 +161,7 @@ def test_explain_takes_any_formats(words: list[str], capsys: pytest.CaptureFixtu
         (["ij->i", "csr", "--density", "2"], "ArgumentError: --density must be between 0 and 1"),
         (["ij->i", "dense", "--sizes", "i=1e6,j=1e6"], "ShapeError: operand 0 would have"),
         (["ij->i", "csr", "--result", "csr(3)"], "FormatError: unknown format 'csr(3)'"),
-        (["ijk->i", "dcsr", "--result", "ds"], "FormatError: format 'csr' stores 2-D tensors"),
+        (["ijk->i", "dcsr", "--result", "ds"], "FormatError: format 'ds' stores 2-D tensors, but"),
     ],
 )
 def test_wrong_input_is_said_plainly(

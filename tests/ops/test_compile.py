@@ -561,6 +561,33 @@ def test_dense_submodules_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("is_part", [False, True], ids=["alone", "after a product"])
+def test_torch_compiles_its_own_containers(is_part: bool) -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    parts = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+
+    class After(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = parts
+
+        def forward(self, A: Any, X: torch.Tensor) -> torch.Tensor:
+            return self.parts(A @ X)
+
+    model = After() if is_part else parts
+    args = (sparse(6, 6), dense(6, 4)) if is_part else (dense(6, 4),)
+    compiled = scorch.compile(model, backend=backend)
+    for _ in range(3):
+        same(compiled(*args), model(*args))
+    assert len(graphs) == 1
+
+
 def test_dense_submodules_run_as_they_are_where_torch_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(function: Function, **options: Any) -> Function:
         def compiled(*args: Any, **kwargs: Any) -> Any:

@@ -7,8 +7,6 @@ What a user makes from nothing is made where he says, or on torch's default devi
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 # Numbers that Python holds and reads again: lists of sizes, seeds, samples that are only asked for a dtype or
@@ -26,8 +24,3 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 def is_in_shared_memory(array: torch.Tensor) -> bool:
     """Whether processes share the memory of an array; torch says so of all arrays on a device."""
     return array.device == HOST and array.is_shared()
-
-
-def cores_of_host() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

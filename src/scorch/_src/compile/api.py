@@ -112,7 +112,8 @@ class Compiled:
     @functools.cached_property
     def by_torch(self) -> Callable[..., Any]:
         """The function compiled by ``torch.compile``."""
-        return torch.compile(self.function, **self.options)
+        is_module = self.submodules is not None
+        return torch.compile(_in_own_frame(self.function) if is_module else self.function, **self.options)
 
     def _record(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Recorder]:
         result, record = self._run(args, kwargs)
@@ -228,6 +229,15 @@ class CompiledModule(torch.nn.Module):
             return getattr(super().__getattr__("_orig_mod"), name)
 
 
+def _in_own_frame(module: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a module: alone, torch's own, such as ``Sequential``, are not compiled."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    return call
+
+
 # submodules that read no sparse tensor, left to torch.compile ----------------------------------------
 
 
@@ -261,7 +271,7 @@ class DenseSubmodule:
         try:
             with PauseRecording():
                 if self.compiled is None:
-                    self.compiled = torch.compile(self.module._call_impl, **self.options)
+                    self.compiled = torch.compile(_in_own_frame(self.module), **self.options)
                 try:
                     return self.compiled(*args, **kwargs)
                 except Exception as error:

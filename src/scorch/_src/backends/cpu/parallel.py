@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
+from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cpu import invoke, jit, openmp
 from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.bounded import BoundedCache
-from scorch._src.devices import cores_of_host
 from scorch.errors import CompilationError
 from scorch.settings import applied, in_block
 

@@ -17,6 +17,7 @@ import torch
 
 from scorch._src.backends.base import is_served, routines_for
 from scorch._src.backends.routines import Norm, NormFunction
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_grad_enabled, is_tracked_by_autograd_alone
 from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 
@@ -141,7 +142,8 @@ def fused_norm_like(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 
 def _is_rms_norm(module: torch.nn.Module, size: int, eps: float) -> bool:
     """Try a module with some weight and rows of numbers, without hooks, beside the formula in float64."""
-    gain, x = torch.linspace(0.5, -1.5, size), torch.linspace(-2, 3, 2 * size).reshape(2, size)
+    gain = torch.linspace(0.5, -1.5, size, device=HOST)
+    x = torch.linspace(-2, 3, 2 * size, device=HOST).reshape(2, size)
     held = module._parameters["weight"]
     try:
         module._parameters["weight"] = torch.nn.Parameter(gain, requires_grad=False)

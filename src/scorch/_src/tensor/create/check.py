@@ -23,6 +23,7 @@ from scorch._src.backends.base import (
     served_in_words,
 )
 from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.grad_state import is_differentiable
 from scorch._src.name_hints import as_dtype
 from scorch._src.torch_internals import is_functional_tensor
@@ -177,7 +178,7 @@ def as_tensor(name: str, data: Any, device: torch.device | None = None) -> torch
     Lists and arrays become tensors on ``device``, or on that of ``device_for``.
     """
     if isinstance(data, torch.Tensor):
-        if not data.is_cpu:
+        if data.device != HOST:
             check_device(name, data.device)
         refuse_freed(data)
         if data.layout != torch.strided:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cuda.device import driver, nvrtc
 from scorch._src.backends.print.cuda import as_part, part_of
 from scorch._src.bounded import BoundedCache
-from scorch._src.devices import cores_of_host
 from scorch._src.loops.grid import FUNCTIONS
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
