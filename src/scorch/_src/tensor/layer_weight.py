@@ -5,8 +5,9 @@ pattern of the layer. To users it is what the weight of a dense layer is: a leaf
 place where no gradients are tracked. A write changes the values of the layer. The pattern stays fixed, as
 that of a pruned layer does in training: what a function writes to all elements of the weight, or of a view of
 it, is dropped where the pattern stores nothing. A write raises an error if it names elements by an index and
-some of these would have to be stored, or if nothing that it writes to is stored. A weight that is kept follows
-the layer, whose pattern may change; its gradient is that of the values.
+some of these would have to be stored, or if nothing that it writes to is stored.
+
+A weight that is kept follows the layer, whose pattern may change. Its gradient is that of the values.
 """
 
 from __future__ import annotations
