@@ -239,7 +239,7 @@ class SparseLinear(SparseLayer):
     def weight(self, weight: SparseTensor) -> None:
         refuse_weight(self)
 
-    def pattern_of_shape(self, shape: tuple[int, ...]) -> Pattern:
+    def _pattern_of_shape(self, shape: tuple[int, ...]) -> Pattern:
         """Return the pattern of the weight in this shape, with the values in the same order."""
         pattern = self.pattern
         if tuple(shape) == pattern.shape:

@@ -149,7 +149,7 @@ class _Wrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        pattern = ctx.pattern if ctx.layer is None else ctx.layer.pattern_of_shape(ctx.pattern.shape)
+        pattern = ctx.pattern if ctx.layer is None else ctx.layer._pattern_of_shape(ctx.pattern.shape)
         if pattern.size != ctx.pattern.size:
             raise InPlaceError(
                 "the number of values of the layer was changed after its weight was read, so there is no "

@@ -51,7 +51,7 @@ def rewire_kept_weights(layer: Any) -> None:
     values, size = layer.values, layer.pattern.size
     for storage in [reference() for reference in layer.__dict__.get(KEPT, ())]:
         if storage is not None and storage.layer_values is values and values.shape == (size,):
-            storage.take(layer.pattern_of_shape(storage.pattern.shape), plain(values.detach()))
+            storage.take(layer._pattern_of_shape(storage.pattern.shape), plain(values.detach()))
             storage.drop_copies()
 
 
@@ -105,7 +105,7 @@ def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> An
             return self.register_hook(hook)
 
     def run(gradient: torch.Tensor) -> torch.Tensor | None:
-        pattern = layer.pattern_of_shape(self.shape)
+        pattern = layer._pattern_of_shape(self.shape)
         changed = hook(sparse_of(pattern, gradient))
         return None if changed is None else values_at(changed, pattern)
 
@@ -121,7 +121,7 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[[torch
             return self.register_post_accumulate_grad_hook(hook)
     shape = self.shape
     return layer.values.register_post_accumulate_grad_hook(
-        lambda values: hook(weight_of_layer(layer, layer.pattern_of_shape(shape), values))
+        lambda values: hook(weight_of_layer(layer, layer._pattern_of_shape(shape), values))
     )
 
 
@@ -153,7 +153,7 @@ def gradient_of_weight(weight: SparseTensor) -> SparseTensor | None:
     gradient = layer.values.grad
     if gradient is None:
         return None
-    found = sparse_of(layer.pattern_of_shape(weight.shape), gradient)
+    found = sparse_of(layer._pattern_of_shape(weight.shape), gradient)
     found.storage.layer_values = gradient
     return found
 

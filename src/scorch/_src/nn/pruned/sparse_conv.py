@@ -83,7 +83,7 @@ class SparseConvNd(LayerOfOneMatrix):
         matrix, shape = self.kernels, self._weight_shape()
         if torch.compiler.is_compiling():
             return matrix.weight.reshape(shape)  # type: ignore[return-value]
-        return weight_of_layer(matrix, matrix.pattern_of_shape(shape), matrix.values)
+        return weight_of_layer(matrix, matrix._pattern_of_shape(shape), matrix.values)
 
     @weight.setter
     def weight(self, weight: SparseTensor) -> None:
