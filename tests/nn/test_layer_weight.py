@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -315,6 +317,20 @@ def test_a_hook_of_the_weight_is_called_and_changes_the_gradient() -> None:
     handle.remove()
     layer(x).sum().backward()
     assert len(seen) == 1
+
+
+def test_weights_and_their_hooks_do_not_keep_a_layer_alive() -> None:
+    layer, _ = make()
+    layer.weight.register_hook(lambda gradient: gradient)
+    layer.weight.register_post_accumulate_grad_hook(lambda weight: None)
+    layer.weight.sum().backward()
+    for _ in range(1000):
+        layer.weight.detach()
+    assert len(layer.__dict__["_kept_weights"]) < 500
+    found = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert found() is None
 
 
 def test_a_weight_is_frozen_and_gets_a_gradient_like_a_dense_one() -> None:

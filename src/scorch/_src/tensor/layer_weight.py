@@ -104,8 +104,10 @@ def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> An
         with DisableTorchFunctionSubclass():
             return self.register_hook(hook)
 
+    shape = self.shape  # not the weight, whose graph keeps the hook
+
     def run(gradient: torch.Tensor) -> torch.Tensor | None:
-        pattern = layer._pattern_of_shape(self.shape)
+        pattern = layer._pattern_of_shape(shape)
         changed = hook(sparse_of(pattern, gradient))
         return None if changed is None else values_at(changed, pattern)
 
