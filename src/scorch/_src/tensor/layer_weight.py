@@ -13,6 +13,7 @@ A weight that is kept follows the layer, whose pattern may change. Its gradient 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -121,10 +122,14 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[[torch
     if layer is None:
         with DisableTorchFunctionSubclass():
             return self.register_post_accumulate_grad_hook(hook)
-    shape = self.shape
-    return layer.values.register_post_accumulate_grad_hook(
-        lambda values: hook(weight_of_layer(layer, layer._pattern_of_shape(shape), values))
-    )
+    shape, reference = self.shape, weakref.ref(layer)  # the collector does not see who keeps these hooks
+
+    def run(values: torch.Tensor) -> None:
+        owner = reference()
+        if owner is not None:
+            hook(weight_of_layer(owner, owner._pattern_of_shape(shape), values))
+
+    return layer.values.register_post_accumulate_grad_hook(run)
 
 
 @implements(torch.autograd.grad, differentiable=True)
