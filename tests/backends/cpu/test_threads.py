@@ -15,9 +15,9 @@ import torch
 
 import scorch
 from machine_load import pool, set_running
+from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.invoke import make_caller
-from scorch._src.devices import cores_of_host
 
 LOOPS = """
 typedef long long i64;
