@@ -8,7 +8,9 @@ import pickle
 import re
 import traceback
 import types
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -616,6 +618,19 @@ def test_names_that_a_subclass_defines_are_assigned_to() -> None:
     assert named.describe() == "of the tensor" and named.values == 3
     with pytest.raises(AssignmentError, match="a method of sparse tensors"):
         named.sum = call
+
+
+def test_attributes_are_assigned_to_in_compiled_functions() -> None:
+    def mark(S: Any, x: torch.Tensor) -> torch.Tensor:
+        S.foo = 3
+        return S @ x
+
+    torch._dynamo.reset()
+    S = scorch.eye(3, format="csr")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's compiler warns of functions that keep their results
+        found = torch.compile(mark, backend="eager")(S, torch.ones(3, 1))
+    assert S.foo == 3 and found.sum() == 3
 
 
 @pytest.mark.whole

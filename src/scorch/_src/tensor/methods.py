@@ -179,7 +179,7 @@ def set_attribute(self: SparseTensor, name: str, value: Any) -> None:
 
     Scorch itself writes to the ``__dict__`` of a tensor where tensors are made, which does not come here.
     """
-    kind = _kind_of_fixed(type(self), name)
+    kind = "" if torch.compiler.is_compiling() else _kind_of_fixed(type(self), name)
     if kind:
         hint = ASSIGNMENT_HINTS.get(name, "use another name" if kind == "method" else "")
         raise AssignmentError(

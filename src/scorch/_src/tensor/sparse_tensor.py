@@ -461,8 +461,8 @@ def _ask_others(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, 
         answer = kind.__torch_function__(func, types, args, kwargs or {})
         if answer is not NotImplemented:
             return answer
-    is_memory = all(kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for kind in others)
-    return _OURS if is_memory else NotImplemented
+    have_memory = all(kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for kind in others)
+    return _OURS if have_memory else NotImplemented
 
 
 def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

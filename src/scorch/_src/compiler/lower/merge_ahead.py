@@ -10,9 +10,9 @@
       }
     }
 
-A jump that is predicted wrong takes as long as four of these turns, one that is foretold less than half of
-one, and meshes repeat their patterns row after row. So each call looks at a sample first, as a processor
-does: is a turn the same as the last time after the same four turns (``is_erratic``)?
+A branch that is mispredicted takes as long as four of these turns, one that is predicted right less than half
+of one, and meshes repeat their patterns row after row. So each call looks at a sample first, as a branch
+predictor does: is a turn the same as the last time after the same four turns (``is_erratic``)?
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def fused_norm_like(module: torch.nn.Module) -> type[torch.nn.Module] | None:
 
 
 def _is_rms_norm(module: torch.nn.Module, size: int, eps: float) -> bool:
-    """Try a module with some weight and rows of numbers, without hooks, beside the formula in float64."""
+    """Whether a module computes what the formula does in float64, for some weight and rows of numbers."""
     gain = torch.linspace(0.5, -1.5, size, device=HOST)
     x = torch.linspace(-2, 3, 2 * size, device=HOST).reshape(2, size)
     held = module._parameters["weight"]
