@@ -620,6 +620,12 @@ def test_names_that_a_subclass_defines_are_assigned_to() -> None:
         named.sum = call
 
 
+def test_signatures_have_no_arguments_for_mistakes() -> None:
+    for name, function in inspect.getmembers(scorch.SparseTensor, inspect.isfunction):
+        if not name.startswith("_"):
+            assert "_unknown" not in inspect.signature(function).parameters, name
+
+
 def test_attributes_are_assigned_to_in_compiled_functions() -> None:
     def mark(S: Any, x: torch.Tensor) -> torch.Tensor:
         S.foo = 3

@@ -358,6 +358,14 @@ def check_keywords(function: str, given: Mapping[str, Any], known: Collection[st
             raise unknown_keyword(function, keyword, known, value)
 
 
+def hides_unknown(function: Function) -> Function:
+    """Leave ``**_unknown``, which ``check_keywords`` refuses, out of the signature that people see."""
+    signature = inspect.signature(function)
+    shown = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return function
+
+
 def suggests_keywords(function: Function) -> Function:
     """Let a function or constructor say what to use instead of a keyword argument that it does not have.
 

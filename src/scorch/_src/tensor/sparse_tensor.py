@@ -30,7 +30,7 @@ from scorch._src.grad_state import (
     is_transformed,
     untracked,
 )
-from scorch._src.name_hints import check_keywords
+from scorch._src.name_hints import check_keywords, hides_unknown
 from scorch._src.storage.storage import Origin, Pattern, Step, Storage, add_weak, plain, run_steps
 from scorch._src.storage.strides import has_strides, keep_strides
 from scorch._src.tensor import registry
@@ -309,6 +309,7 @@ class SparseTensor(torch.Tensor):
 
     # other forms -------------------------------------------------------------------------------------
 
+    @hides_unknown
     def to_format(self, format: str | Format, **_unknown: NoReturn) -> SparseTensor | torch.Tensor:
         """Convert to another storage format.
 
@@ -344,6 +345,7 @@ class SparseTensor(torch.Tensor):
             return with_values(self, converted.values)
         return SparseTensor(converted) if isinstance(converted, Storage) else converted
 
+    @hides_unknown
     def to_dense(
         self,
         dtype: torch.dtype | None = None,
