@@ -17,6 +17,7 @@ import scorch
 from machine_load import pool, set_running
 from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cpu import jit, parallel
+from scorch._src.backends.cpu.executable import CpuExecutable
 from scorch._src.backends.cpu.invoke import make_caller
 
 LOOPS = """
@@ -165,14 +166,16 @@ def test_little_work_stays_on_one_thread_of_a_busy_machine(
 def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of another library that are still spinning at the first call do not keep later ones on one."""
     monkeypatch.setattr(parallel, "_costs", {})
-    times = iter([100 * parallel.USUAL_NANOSECONDS, parallel.USUAL_NANOSECONDS])
+    times = iter([factor * parallel.USUAL_NANOSECONDS for factor in (100, 1, parallel.CHEAPEST)])
     monkeypatch.setattr(parallel, "_time_of_loop", lambda threads: next(times))
     monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
     assert parallel.relative_cost(2) == parallel.DEAREST
     assert not parallel.is_settled(2, 1000.0, 1000.0)
     assert parallel.relative_cost(2) == 1
     assert parallel.is_settled(2, 1000.0, 1000.0)
-    assert parallel.threads_for(1000.0, 1000.0) == 2
+    assert not parallel.is_settled(2, 500.0, 1000.0)
+    assert parallel.threads_for(500.0, 1000.0) == 2
+    assert parallel.is_settled(2, 500.0, 1000.0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -357,15 +360,22 @@ def test_threads_of_this_process_are_no_others() -> None:
 
 
 def test_sums_of_copies_repeat_bit_for_bit_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        parallel, "relative_cost", lambda threads: 0.5
-    )  # enough work, but not where it is busy
+    """The calling thread takes all their parts if there is too little work to wake up others."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: parallel.CHEAPEST)
+    shared, original = [], CpuExecutable._shared_by
+
+    def recorded(self: CpuExecutable, allowed: int) -> list[tuple[int, int]]:
+        shared.append(original(self, allowed))
+        return shared[-1]
+
+    monkeypatch.setattr(CpuExecutable, "_shared_by", recorded)
     dense = torch.randn(3000, 60) * (torch.rand(3000, 60) < 0.3)
     A, x = scorch.from_torch(dense, format="csr"), torch.randn(3000)
     with scorch.settings(threads=4):
         quiet = scorch.einsum("ij,i->j", A, x, format="dense")
         be_busy()
         assert torch.equal(scorch.einsum("ij,i->j", A, x, format="dense"), quiet)
+    assert [(parallel.parallel_runtime(), 4), (0, 4)] in shared, shared
 
 
 @pytest.mark.sampled(4)

@@ -26,8 +26,9 @@ from scorch._src.loops.nodes import Kernel
 from scorch.errors import CompilationError, KernelError, warn
 from scorch.settings import DEFAULT, applied, current, in_block
 
-SERIAL_WORK = 50_000  # operations below which two threads cost more than they give, more for more
-MERGE_WORK_FACTOR = 4  # times as many where entries only move: memory is the limit, and parts move once more
+SERIAL_WORK = 100_000  # operations below which two threads cost more than they give, more for more
+MERGE_WORK_FACTOR = 2  # times as many where entries only move: memory is the limit, and parts move once more
+COPIES_WORK_FACTOR = 3  # where threads add to copies of the result, which another loop adds up
 MAX_CACHED_OUTPUTS = 64  # descriptors of results, for each kernel
 
 Packed = BoundedCache[tuple[int, ...], bytes]
@@ -124,6 +125,8 @@ class CpuExecutable(Compiled, Launcher):
         work, least_work = schedule.planned.choice.chosen.total, SERIAL_WORK
         if self.plan.slots:
             least_work *= MERGE_WORK_FACTOR
+        elif self.plan.is_private:
+            least_work *= COPIES_WORK_FACTOR
         Compiled.__init__(self, schedule.functions, work, least_work, self.plan.parallel)
         self.headers: dict[int, tuple[bytes, bytes]] = {}  # by how many threads are allowed; empty: not known
         self._known_threads: dict[int, int] = {}  # by the same, where results depend on how many there are
@@ -132,21 +135,27 @@ class CpuExecutable(Compiled, Launcher):
         return self.schedule.planned.kernel()
 
     def header(self) -> list[Any]:
-        return [self.parallel_for, self.workers(), *self.sizes]
+        return [*self._shared_by(parallel.allowed_threads())[parallel.is_busy()], *self.sizes]
 
     def packed_headers(self, allowed: int) -> tuple[bytes, bytes]:
         """Pack what kernels take before the arrays, for a quiet machine and for a busy one."""
-        numbers = (1, 1) if self.is_serial else parallel.threads_by_load(allowed, self.work, self.least_work)
-        if self.plan.is_private:
-            numbers = (self._adding_threads(allowed),) * 2
-        quiet, busy = (launch.pack([self.parallel_for, threads, *self.sizes]) for threads in numbers)
-        is_fixed = self.is_serial or self.plan.is_private
-        is_settled = is_fixed or parallel.is_settled(allowed, self.work, self.least_work)
+        quiet, busy = (launch.pack([*shared, *self.sizes]) for shared in self._shared_by(allowed))
+        is_settled = self.is_serial or parallel.is_settled(allowed, self.work, self.least_work)
         self.headers[allowed] = quiet if is_settled else b"", busy
         return quiet, busy
 
+    def _shared_by(self, allowed: int) -> list[tuple[int, int]]:
+        """Return what runs loops, and for how many threads, on a quiet machine and on a busy one."""
+        if self.is_serial:
+            return [(0, 1)] * 2
+        numbers = parallel.threads_by_load(allowed, self.work, self.least_work)
+        if self.plan.is_private:  # as many parts always, so that sums repeat, if all on the calling thread
+            parts = self._adding_threads(allowed)
+            return [(self.parallel_for if threads > 1 else 0, parts) for threads in numbers]
+        return [(self.parallel_for, threads) for threads in numbers]
+
     def workers(self) -> int:
-        return self._adding_threads(parallel.allowed_threads()) if self.plan.is_private else super().workers()
+        return self._shared_by(parallel.allowed_threads())[parallel.is_busy()][1]
 
     def _adding_threads(self, allowed: int) -> int:
         """Return how many threads add to copies of the result: always as many, so that sums repeat."""

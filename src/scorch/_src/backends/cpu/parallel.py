@@ -33,7 +33,7 @@ SOURCES = (_POOL,)
 USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is
 TIMED_LOOPS = 40  # of which the shortest counts
 MAX_NANOSECONDS = 4_000_000  # that measuring takes, as long as there are a few loops
-MAX_MEASUREMENTS = 7  # while loops cost more than is usual, each four times as long after the one before
+MAX_MEASUREMENTS = 7  # while loops are not as cheap as counts, each four times as long after the last
 FIRST_WAIT = 4_000_000  # nanoseconds
 BUSY_FACTOR = 8  # times as much work where threads wait for cores
 CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
@@ -160,7 +160,11 @@ def torch_threads() -> int:
 
 @dataclass
 class _Cost:
-    """What loops of some number of threads cost: the least of all measurements, and when the next is due."""
+    """What loops of some number of threads cost: the least of all measurements, and when the next is due.
+
+    Other processes, or threads of other libraries that spin while they wait, make loops dear, never cheap: so
+    they are measured until they are as cheap as counts, or a few times over some seconds.
+    """
 
     relative: float = math.inf
     measurements: int = 0
@@ -169,7 +173,7 @@ class _Cost:
     @property
     def is_settled(self) -> bool:
         """Whether it is not measured again."""
-        return self.relative <= 1 or self.measurements >= MAX_MEASUREMENTS
+        return self.relative <= CHEAPEST or self.measurements >= MAX_MEASUREMENTS
 
     def measure(self, threads: int) -> None:
         took = _time_of_loop(threads) if threading.get_ident() not in restricted_loops else -1
@@ -188,8 +192,7 @@ _costs: BoundedCache[int, _Cost] = BoundedCache(1024)  # by the number of thread
 def relative_cost(threads: int) -> float:
     """Return the overhead of a loop on ``threads``, relative to the usual overhead.
 
-    It is measured once, and a few more times where it is high: threads of other libraries that have just
-    worked wait for more by spinning, and take the cores for a while. A busy machine is taken for a usual one.
+    A busy machine, where it cannot be measured, is taken for a usual one.
     """
     cost = _costs.get(threads)
     if cost is None:
@@ -212,10 +215,10 @@ def _time_of_loop(threads: int) -> int:
 def is_settled(threads: int, work: float, least: float) -> bool:
     """Check whether as many threads will share ``work`` at the next call: overheads only fall."""
     cost = _costs.get(threads)
-    is_small = work < least * CHEAPEST
-    return (
-        cost is None or cost.is_settled or is_small or work >= BUSY_FACTOR * least * max(cost.relative, 1.0)
-    )
+    if cost is None or cost.is_settled:
+        return True
+    turning_points = ((CHEAPEST, cost.relative), (BUSY_FACTOR, BUSY_FACTOR * cost.relative))
+    return not any(least * low <= work < least * high for low, high in turning_points)
 
 
 def threads_for(work: float, least: float) -> int:
