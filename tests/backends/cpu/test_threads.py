@@ -63,14 +63,37 @@ def test_a_thread_that_is_late_again_and_again_makes_the_machine_busy() -> None:
     assert loops > 1
 
 
+def is_late() -> Any:
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_longlong] * 5)
+    return kind(pool().address("scorch_is_late"))
+
+
 def test_a_thread_that_has_more_to_do_is_not_late() -> None:
     """One that clears new pages takes longer than others, though it has a core all the time."""
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_longlong] * 4)
-    is_late = kind(pool().address("scorch_is_late"))
     started, done, ended = 0, 100_000, 1_000_000
-    assert is_late(started, done, ended, -1)  # nobody has measured for how long threads had no core
-    assert is_late(started, done, ended, 800_000)
-    assert not is_late(started, done, ended, 20_000)
+    assert is_late()(started, done, ended, -1, 0)  # nobody has measured for how long threads had no core
+    assert is_late()(started, done, ended, 800_000, 0)
+    assert not is_late()(started, done, ended, 20_000, 0)
+
+
+@pytest.mark.parametrize("waited", [-1, 4_000_000])
+def test_threads_that_wake_up_are_not_late(waited: int) -> None:
+    """The system may put them on a core that is taken, and look for a free one a tick later."""
+    assert is_late()(0, 100_000, 4_100_000, waited, 0)
+    assert not is_late()(0, 100_000, 4_100_000, waited, 1)
+    assert is_late()(0, 100_000, 40_100_000, 10 * waited, 1)
+
+
+def test_loops_with_pauses_between_them_find_a_quiet_machine_quiet() -> None:
+    """Each waits for threads to wake up, which says nothing about cores."""
+    for _ in range(20):  # the caller itself may be without a core
+        ctypes.CFUNCTYPE(None)(pool().address("scorch_forget_load"))()
+        for _ in range(4):
+            assert counted("wait_for_one") == [1, 1]
+            time.sleep(0.003)
+        if not parallel.busy_until().value:
+            return
+    pytest.fail("loops after pauses make the machine busy")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")

@@ -31,7 +31,8 @@ i64 scorch_left_cores(i64 *args) { return (void)args, 0; }
 
 enum { MOST_THREADS = 256, OPAQUE = 256 };
 enum { TRIES = 16 }; /* loops of one thread before two are tried again */
-enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds; threads wake up in fewer */
+enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseconds */
+enum { AWAKE = 1000000, WOKEN = 10000000 }; /* how long threads spin after a loop; later, they may wake up for so long */
 enum { BETWEEN_LOOKS = 1000000, MOST_DEBT = 50000000 };
 enum { SPARE = 8 }; /* one thread too many for so many cores is no crowd */
 enum { PAID = 4, WORTH = 16 }; /* a part of the work pays off debt; to try torch's threads takes a part of the time */
@@ -70,6 +71,7 @@ static struct {
 } pool;
 
 static i64 next_wait, own_threads, tries, debt;
+static i64 last_ended; /* of loops on torch's threads */
 static i64 looked, spent_then; /* when the system was asked, and the time that all threads had run for */
 static i64 others; /* threads of other processes that wanted a core then, since there were too few; else 0 */
 
@@ -137,9 +139,10 @@ static void run_here(i64 begin, i64 end, body_t body, void *context) {
 }
 
 /* Whether a loop took long after the caller's part was done because a thread was without a core; how long one was
-   at most, if that is known. */
-int scorch_is_late(i64 started, i64 done, i64 ended, i64 waited) {
-    return ended - done > LATE && ended - done > done - started && (waited < 0 || waited > LATE);
+   at most, if that is known. Threads that were asleep may be put on a core that is taken, until the next tick. */
+int scorch_is_late(i64 started, i64 done, i64 ended, i64 waited, i64 slept) {
+    const i64 usual = slept ? WOKEN : LATE;
+    return ended - done > usual && ended - done > done - started && (waited < 0 || waited > usual);
 }
 
 static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
@@ -166,7 +169,7 @@ static void run_on_own(i64 begin, i64 end, body_t body, void *context) {
     while (pool.inside) pthread_cond_wait(&pool.left, &pool.lock);
     pthread_mutex_unlock(&pool.lock);
     pthread_mutex_unlock(&pool.used);
-    threads = scorch_is_late(started, done, now(), -1) ? threads / 2 : 2 * threads;
+    threads = scorch_is_late(started, done, now(), -1, 0) ? threads / 2 : 2 * threads;
     tries = 0;
     __atomic_store_n(&own_threads, threads < MOST_THREADS ? threads : MOST_THREADS, __ATOMIC_RELAXED);
 }
@@ -276,9 +279,10 @@ static void run_watched(i64 begin, i64 end, void *given) {
 
 /* After a loop on torch's threads: whether these are to be tried again. */
 static void judge(const watched *watch, i64 ended, i64 spent) {
-    const i64 late = ended - watch->done;
+    const i64 late = ended - watch->done, waited = time_without_core(watch, ended);
+    const i64 before = __atomic_exchange_n(&last_ended, ended, __ATOMIC_RELAXED);
     if (!watch->done) return; /* the caller was given no part */
-    if (!scorch_is_late(watch->started, watch->done, ended, time_without_core(watch, ended))) {
+    if (!scorch_is_late(watch->started, watch->done, ended, waited, watch->started - before > AWAKE)) {
         if (!owe((watch->started - watch->done) / PAID)) __atomic_store_n(&next_wait, FIRST_WAIT, __ATOMIC_RELAXED);
     } else if (!look(ended) && owe(late) > late) { /* one alone is an accident */
         const int is_own = spent >= 0 && scorch_has_all_cores(read_clock(OWN_TIME) - spent, ended - watch->started);
@@ -300,7 +304,7 @@ int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *contex
 }
 
 void scorch_forget_load(void) {
-    scorch_busy_until = debt = tries = looked = spent_then = others = 0;
+    scorch_busy_until = debt = tries = looked = spent_then = others = last_ended = 0;
     next_wait = FIRST_WAIT, own_threads = MOST_THREADS;
 }
 
