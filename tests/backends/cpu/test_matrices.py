@@ -8,6 +8,7 @@ import scipy.sparse
 import torch
 
 import scorch
+from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.routines import join_matrices, row_pointers
 from torch_has import needs_builtins
 
@@ -91,6 +92,20 @@ def test_rows_and_pointers(dtype: torch.dtype, threads: int) -> None:
     assert nothing.tolist() == [0] * 5
     ends, found = row_pointers.rows_of(nothing, rows[:0])
     assert ends.tolist() == [0, 0] and found.numel() == 0
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("threads", [1, 3, 16])
+@pytest.mark.parametrize("rows, entries", [(1, 0), (7, 90_000), (100_000, 3_000), (30_000, 90_000)])
+def test_pointers_of_many_rows_without_entries(
+    threads: int, rows: int, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread finds out where the entries before its rows end."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: parallel.CHEAPEST)
+    at = torch.randint(0, rows, (entries,), generator=torch.Generator().manual_seed(rows)) // 3 * 3
+    wanted = torch.cat([torch.zeros(1, dtype=torch.int64), at.bincount(minlength=rows).cumsum(0)])
+    with scorch.settings(threads=threads):
+        assert torch.equal(row_pointers.pointers_of(at.sort().values, rows), wanted)
 
 
 def test_without_means(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,14 @@ typedef int i32;
 enum { PARALLEL, THREADS, ROWS, ENTRIES, FROM, TO };
 enum { BESIDE = FROM + 1, ENDS, FOUND, COUNT }; /* of rows: what is as long as they, the result, its length */
 
-/* Each entry writes where its row ends: the last one wins. Rows without entries end where those before do. */
+/* Each entry writes where its row ends: the last one wins. Rows without entries end where those before do: what
+   ends before the rows of a thread is searched for. */
 #define POINTERS(T) \
+static void some_zeros_##T(i64 begin, i64 end, void *context) { \
+    const i64 *args = context, size = args[ROWS] + 1, threads = args[THREADS]; \
+    T *pos = (T *)args[TO]; \
+    for (i64 row = size * begin / threads; row < size * end / threads; row++) pos[row] = 0; \
+} \
 static void some_pointers_##T(i64 begin, i64 end, void *context) { \
     const i64 *args = context, entries = args[ENTRIES], threads = args[THREADS]; \
     const T *rows = (const T *)args[FROM]; \
@@ -14,9 +20,19 @@ static void some_pointers_##T(i64 begin, i64 end, void *context) { \
     while (last > first && last < entries && rows[last - 1] == rows[last]) last--; /* the next thread's */ \
     for (i64 entry = first; entry < last; entry++) pos[rows[entry] + 1] = (T)(entry + 1); \
 } \
-static void ends_##T(const i64 *args) { \
-    T *pos = (T *)args[TO], reached = 0; \
-    for (i64 row = 1; row <= args[ROWS]; row++) { \
+static void some_ends_##T(i64 begin, i64 end, void *context) { \
+    const i64 *args = context, size = args[ROWS] + 1, threads = args[THREADS]; \
+    const T *rows = (const T *)args[FROM]; \
+    T *pos = (T *)args[TO], reached; \
+    const i64 first = size * begin / threads; \
+    i64 low = 0, high = first ? args[ENTRIES] : 0; /* how many entries are before the first row */ \
+    while (low < high) { \
+        const i64 middle = (low + high) / 2; \
+        if (rows[middle] < first) low = middle + 1; \
+        else high = middle; \
+    } \
+    reached = (T)low; \
+    for (i64 row = first; row < size * end / threads; row++) { \
         if (pos[row] > reached) reached = pos[row]; \
         pos[row] = reached; \
     } \
@@ -29,9 +45,9 @@ static void some_rows_##T(i64 begin, i64 end, void *context) { \
         for (i64 entry = pos[row]; entry < pos[row + 1]; entry++) found[entry] = (T)row; \
 } \
 i64 scorch_pointers_##T(i64 *args) { \
+    shared(args, some_zeros_##T); \
     shared(args, some_pointers_##T); \
-    ends_##T(args); \
-    return 0; \
+    return shared(args, some_ends_##T); \
 } \
 i64 scorch_rows_##T(i64 *args) { \
     ((T *)args[ENDS])[0] = 0, ((T *)args[ENDS])[1] = (T)args[ENTRIES]; \

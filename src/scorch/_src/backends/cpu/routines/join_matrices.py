@@ -17,7 +17,7 @@ from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 
 SOURCE = jit.read_source("join_matrices.c")
 
-MIN_ENTRIES_PER_THREAD = {"below": 1 << 17, "beside": 1 << 13}
+MIN_ENTRIES_PER_THREAD = {"below": 1 << 17, "beside": 1 << 16}
 _INDEX = {torch.int32: INT32, torch.int64: INT64}
 _ELEMENTS = {torch.float32: FLOAT32, torch.float64: FLOAT64, **_INDEX}
 Arrays = tuple[torch.Tensor, ...]  # pos, crd, values

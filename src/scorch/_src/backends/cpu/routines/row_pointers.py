@@ -20,7 +20,7 @@ def pointers_of(rows: torch.Tensor, count: int) -> torch.Tensor | None:
     functions, address = builtins(), _address("pointers", rows.dtype)
     if functions is None or not address:
         return None
-    descriptor = result_descriptor(_TYPES[rows.dtype], (count + 1,))
+    descriptor = result_descriptor(_TYPES[rows.dtype], (count + 1,), zero=False)
     return functions.fill(address, _header(count, rows.numel()), descriptor, None, rows)
 
 
