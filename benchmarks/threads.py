@@ -1,19 +1,25 @@
 """How calls scale with threads, and how near they come to what memory allows, on generated tensors.
 
     python -m benchmarks.threads [--threads 1,16] [--matrices "uneven rows,tensor"] [--only sum] [--json]
+    python -m benchmarks.threads --busy 16      under the load of 16 busy loops
 
 The bound of a call is the time of PyTorch's copy of as many bytes as the call has to read and write at
 least: its operands and its result, once. A gain is the time with the fewest threads over that with the most;
 that of the copy shows how far memory scales at such a size. Medians of calls in a row, in microseconds.
+Under load, the fewest and the most threads take turns, and what counts is the time with the most over that
+with the fewest.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +35,7 @@ warnings.filterwarnings("ignore", message="Sparse")
 
 SECONDS = 0.05  # of calls in a row
 FAULTED = 5  # calls whose page faults are counted
+TURNS = 5  # of each number of threads under load
 Call = Callable[[], object]
 Row = dict[str, Any]
 
@@ -170,7 +177,36 @@ def measure(case: Case, counts: list[int]) -> Row:
     }
 
 
+def measure_busy(case: Case, counts: list[int]) -> Row:
+    """Measure calls with the fewest and with the most threads in turns, which meet the same load."""
+    times: dict[int, list[float]] = {count: [] for count in (min(counts), max(counts))}
+    for _ in range(TURNS):
+        for count, found in times.items():
+            torch.set_num_threads(count)
+            found.append(median(case.call))
+    medians = {count: statistics.median(found) for count, found in times.items()}
+    ratio = medians[max(counts)] / medians[min(counts)]
+    return {"matrix": case.matrix, "call": case.name, "microseconds": medians, "ratio": ratio}
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        time.sleep(0.5 if loops else 0)
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def print_row(row: Row) -> None:
+    if "ratio" in row:
+        numbers = (*row["microseconds"].values(), row["ratio"])
+        print(f"{row['matrix']:16}{row['call']:22}" + "".join(f"{n:>10.2f}" for n in numbers), flush=True)
+        return
+
     numbers = (row["bytes"] / 1e6, *row["microseconds"].values(), row["gain"], row["copy"])
     numbers += (row["gain of the copy"], row["page faults"])
     print(
@@ -184,20 +220,23 @@ def main() -> None:
     parser.add_argument("--matrices", default="short rows,uneven rows,finite elements", metavar="NAME,NAME")
     parser.add_argument("--only", default="", metavar="TEXT", help="only calls whose name contains this")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="with so many busy loops beside")
     options = parser.parse_args()
     counts, rows, names = [int(n) for n in options.threads.split(",")], [], options.matrices.split(",")
     cases = (case for name, A in matrices().items() if name in names for case in matrix_cases(name, A))
     if not options.json:
-        print(f"{machine()}: medians in us\n")
-        columns = ("MB", *counts, "gain", "copy", "its gain", "faults")
+        print(f"{machine()}: medians in us{f', {options.busy} busy loops' if options.busy else ''}\n")
+        quiet = ("MB", *counts, "gain", "copy", "its gain", "faults")
+        columns = (min(counts), max(counts), "ratio") if options.busy else quiet
         print(" " * 38 + "".join(f"{column:>10}" for column in columns))
-    for case in (*cases, *(tensor_cases() if "tensor" in names else ())):
-        if options.only not in case.name:
-            continue
-        row = measure(case, counts)
-        rows.append(row)
-        if not options.json:
-            print_row(row)
+    with busy_loops(options.busy):
+        for case in (*cases, *(tensor_cases() if "tensor" in names else ())):
+            if options.only not in case.name:
+                continue
+            row = (measure_busy if options.busy else measure)(case, counts)
+            rows.append(row)
+            if not options.json:
+                print_row(row)
     if options.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
 

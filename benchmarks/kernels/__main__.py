@@ -4,6 +4,7 @@
     python -m benchmarks.kernels --data DIR --quick             a look, in about a minute
     python -m benchmarks.kernels --data DIR --switches          what each optimisation gives
     python -m benchmarks.kernels --data DIR --few --threads 1,2,4,8,16      how kernels scale
+    python -m benchmarks.kernels --data DIR --main --threads 1,16           products and sums of matrices only
     python -m benchmarks.kernels --from a.json b.json --report FILE         a report of earlier runs
 
 DIR has folders ``suitesparse``, ``dlmc``, ``ogbn_arxiv`` and ``tensors``; without it matrices are made up.
@@ -21,7 +22,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.kernels import data, generated, matrix_kernels, moving_kernels, tensor_kernels
@@ -57,6 +58,15 @@ SWITCHED = [
     "made-crystal", "made-feedforward-0.8", "made-citations", "made-relations", "made-scattered",
 ]  # fmt: skip
 QUICK_LABELS = {"SpMV", "SpMM k=32", "SpMSpM A @ A.T", "SDDMM k=64, Y by rows", "A + shifted", "MTTKRP r=32"}
+MAIN_LABELS = {
+    "SpMV",
+    "SpMM k=32",
+    "SpMM k=128",
+    "SDDMM k=64, Y by rows",
+    "SpMSpM A @ A.T",
+    *(f"A {sign} {other}" for sign in "+*" for other in ("shifted", "A.T")),
+}
+MAIN_RIVALS = ("Scorch", "torch C", "SciPy")  # how the names of those that take part in them begin
 SWITCHED_LABELS = {
     "SpMV", "SpMM k=32", "SpMM k=128", "SpMM k=100", "SpMSpM A @ A.T", "SDDMM k=64, Y by rows", "A + shifted",
     "A * shifted", "row softmax", "CSR to CSC", "MTTKRP r=32", "TTV", "TTM r=32",
@@ -107,7 +117,11 @@ def sources(directory: Path | None) -> list[Source]:
 
 
 def cases(kernel: Kernel, operands: object, only: set[str] | None) -> Iterator[Case]:
-    return kernel.cases(operands, lambda label: only is None or label in only)
+    for case in kernel.cases(operands, lambda label: only is None or label in only):
+        if only is MAIN_LABELS:
+            rivals = {name: way for name, way in case.contestants.items() if name.startswith(MAIN_RIVALS)}
+            case = replace(case, contestants=rivals)
+        yield case
 
 
 def run(
@@ -178,6 +192,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=some_time, help="time for a case at one number of threads (0.15)")
     parser.add_argument("--few", action="store_true", help="a handful of matrices of each kind")
     parser.add_argument("--quick", action="store_true", help="few matrices, few kernels, little time")
+    parser.add_argument("--main", action="store_true", help="products and sums, torch.sparse and SciPy")
     parser.add_argument("--switches", action="store_true", help="each optimisation switched off in turn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the numbers go")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="where plots go")
@@ -207,9 +222,11 @@ def choose(options: argparse.Namespace) -> tuple[list[Source], list[Kernel], set
         chosen = [source for source in chosen if source.name in handful]
     names = [name for name in options.kernels.split(",") if name]
     kernels = [kernel for name, kernel in KERNELS.items() if not names or name in names]
-    only = None
-    if not names:
+    only = MAIN_LABELS if options.main else None
+    if not names and only is None:
         only = QUICK_LABELS if options.quick else SWITCHED_LABELS if options.switches else None
+    if only is not None:
+        kernels = [kernel for kernel in kernels if only.intersection(kernel.labels)]
     return chosen, kernels, only
 
 
@@ -258,7 +275,7 @@ def command(options: argparse.Namespace) -> str:
     words = ["python", "-m", "benchmarks.kernels"]
     if options.data is not None:
         words += ["--data", "DIR"]
-    words += [f"--{name}" for name in ("few", "quick", "switches") if getattr(options, name)]
+    words += [f"--{name}" for name in ("few", "quick", "main", "switches") if getattr(options, name)]
     if options.threads:
         words += ["--threads", ",".join(map(str, options.threads))]
     for name in ("kernels", "matrices", "seconds"):
