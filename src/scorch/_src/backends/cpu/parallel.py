@@ -35,7 +35,7 @@ TIMED_LOOPS = 40  # of which the shortest counts
 MAX_NANOSECONDS = 4_000_000  # that measuring takes, as long as there are a few loops
 MAX_MEASUREMENTS = 7  # while loops are not as cheap as counts, each four times as long after the last
 FIRST_WAIT = 4_000_000  # nanoseconds
-BUSY_FACTOR = 8  # times as much work where threads wait for cores
+BUSY_FACTOR = 16  # times as much work where threads wait for cores
 CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
 
 
