@@ -95,31 +95,43 @@ static inline i64 add_one(i64 *number) {
   return __atomic_fetch_add(number, 1, __ATOMIC_RELAXED);
 #endif
 }""",
-    "take_turn": """\
+    "set_bits": """\
+static inline void set_bits(i64 *number, i64 bits) {
+#if defined(__aarch64__) && !defined(__ARM_FEATURE_ATOMICS) /* as above */
+  i64 value;
+  u32 busy;
+  do __asm__ volatile("ldxr %0, [%2]\\n\\torr %0, %0, %3\\n\\tstxr %w1, %0, [%2]"
+                      : "=&r"(value), "=&r"(busy) : "r"(number), "r"(bits) : "memory");
+  while (busy);
+#else
+  __atomic_fetch_or(number, bits, __ATOMIC_RELAXED);
+#endif
+}""",
+    "has_turns": """\
 enum { MOST_SHARES = 32 };
 
+struct line { i64 number, apart[7]; };
+
 struct turns {
-  i64 count, shares;
-  struct { i64 taken, apart[7]; } share[MOST_SHARES];
+  i64 count, shares, apart[6];
+  struct line over; /* a bit for each share whose turns are all taken: what is read to look for more changes rarely */
+  struct line taken[MOST_SHARES];
 };
 
+static i64 has_turns(const struct turns *turns) {
+  return __atomic_load_n(&turns->over.number, __ATOMIC_RELAXED) != ((i64)2 << (turns->shares - 1)) - 1;
+}""",
+    "take_turn": """\
 static i64 take_turn(struct turns *turns, i64 first, i64 *passed) {
-  for (; *passed < turns->shares; ++*passed) {
-    const i64 share = (first + *passed) % turns->shares;
+  for (; *passed < turns->shares && has_turns(turns); ++*passed) {
+    const i64 share = (first + *passed) % turns->shares, bit = (i64)1 << share;
     const i64 begin = turns->count * share / turns->shares, end = turns->count * (share + 1) / turns->shares;
-    if (begin + __atomic_load_n(&turns->share[share].taken, __ATOMIC_RELAXED) >= end) continue;
-    const i64 turn = begin + add_one(&turns->share[share].taken);
+    if (__atomic_load_n(&turns->over.number, __ATOMIC_RELAXED) & bit) continue;
+    const i64 turn = begin < end ? begin + add_one(&turns->taken[share].number) : end;
+    if (turn + 1 >= end) set_bits(&turns->over.number, bit);
     if (turn < end) return turn;
   }
   return -1;
-}""",
-    "has_turns": """\
-static i64 has_turns(const struct turns *turns) {
-  for (i64 share = 0; share < turns->shares; share++) {
-    const i64 begin = turns->count * share / turns->shares, end = turns->count * (share + 1) / turns->shares;
-    if (begin + __atomic_load_n(&turns->share[share].taken, __ATOMIC_RELAXED) < end) return 1;
-  }
-  return 0;
 }""",
     "never": "static inline u8 never(i64 x) { (void)x; return 0; }",
     "from_bf16": """\
