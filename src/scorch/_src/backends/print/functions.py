@@ -114,7 +114,7 @@ struct line { i64 number, apart[7]; };
 
 struct turns {
   i64 count, shares, apart[6];
-  struct line over; /* a bit for each share whose turns are all taken: what is read to look for more changes rarely */
+  struct line over; /* a bit for each share without turns left: all that is read again and again */
   struct line taken[MOST_SHARES];
 };
 
