@@ -32,6 +32,13 @@ static void linger(i64 begin, i64 end, void *context) {
     count(begin, end, context);
     if (begin) usleep(5000);
 }
+int wait_in_between(i64 begin, i64 end, i64 grain, body_t body, void *context) {
+    for (i64 part = begin; part < end; part += grain) {
+        if (part > begin) usleep(3000);
+        body(part, part + grain, context);
+    }
+    return 0;
+}
 i64 count_parts(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, count, (void *)args[2]); }
 i64 wait_for_one(i64 *args) { return ((loop_t)args[0])(0, args[1], 1, linger, (void *)args[2]); }
 """
@@ -84,16 +91,22 @@ def test_threads_that_wake_up_are_not_late(waited: int) -> None:
     assert is_late()(0, 100_000, 40_100_000, 10 * waited, 1)
 
 
-def test_loops_with_pauses_between_them_find_a_quiet_machine_quiet() -> None:
-    """Each waits for threads to wake up, which says nothing about cores."""
-    for _ in range(20):  # the caller itself may be without a core
-        ctypes.CFUNCTYPE(None)(pool().address("scorch_forget_load"))()
-        for _ in range(4):
-            assert counted("wait_for_one") == [1, 1]
-            time.sleep(0.003)
-        if not parallel.busy_until().value:
-            return
-    pytest.fail("loops after pauses make the machine busy")
+@pytest.mark.parametrize("pause", [0.0, 0.003])
+def test_only_loops_after_others_tell_that_threads_wait_for_cores(pause: float) -> None:
+    """After a pause, a loop waits for threads to wake up."""
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_longlong] * 2)
+    set_loop, cores = kind(pool().address("scorch_set_torch_loop")), (cores_of_host(), os.cpu_count() or 1)
+    try:
+        for _ in range(40):  # this thread itself may be without a core
+            set_loop(jit.load(LOOPS).address("wait_in_between"), *cores)
+            for _ in range(4):
+                assert counted("count_parts") == [1, 1]
+                time.sleep(pause)
+            if (parallel.busy_until().value == 0) == (pause > 0):
+                return
+        pytest.fail("loops after pauses count" if pause else "loops after others do not count")
+    finally:
+        set_loop(parallel._torch_loop(), *cores)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")

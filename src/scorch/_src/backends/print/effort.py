@@ -33,6 +33,7 @@ _EFFORTS = {
     "list_marked": ONCE_A_ROW,
     "take_turn": ONCE_A_CHUNK,
     "has_turns": ONCE_A_CHUNK,
+    "is_over": ONCE_A_CHUNK,
     "balance_i32": ONCE_A_CHUNK,
     "balance_i64": ONCE_A_CHUNK,
     **{f"is_erratic_{a}_{b}": ONCE_A_CHUNK for a in ("i32", "i64") for b in ("i32", "i64")},

@@ -107,31 +107,40 @@ static inline void set_bits(i64 *number, i64 bits) {
   __atomic_fetch_or(number, bits, __ATOMIC_RELAXED);
 #endif
 }""",
-    "has_turns": """\
+    "is_over": """\
 enum { MOST_SHARES = 32 };
 
 struct line { i64 number, apart[7]; };
 
 struct turns {
   i64 count, shares, apart[6];
-  struct line over; /* a bit for each share without turns left: all that is read again and again */
+  struct line over; /* a bit for each share without turns left, if shares have several */
   struct line taken[MOST_SHARES];
 };
 
-static i64 has_turns(const struct turns *turns) {
-  return __atomic_load_n(&turns->over.number, __ATOMIC_RELAXED) != ((i64)2 << (turns->shares - 1)) - 1;
+static i64 is_over(const struct turns *turns, i64 share) {
+  if (turns->count > turns->shares)
+    return __atomic_load_n(&turns->over.number, __ATOMIC_RELAXED) >> share & 1;
+  const i64 begin = turns->count * share / turns->shares, end = turns->count * (share + 1) / turns->shares;
+  return begin + __atomic_load_n(&turns->taken[share].number, __ATOMIC_RELAXED) >= end;
 }""",
     "take_turn": """\
 static i64 take_turn(struct turns *turns, i64 first, i64 *passed) {
-  for (; *passed < turns->shares && has_turns(turns); ++*passed) {
-    const i64 share = (first + *passed) % turns->shares, bit = (i64)1 << share;
+  for (; *passed < turns->shares; ++*passed) {
+    const i64 share = (first + *passed) % turns->shares;
     const i64 begin = turns->count * share / turns->shares, end = turns->count * (share + 1) / turns->shares;
-    if (__atomic_load_n(&turns->over.number, __ATOMIC_RELAXED) & bit) continue;
-    const i64 turn = begin < end ? begin + add_one(&turns->taken[share].number) : end;
-    if (turn + 1 >= end) set_bits(&turns->over.number, bit);
+    if (begin == end || (*passed && is_over(turns, share))) continue;
+    const i64 turn = begin + add_one(&turns->taken[share].number);
+    if (turn + 1 >= end && turns->count > turns->shares) set_bits(&turns->over.number, (i64)1 << share);
     if (turn < end) return turn;
   }
   return -1;
+}""",
+    "has_turns": """\
+static i64 has_turns(const struct turns *turns) {
+  for (i64 share = 0; share < turns->shares; share++)
+    if (!is_over(turns, share)) return 1;
+  return 0;
 }""",
     "never": "static inline u8 never(i64 x) { (void)x; return 0; }",
     "from_bf16": """\

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from scorch._src.backends.print.effort import worker_effort
 from scorch._src.backends.print.expressions import PRECEDENCE, c_name, indent, pointer_to, safe_name
 from scorch._src.loops.analysis import assigned, captured, walk, written
-from scorch._src.loops.nodes import Array, Parallel, Var
+from scorch._src.loops.nodes import Array, Block, Parallel, Var
 
 if TYPE_CHECKING:
     from scorch._src.backends.print.c import Scope
@@ -69,6 +69,9 @@ def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array,
             params.append(f"const {c_name(n.type)} {name}")
     turn = safe_name(stmt.var.name)
     take = f"{scope.use('take_turn')}(&closure->closure_turns, closure_first, &closure_passed)"
+    late = []  # does not prepare anything
+    if stmt.prologue != Block(()):
+        late = [f"  if (!{scope.use('has_turns')}(&closure->closure_turns)) return;"]
     # Compilers believe "restrict" of parameters only, and only while the function is not inlined.
     return [
         f"struct closure_{number} {{",
@@ -87,7 +90,7 @@ def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array,
         f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
         "  (void)end;",
         f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
-        f"  if (!{scope.use('has_turns')}(&closure->closure_turns)) return;",
+        *late,
         f"  work_{number}({', '.join(values)});",
         "}",
     ]
