@@ -162,10 +162,7 @@ MODULE_HINTS: dict[str, str] = {
 
 
 def _of_pyg(name: str, kind: str) -> str:
-    return (
-        f"only PyG has this {kind}: torch_geometric.nn.{name} accepts sparse matrices after "
-        "scorch.compat.pyg.install()"
-    )
+    return f"only PyG has this {kind}: torch_geometric.nn.{name} accepts sparse matrices of Scorch"
 
 
 _POOLING = "use torch.sparse.mm(M, x, 'mean'), which needs a row of M for each graph, with ones at its nodes"
