@@ -260,9 +260,13 @@ KEYWORD_HINTS: dict[
     "size": ("shape",),
     **dict.fromkeys(("amount", "pruning_ratio", "ratio", "prune_ratio", "sparsity_level"), ("sparsity",)),
     **dict.fromkeys(("layout", "fmt", "sparse_format", "storage_format"), ("format",)),
-    **dict.fromkeys(("edge_attr", "edge_weights", "weights"), ("edge_weight", "values")),
+    **dict.fromkeys(
+        ("edge_attr", "edge_weight", "edge_weights", "edge_features", "weights"),
+        ("edge_weight", "edge_attr", "values", "per_sample_weights"),
+    ),
+    **dict.fromkeys(("adj", "adj_t", "adjacency", "A", "graph", "edges", "edge_list"), ("edge_index",)),
     **dict.fromkeys(("data", "value"), ("values",)),
-    **dict.fromkeys(("indices", "index"), ("edge_index", "coordinates")),
+    **dict.fromkeys(("indices", "index"), ("edge_index", "coordinates", "input")),
     **dict.fromkeys(("block_size", "blocksize", "block_shape"), ("blocks", "block")),
     **dict.fromkeys(
         ("in_dim", "in_feats", "in_size", "input_dim", "input_size", "in_features", "in_channels", "d_in"),
@@ -278,9 +282,22 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("num_heads", "n_heads", "nhead"), ("heads",)),
     **dict.fromkeys(("reduce", "aggregator", "aggregator_type", "aggregation"), ("aggr",)),
     **dict.fromkeys(("feat_drop", "attn_drop", "dropout_p", "p"), ("dropout",)),
-    **dict.fromkeys(("num_layers", "num_hops", "k"), ("K",)),
+    **dict.fromkeys(("num_layers", "num_hops", "k"), ("K", "key")),
     **dict.fromkeys(("exclude", "ignore", "skip_modules"), ("skip",)),
-    **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
+    **dict.fromkeys(
+        ("example_inputs", "example_input", "inputs", "input", "x", "X", "src", "features", "h"),
+        ("example", "x", "input", "tokens", "query"),
+    ),
+    **dict.fromkeys(("tokens", "hidden_states"), ("input", "query")),
+    **dict.fromkeys(("mask", "attention_mask", "attn_bias", "src_mask"), ("attn_mask",)),
+    **dict.fromkeys(("padding_mask", "key_mask", "src_key_padding_mask"), ("key_padding_mask",)),
+    **dict.fromkeys(
+        ("return_attention", "return_weights", "need_weights", "output_attentions"),
+        ("return_attention_weights", "need_weights"),
+    ),
+    **dict.fromkeys(("hidden", "hidden_state", "h_0", "h0", "state"), ("hx",)),
+    "q": ("query",),
+    "v": ("value",),
     **dict.fromkeys(("offset", "diagonal"), ("k",)),
     "batch_size": ("batch",),
     **dict.fromkeys(("fill", "fill_value", "init", "new_value"), ("new",)),
@@ -344,6 +361,8 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
         return f"convert first, as in S.to_format({value!r}).{function}()"
     if not names:
         return "it takes arguments by position only"
+    if len(names) == 1:
+        return f"its only keyword argument is {names[0]}"
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
     return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
 
