@@ -23,6 +23,7 @@ import scorch.compat.torch_sparse
 import scorch.distributed
 import scorch.utils.data
 from scorch._src.name_hints import (
+    CALL_HINTS,
     KEYWORD_HINTS,
     LINALG_HINTS,
     MASK_HINTS,
@@ -208,6 +209,51 @@ def test_names_of_other_libraries_are_known_where_they_are_tried() -> None:
     ):
         with pytest.raises(UnknownNameError, match=words):
             getattr(module, name)
+
+
+def test_names_that_are_elsewhere_are_found() -> None:
+    for owner, name, words in (
+        (scorch, "linear", r"; it is scorch\.nn\.functional\.linear$"),
+        (scorch, "Linear", r"; it is scorch\.nn\.Linear$"),
+        (scorch, "eigsh", r"; it is scorch\.linalg\.eigsh$"),
+        (scorch, "sampled_addmm", r"; it is scorch\.sparse\.sampled_addmm$"),
+        (scorch, "SparseDataset", r"; it is scorch\.utils\.data\.SparseDataset$"),
+        (scorch, "coalesce", r"; it is a method: S\.coalesce\(\)$"),
+        (scorch, "density", r"; it is an attribute of tensors: S\.density$"),
+        (scorch, "SparseStorage", r"; it is scorch\.compat\.torch_sparse\.SparseStorage$"),
+        (scorch.nn, "sparsify", r"; it is scorch\.sparsify$"),
+        (scorch.sparse, "einsum", r"; it is scorch\.einsum$"),
+        (S, "einsum", r"; it is scorch\.einsum$"),
+        (S, "cg", r"; it is scorch\.linalg\.cg$"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            getattr(owner, name)
+
+
+def test_modules_know_the_hints_of_one_another() -> None:
+    for owner, name, words in (
+        (scorch, "lsqr", r"; use torch\.linalg\.lstsq\(S, b\)$"),
+        (scorch, "to_csr", r"; use S\.to_format\('csr'\)$"),
+        (scorch, "RGCNConv", "only PyG has this layer"),
+        (scorch.linalg, "csr_matrix", r"scorch\.from_scipy\(matrix\)"),
+        (scorch.sparse, "from_dense", r"scorch\.from_torch\(dense, format='csr'\)$"),
+        (S, "degree", r"; use S\.sum\(1\)$"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            getattr(owner, name)
+
+
+def test_modules_that_are_called_say_what_is_meant() -> None:
+    with pytest.raises(OperandError, match=r"^scorch\.random is a module, as in PyTorch; use scorch\.rand\("):
+        scorch.random((3, 3), density=0.1)
+    with pytest.raises(OperandError, match=r"^scorch\.sparse is a module.*; use scorch\.from_torch\("):
+        scorch.sparse(torch.eye(2))
+    scorch.random.manual_seed(0)
+    first = torch.rand(3)
+    torch.random.manual_seed(0)
+    assert torch.equal(first, torch.rand(3)) and set(torch.random.__all__) <= set(dir(scorch.random))
+    for hint in CALL_HINTS.values():
+        eval(hint.removeprefix("use "), dict(NAMES))
 
 
 def test_names_unlike_any_other_get_no_suggestion() -> None:
