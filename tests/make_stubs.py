@@ -88,8 +88,7 @@ def stubs() -> dict[Path, str]:
         has_modules = any(other.startswith(f"{name}.") for other in MODULES)
         is_package = has_modules or (place / "__init__.py").exists()
         path = place / "__init__.pyi" if is_package else place.with_suffix(".pyi")
-        if is_package or not path.with_suffix(".py").exists() or _own_names(name):
-            found[path] = _header() + _of_module(importlib.import_module(f"torch.{name}"), name)
+        found[path] = _header() + _of_module(importlib.import_module(f"torch.{name}"), name)
     return found
 
 

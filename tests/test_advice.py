@@ -206,14 +206,3 @@ def test_cg_says_which_preconditioners_it_needs() -> None:
     assert "SciPy installed" not in str(caught.value)
     solution = scorch.linalg.gmres(A, torch.ones(30).double(), M=M)
     torch.testing.assert_close(A @ solution, torch.ones(30).double())
-
-
-def test_layers_of_pyg_say_that_they_are_not_prepared() -> None:
-    pytest.importorskip("torch_geometric")
-    code = """
-import torch, scorch, torch_geometric.nn
-A = scorch.eye(5, format="csr")
-torch_geometric.nn.GCNConv(3, 2)(torch.ones(5, 3), A)
-"""
-    done = run_python(["-c", code])
-    assert "PyG's layers accept sparse matrices of Scorch after scorch.compat.pyg.install()" in done.stderr

@@ -23,6 +23,7 @@ import scorch.compat.torch_sparse
 import scorch.distributed
 import scorch.utils.data
 from scorch._src.name_hints import (
+    CALL_HINTS,
     KEYWORD_HINTS,
     LINALG_HINTS,
     MASK_HINTS,
@@ -32,6 +33,7 @@ from scorch._src.name_hints import (
     TENSOR_HINTS,
     keywords_of,
 )
+from scorch._src.nn.layer import Layer
 from scorch.errors import (
     ArgumentError,
     AssignmentError,
@@ -207,6 +209,51 @@ def test_names_of_other_libraries_are_known_where_they_are_tried() -> None:
     ):
         with pytest.raises(UnknownNameError, match=words):
             getattr(module, name)
+
+
+def test_names_that_are_elsewhere_are_found() -> None:
+    for owner, name, words in (
+        (scorch, "linear", r"; it is scorch\.nn\.functional\.linear$"),
+        (scorch, "Linear", r"; it is scorch\.nn\.Linear$"),
+        (scorch, "eigsh", r"; it is scorch\.linalg\.eigsh$"),
+        (scorch, "sampled_addmm", r"; it is scorch\.sparse\.sampled_addmm$"),
+        (scorch, "SparseDataset", r"; it is scorch\.utils\.data\.SparseDataset$"),
+        (scorch, "coalesce", r"; it is a method: S\.coalesce\(\)$"),
+        (scorch, "density", r"; it is an attribute of tensors: S\.density$"),
+        (scorch, "SparseStorage", r"; it is scorch\.compat\.torch_sparse\.SparseStorage$"),
+        (scorch.nn, "sparsify", r"; it is scorch\.sparsify$"),
+        (scorch.sparse, "einsum", r"; it is scorch\.einsum$"),
+        (S, "einsum", r"; it is scorch\.einsum$"),
+        (S, "cg", r"; it is scorch\.linalg\.cg$"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            getattr(owner, name)
+
+
+def test_modules_know_the_hints_of_one_another() -> None:
+    for owner, name, words in (
+        (scorch, "lsqr", r"; use torch\.linalg\.lstsq\(S, b\)$"),
+        (scorch, "to_csr", r"; use S\.to_format\('csr'\)$"),
+        (scorch, "RGCNConv", "only PyG has this layer"),
+        (scorch.linalg, "csr_matrix", r"scorch\.from_scipy\(matrix\)"),
+        (scorch.sparse, "from_dense", r"scorch\.from_torch\(dense, format='csr'\)$"),
+        (S, "degree", r"; use S\.sum\(1\)$"),
+    ):
+        with pytest.raises(UnknownNameError, match=words):
+            getattr(owner, name)
+
+
+def test_modules_that_are_called_say_what_is_meant() -> None:
+    with pytest.raises(OperandError, match=r"^scorch\.random is a module, as in PyTorch; use scorch\.rand\("):
+        scorch.random((3, 3), density=0.1)
+    with pytest.raises(OperandError, match=r"^scorch\.sparse is a module.*; use scorch\.from_torch\("):
+        scorch.sparse(torch.eye(2))
+    scorch.random.manual_seed(0)
+    first = torch.rand(3)
+    torch.random.manual_seed(0)
+    assert torch.equal(first, torch.rand(3)) and set(torch.random.__all__) <= set(dir(scorch.random))
+    for hint in CALL_HINTS.values():
+        eval(hint.removeprefix("use "), dict(NAMES))
 
 
 def test_names_unlike_any_other_get_no_suggestion() -> None:
@@ -390,10 +437,102 @@ def test_what_a_keyword_hint_names_is_a_keyword() -> None:
     functions = [scorch.from_edge_index, scorch.from_coordinates, scorch.rand, scorch.sparsify, scorch.doctor]
     functions += [getattr(scorch.nn, name) for name in scorch.nn.__all__ if name[0].isupper()]
     functions += [getattr(scorch.nn.masks, name) for name in scorch.nn.masks.__all__]
-    functions += [scorch.nn.MultiheadAttention.forward, scorch.linalg.cg, scorch.linalg.eigsh, scorch.zeros]
+    functions += [make().forward for make in LAYERS.values()]
+    functions += [scorch.linalg.cg, scorch.linalg.eigsh, scorch.zeros]
     functions += [scorch.nn.SparseLinear.rewire]
     known = {"size"}.union(*(inspect.signature(function).parameters for function in functions))
     assert {name for names in KEYWORD_HINTS.values() for name in names} <= known
+
+
+def _sparse(layer: torch.nn.Module) -> Callable[[], torch.nn.Module]:
+    return lambda: scorch.sparsify(layer, 0.9, prefer="size")
+
+
+BY_SIZES = (
+    "GCNConv", "SAGEConv", "GATConv", "GATv2Conv", "TransformerConv", "SGConv", "Linear",
+    "SparseEmbeddingBag",
+)  # fmt: skip
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    **{name: functools.partial(getattr(scorch.nn, name), 2, 2) for name in BY_SIZES},
+    "GINConv": lambda: scorch.nn.GINConv(torch.nn.Linear(2, 2)),
+    "APPNP": lambda: scorch.nn.APPNP(2, 0.1),
+    "MultiheadAttention": lambda: scorch.nn.MultiheadAttention(2, 1),
+    "SparseLinear": lambda: scorch.nn.SparseLinear(2, 2, density=1.0),
+    "SparseConv1d": _sparse(torch.nn.Conv1d(16, 16, 3)),
+    "SparseLSTM": _sparse(torch.nn.LSTM(16, 16)),
+    "SparseEmbedding": _sparse(torch.nn.Embedding(16, 16)),
+    "SparseMultiheadAttention": _sparse(torch.nn.MultiheadAttention(16, 1)),
+    "TopKAutoencoder": lambda: scorch.nn.TopKAutoencoder(2, 4, k=1),
+    "TopKGate": lambda: scorch.nn.TopKGate(2, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_calls_of_layers_suggest_the_keyword_that_is_meant(name: str) -> None:
+    layer, x = LAYERS[name](), torch.ones(2, 2)
+    assert type(layer).__name__ == name
+    keyword = max(keywords_of(layer.forward), key=len)
+    wrong = f"{keyword}s" if len(keyword) > 3 else "inputs"
+    for options in ({}, {keyword: x}):
+        with pytest.raises(KeywordError) as caught:
+            layer(x, **options, **{wrong: x})
+        message = f"{name}.forward() got an unexpected keyword argument {wrong!r}; did you mean {keyword!r}?"
+        assert str(caught.value).replace(f"use {keyword}=", f"did you mean {keyword!r}?") == message
+    with pytest.raises(
+        KeywordError, match=r"unexpected keyword argument 'quixotic'; its (only )?keyword arg"
+    ):
+        layer(x, quixotic=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword", "hint"),
+    [
+        ("GCNConv", "edge_weigth", "did you mean 'edge_weight'?"),
+        ("GCNConv", "edge_attr", "use edge_weight="),
+        ("GATConv", "edge_weight", "use edge_attr="),
+        ("SAGEConv", "adj_t", "use edge_index="),
+        ("SGConv", "features", "use x="),
+        ("MultiheadAttention", "mask", "use attn_mask="),
+        ("SparseMultiheadAttention", "src_key_padding_mask", "use key_padding_mask="),
+        ("SparseLSTM", "h_0", "use hx="),
+        ("SparseLinear", "x", "use input="),
+        ("SparseLinear", "edge_index", "its only keyword argument is input"),
+    ],
+)
+def test_calls_of_layers_know_the_names_of_other_libraries(name: str, keyword: str, hint: str) -> None:
+    with pytest.raises(KeywordError) as caught:
+        LAYERS[name]()(torch.ones(2, 2), **{keyword: torch.ones(2, 2)})
+    assert str(caught.value).endswith(f"unexpected keyword argument {keyword!r}; {hint}")
+
+
+def test_all_modules_of_scorch_explain_their_keywords() -> None:
+    public = [getattr(scorch.nn, name) for name in scorch.nn.__all__]
+    modules = [each for each in public if inspect.isclass(each) and issubclass(each, torch.nn.Module)]
+    assert len(modules) > 15 and all(issubclass(each, Layer) for each in modules)
+
+
+def test_other_errors_of_layers_stay_what_they_are() -> None:
+    layer, x = scorch.nn.GCNConv(2, 2), torch.ones(2, 2)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'edge_index'"):
+        layer(x)
+    layer.register_forward_hook(lambda *args: len(5))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"object of type 'int' has no len"):
+        layer(x, EDGES, edge_weight=torch.ones(2))
+    with pytest.raises(KeywordError, match="'edges'; use edge_index="):
+        layer(x, edges=EDGES)
+
+
+def test_layers_are_called_as_torch_calls_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x, seen = scorch.nn.GCNConv(2, 2), torch.ones(2, 2), []
+    with monkeypatch.context() as patch:  # as torch.fx does while it traces
+        patch.setattr(torch.nn.Module, "__call__", lambda module, *args: seen.append(module))
+        layer(x, EDGES)
+    assert seen == [layer]
+    expected = layer(x, EDGES)
+    layer.compile(backend="aot_eager")
+    torch.testing.assert_close(layer(x, EDGES), expected)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'edges'"):
+        layer(x, edges=EDGES)
 
 
 def test_exchanged_letters_are_suggested_first() -> None:

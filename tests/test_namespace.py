@@ -41,7 +41,6 @@ SUBMODULES = [
     "cuda",
     "jit",
     "backends.cudnn",
-    "random",
     "testing",
     "multiprocessing",
     "compiler.config",

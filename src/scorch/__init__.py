@@ -14,6 +14,7 @@ with _paused_collection():
         __version__,
         namespace,
         register,  # and with it almost everything
+        when_imported,
     )
     from scorch._src.backends.cpu.launch import release_memory
     from scorch._src.bounded import clear_plans, plan_statistics
@@ -82,3 +83,4 @@ __all__ += [name for name in globals() if name[0] != "_" and not isinstance(glob
 with _paused_collection():
     dynamo.skip_tracing_all(globals()[name] for name in __all__)
     namespace.install(__all__)
+    when_imported.install_with("torch_geometric", "scorch.compat.pyg")

@@ -7,8 +7,12 @@ Other names are compared with what is there, but only if somebody reads the mess
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import math
+import sys
+import types
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -47,7 +51,14 @@ TENSOR_HINTS: dict[str, str] = {
     "col": "use S.to_format('coo').indices()[1]",
     "coords": "use S.to_format('coo').indices()",
     "sum_duplicates": "repeated entries are summed when a tensor is created",
-    "sort_indices": "entries are always sorted",
+    **dict.fromkeys(("sort_indices", "sorted_indices", "has_sorted_indices"), "entries are always sorted"),
+    "check_format": "a tensor is checked when it is created",
+    "prune": "use S.eliminate_zeros()",
+    "getH": "use S.mH",
+    "rint": "use torch.round(S)",
+    "set_shape": "use S.reshape(1, -1)",
+    **dict.fromkeys(("loc", "iloc"), "use S[:2, :2]"),
+    "append": "use torch.cat([S, S])",
     "has_canonical_format": "entries are always sorted and unique",
     "power": "use S ** n",
     "asfptype": "use S.to(torch.float64)",
@@ -113,6 +124,10 @@ _SAMPLING = (
 )
 
 
+_FROM_INDICES = "scorch.sparse_coo_tensor(indices, values, size)"
+_RANDOM = "use scorch.rand(m, n, density=0.01, format='csr')"
+
+
 def _from_arrays(kind: str) -> str:
     form = "bsr(2,2)" if kind == "bsr" else kind
     return (
@@ -126,6 +141,16 @@ MODULE_HINTS: dict[str, str] = {
         for kind in ("csr", "csc", "coo", "bsr")
         for suffix in ("matrix", "array", "tensor")
     },
+    **{
+        f"{kind}_{suffix}": f"use scorch.from_scipy(matrix), or {_FROM_INDICES}"
+        for kind in ("dok", "lil", "dia")
+        for suffix in ("matrix", "array")
+    },
+    **{
+        name: f"it is a format, as in scorch.tensor(data, format={name.lower()!r})"
+        for name in ("csr", "csc", "coo", "csf", "dcsr", "CSR", "CSC", "COO", "CSF", "DCSR")
+    },
+    **dict.fromkeys(("bsr", "BSR"), "it is a format, as in scorch.tensor(data, format='bsr(2,2)')"),
     **dict.fromkeys(
         ("from_dense", "to_sparse", "from_tensor", "sparsify_tensor"),
         "use scorch.from_torch(dense, format='csr')",
@@ -133,39 +158,72 @@ MODULE_HINTS: dict[str, str] = {
     **dict.fromkeys(("to_dense", "toarray", "todense", "densify"), "it is a method: S.to_dense()"),
     **dict.fromkeys(("spgemm", "spspmm"), "use S @ other"),
     "sddmm": "use scorch.einsum('ij,ik,jk->ij', S, Q, K)",
-    **dict.fromkeys(("to_scipy", "to_torch", "to_format"), "it is a method of sparse tensors"),
-    **dict.fromkeys(("from_coo", "from_coords"), "use scorch.sparse_coo_tensor(indices, values, size)"),
+    **dict.fromkeys(("from_coo", "from_coords"), f"use {_FROM_INDICES}"),
     **dict.fromkeys(("from_pyg", "from_data"), "use scorch.from_edge_index(edge_index, size=n)"),
     "from_csr": "use scorch.sparse_csr_tensor(crow_indices, col_indices, values, size)",
     "from_numpy_array": "use scorch.tensor(array, format='csr')",
     "sparse_tensor": "use scorch.sparse_coo_tensor(indices, values), or scorch.tensor(data, format='csr')",
-    **dict.fromkeys(("load_npz", "mmread", "read_mtx"), "use scorch.load(path), which goes by the suffix"),
-    **dict.fromkeys(("save_npz", "mmwrite"), "use scorch.save(path, S), which goes by the suffix"),
-    **dict.fromkeys(("diags", "spdiags"), "use scorch.diag(values, format='csr')"),
+    **dict.fromkeys(
+        ("load_npz", "load_mtx", "mmread", "read_mtx"), "use scorch.load(path), which goes by the suffix"
+    ),
+    **dict.fromkeys(
+        ("save_npz", "save_mtx", "mmwrite", "write_mtx"), "use scorch.save(path, S), which goes by the suffix"
+    ),
+    **dict.fromkeys(("diags", "spdiags", "diags_array"), "use scorch.diag(values, format='csr')"),
     **dict.fromkeys(("identity", "speye", "eye_array"), "use scorch.eye(n, format='csr')"),
-    **dict.fromkeys(("issparse", "is_sparse"), "use isinstance(x, scorch.SparseTensor)"),
+    **dict.fromkeys(
+        ("issparse", "is_sparse", "isspmatrix", "isspmatrix_csr", "isspmatrix_csc", "isspmatrix_coo"),
+        "use isinstance(x, scorch.SparseTensor)",
+    ),
+    **dict.fromkeys(
+        ("block_array", "bmat"),
+        "join each row of blocks by torch.cat(blocks, dim=1), and the rows by torch.cat(rows)"
+    ),
+    **dict.fromkeys(
+        ("from_csr_matrix", "from_csc_matrix", "from_coo_matrix", "from_scipy_sparse_matrix"),
+        "use scorch.from_scipy(matrix)",
+    ),
+    "load_svmlight_file": "scikit-learn's function returns a SciPy matrix, which scorch.from_scipy takes",
+    **dict.fromkeys(
+        ("from_cupy", "from_cupyx", "from_jax", "from_tensorflow"),
+        "pass its arrays to scorch.sparse_csr_tensor, each as torch.from_dlpack(array)",
+    ),
+    **dict.fromkeys(
+        ("from_dgl", "from_edge_list", "from_edgelist", "from_edges", "from_adjacency"),
+        "use scorch.from_edge_index(edge_index, size=n)",
+    ),
+    **dict.fromkeys(("from_pandas", "from_triplets", "from_arrays", "from_indices"), f"use {_FROM_INDICES}"),
     **dict.fromkeys(("spsolve", "splu", "spilu"), "use torch.linalg.solve(S, b), or scorch.linalg.cg(S, b)"),
-    **{name: f"it is scorch.linalg.{name}" for name in ("cg", "eigsh", "gmres")},
     **dict.fromkeys(("neighbor_sample", "NeighborLoader"), _SAMPLING),
     "sample_adj": "it is scorch.compat.torch_sparse.sample_adj",
     "random_walk": "it is scorch.compat.torch_sparse.random_walk",
-    "sprand": "use scorch.rand(m, n, density=0.01, format='csr')",
-    "prune": "use scorch.sparsify(model, sparsity=0.9)",
-    **{
-        name: f"it is scorch.nn.{name}"
-        for name in (
-            "APPNP", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "HeteroConv", "MoE", "RigL", "SAGEConv",
-            "SET", "SGConv", "SparseLinear", "TopKAutoencoder", "TransformerConv", "load_sparse", "masks",
-        )
-    },
+    **dict.fromkeys(
+        ("sprand", "rand_sparse", "random_array", "random_sparse", "sparse_rand", "sparse_random"), _RANDOM
+    ),
+    **dict.fromkeys(
+        ("sprandn", "randn_sparse", "sparse_randn"), "use scorch.randn(m, n, density=0.01, format='csr')"
+    ),
+    **dict.fromkeys(
+        ("prune", "magnitude_prune", "prune_model"), "use scorch.sparsify(model, sparsity=0.9)"
+    ),
+    **dict.fromkeys(("plot", "visualize", "plot_sparsity"), "use scorch.spy(S)"),
+    "masks": "it is scorch.nn.masks",
+    # functions of torch_geometric.utils
+    "add_self_loops": "use S.setdiag(1)",
+    "remove_self_loops": "use S.setdiag(0).eliminate_zeros()",
+    "degree": "use S.sum(1)",
+    "gcn_norm": "use scorch.nn.GCNConv(16, 8), which normalizes the weights",
+    "get_laplacian": "use scorch.diag(S.sum(1), format='csr') - S",
+    "laplacian": "use scorch.diag(S.sum(1), format='csr') - S",
+    "to_dense_adj": "use S.to_dense()",
+    "to_undirected": "use torch.maximum(S, S.T)",
+    "sparse_softmax": "use torch.sparse.softmax(S, 1)",
+    **dict.fromkeys(("segment_csr", "gather_csr"), "use torch.sparse.mm(M, x, 'mean')"),
 }  # fmt: skip
 
 
 def _of_pyg(name: str, kind: str) -> str:
-    return (
-        f"only PyG has this {kind}: torch_geometric.nn.{name} accepts sparse matrices after "
-        "scorch.compat.pyg.install()"
-    )
+    return f"only PyG has this {kind}: torch_geometric.nn.{name} accepts sparse matrices of Scorch"
 
 
 _POOLING = "use torch.sparse.mm(M, x, 'mean'), which needs a row of M for each graph, with ones at its nodes"
@@ -211,7 +269,7 @@ SPARSE_HINTS: dict[str, str] = {  # names of scipy.sparse
     },
     "diags_array": "use scorch.diag(values, format='csr')",
     "eye": "use scorch.eye(n, format='csr')",
-    **dict.fromkeys(("random", "rand", "random_array"), "use scorch.rand(m, n, density=0.01, format='csr')"),
+    **dict.fromkeys(("random", "rand", "random_array"), _RANDOM),
     "vstack": "use torch.cat([S, S])",
     "hstack": "use torch.cat([S, S], dim=1)",
     **{name: f"use torch.{name}(S, S)" for name in ("kron", "block_diag")},
@@ -237,6 +295,7 @@ MASK_HINTS: dict[str, str] = {
 
 LAYER_HINTS: dict[str, str] = {  # of names that sparse layers do not have
     "sparsity": "use 1 - layer.density",
+    **dict.fromkeys(("shape", "size"), "use layer.weight.shape"),
     **dict.fromkeys(("mask", "weight_mask"), "use layer.weight != 0, or layer.pattern for the index arrays"),
     "weight_orig": "use layer.values, the trained parameter",
     **dict.fromkeys(
@@ -249,12 +308,32 @@ LAYER_HINTS: dict[str, str] = {  # of names that sparse layers do not have
     "all_weights": "use layer.named_parameters()",
 }
 
-HINTS: dict[str, Mapping[str, str]] = {
-    "scorch": MODULE_HINTS,
-    "scorch.nn": NN_HINTS,
-    "scorch.linalg": LINALG_HINTS,
-    "scorch.sparse": SPARSE_HINTS,
-}  # by module
+_TABLES = (MODULE_HINTS, SPARSE_HINTS, LINALG_HINTS, NN_HINTS, TENSOR_HINTS)
+HINTS: dict[str, Mapping[str, str]] = {  # by module: its own, and then those of others
+    "scorch": ChainMap(*_TABLES),
+    "scorch.nn": ChainMap(NN_HINTS, *_TABLES),
+    "scorch.linalg": ChainMap(LINALG_HINTS, *_TABLES),
+    "scorch.sparse": ChainMap(SPARSE_HINTS, *_TABLES),
+    "scorch.nn.functional": NN_HINTS,
+}
+
+CALL_HINTS: dict[str, str] = {  # of modules that are functions in other libraries
+    "scorch.random": _RANDOM,
+    "scorch.sparse": "use scorch.from_torch(dense, format='csr')",
+}
+
+_COMPAT = "scorch.compat.torch_sparse"
+SEARCHED = (  # for names that are missing elsewhere
+    "scorch",
+    "scorch.nn",
+    "scorch.nn.functional",
+    "scorch.linalg",
+    "scorch.sparse",
+    "scorch.autograd",
+    "scorch.utils.data",
+    "scorch.optim",
+    "scorch.nn.masks",
+)
 
 KEYWORD_HINTS: dict[
     str, tuple[str, ...]
@@ -263,9 +342,13 @@ KEYWORD_HINTS: dict[
     "size": ("shape",),
     **dict.fromkeys(("amount", "pruning_ratio", "ratio", "prune_ratio", "sparsity_level"), ("sparsity",)),
     **dict.fromkeys(("layout", "fmt", "sparse_format", "storage_format"), ("format",)),
-    **dict.fromkeys(("edge_attr", "edge_weights", "weights"), ("edge_weight", "values")),
+    **dict.fromkeys(
+        ("edge_attr", "edge_weight", "edge_weights", "edge_features", "weights"),
+        ("edge_weight", "edge_attr", "values", "per_sample_weights"),
+    ),
+    **dict.fromkeys(("adj", "adj_t", "adjacency", "A", "graph", "edges", "edge_list"), ("edge_index",)),
     **dict.fromkeys(("data", "value"), ("values",)),
-    **dict.fromkeys(("indices", "index"), ("edge_index", "coordinates")),
+    **dict.fromkeys(("indices", "index"), ("edge_index", "coordinates", "input")),
     **dict.fromkeys(("block_size", "blocksize", "block_shape"), ("blocks", "block")),
     **dict.fromkeys(
         ("in_dim", "in_feats", "in_size", "input_dim", "input_size", "in_features", "in_channels", "d_in"),
@@ -281,9 +364,22 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("num_heads", "n_heads", "nhead"), ("heads",)),
     **dict.fromkeys(("reduce", "aggregator", "aggregator_type", "aggregation"), ("aggr",)),
     **dict.fromkeys(("feat_drop", "attn_drop", "dropout_p", "p"), ("dropout",)),
-    **dict.fromkeys(("num_layers", "num_hops", "k"), ("K",)),
+    **dict.fromkeys(("num_layers", "num_hops", "k"), ("K", "key")),
     **dict.fromkeys(("exclude", "ignore", "skip_modules"), ("skip",)),
-    **dict.fromkeys(("example_inputs", "example_input", "inputs", "input"), ("example",)),
+    **dict.fromkeys(
+        ("example_inputs", "example_input", "inputs", "input", "x", "X", "src", "features", "h"),
+        ("example", "x", "input", "tokens", "query"),
+    ),
+    **dict.fromkeys(("tokens", "hidden_states"), ("input", "query")),
+    **dict.fromkeys(("mask", "attention_mask", "attn_bias", "src_mask"), ("attn_mask",)),
+    **dict.fromkeys(("padding_mask", "key_mask", "src_key_padding_mask"), ("key_padding_mask",)),
+    **dict.fromkeys(
+        ("return_attention", "return_weights", "need_weights", "output_attentions"),
+        ("return_attention_weights", "need_weights"),
+    ),
+    **dict.fromkeys(("hidden", "hidden_state", "h_0", "h0", "state"), ("hx",)),
+    "q": ("query",),
+    "v": ("value",),
     **dict.fromkeys(("offset", "diagonal"), ("k",)),
     "batch_size": ("batch",),
     **dict.fromkeys(("fill", "fill_value", "init", "new_value"), ("new",)),
@@ -318,6 +414,36 @@ def unknown_name(
     return error
 
 
+def missing_name(
+    message: str, name: str, hints: Mapping[str, str], known: Callable[[], Iterable[str]]
+) -> UnknownNameError:
+    """Return the same error for a name of a module or tensor, which may be found in another place."""
+    error = unknown_name(message, name, hints, known)
+    if error.suggest is not None:
+        error.suggest = lambda: _where_it_is(name) or nearest(name, known())
+    return error
+
+
+def _where_it_is(name: str) -> str:
+    """Return in which module a public name is, or that it is one of tensors; '' where it is in none."""
+    for place in SEARCHED:
+        if _has(place, name):
+            return f"it is {place}.{name}"
+    value = getattr(sys.modules["scorch"].SparseTensor, name, None)
+    if callable(value):
+        return f"it is a method: S.{name}()"
+    if value is not None:
+        return f"it is an attribute of tensors: S.{name}"
+    return f"it is {_COMPAT}.{name}" if _has(_COMPAT, name) else ""
+
+
+def _has(place: str, name: str) -> bool:
+    """Whether a module has a function or class of that name that is not one of another library."""
+    value = getattr(importlib.import_module(place), name, None)
+    home = getattr(value, "__module__", None) or ""
+    return home.startswith(("scorch", "torch")) or isinstance(value, types.BuiltinFunctionType)
+
+
 def unknown_keyword(function: str, keyword: str, known: Collection[str], value: Any = None) -> KeywordError:
     """Return the error for a keyword argument that is not among the ``known`` ones, with its hint.
 
@@ -347,6 +473,8 @@ def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value
         return f"convert first, as in S.to_format({value!r}).{function}()"
     if not names:
         return "it takes arguments by position only"
+    if len(names) == 1:
+        return f"its only keyword argument is {names[0]}"
     more = ", ..." if len(names) > MAX_LISTED_KEYWORDS else ""
     return f"its keyword arguments are {', '.join(names[:MAX_LISTED_KEYWORDS])}{more}"
 

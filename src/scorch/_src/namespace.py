@@ -19,11 +19,11 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from typing import Any, NoReturn
 
-from scorch._src.name_hints import HINTS, unknown_name
+from scorch._src.name_hints import CALL_HINTS, HINTS, missing_name
 from scorch._src.torch_internals import all_operator_names
-from scorch.errors import warn_deprecated
+from scorch.errors import OperandError, warn_deprecated
 
 HERE, THERE = "scorch", "torch"
 
@@ -92,13 +92,13 @@ def extend(module: types.ModuleType, other: types.ModuleType) -> None:
             return getattr(other, name)
         except AttributeError:
             hints = HINTS.get(module.__name__, {})
-            raise unknown_name(missing, name, hints, list_names) from None
+            raise missing_name(missing, name, hints, list_names) from None
 
     def list_names() -> list[str]:
         return sorted({*vars(module), *dir(other)})
 
     vars(module).update(__getattr__=look_up, __dir__=list_names, __namespace__=(own, other))
-    module.__class__ = Namespace
+    module.__class__ = CalledNamespace if module.__name__ in CALL_HINTS else Namespace
     for name in files:
         _extend_submodule(module, name)
 
@@ -148,6 +148,14 @@ class Namespace(types.ModuleType):
             super().__delattr__(name)
         if name not in own and (hasattr(other, name) or not is_here):
             delattr(other, name)
+
+
+class CalledNamespace(Namespace):
+    """A module whose name is that of a function in other libraries: a call says which one is meant."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = self.__name__
+        raise OperandError(f"{name} is a module, as in PyTorch; {CALL_HINTS[name]}")
 
 
 # submodules ------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""``install()`` lets PyG's layers and mini-batches accept a ``scorch.SparseTensor`` as adjacency matrix.
+"""Let PyG's layers, pooling and mini-batches accept a ``scorch.SparseTensor`` as adjacency matrix.
 
-PyG supports two kinds of sparse matrices, PyTorch's and torch_sparse's. A layer that is called with one of
-Scorch's gets the second kind if ``scorch.compat.torch_sparse.install()`` was called, and then sums over
-neighbors with Scorch's kernels; otherwise it gets the first kind, and uses PyTorch's kernels. Both provide
-gradients of the values. Where PyG has no such route, or counts self-loops twice, a layer gets the edges. A
-batch of graphs gets the block diagonal matrix of theirs, which is Scorch's.
+``import scorch`` does so as soon as PyG is imported. A layer that is called with a matrix gets its edges and
+their weights, so that the result is that of an ``edge_index``. Layers that only multiply by the matrix get
+one that PyG supports instead, which is faster: PyTorch's, or torch_sparse's if
+``scorch.compat.torch_sparse.install()`` was called. Both provide gradients of the values. A batch of graphs
+gets the block diagonal matrix of theirs, which is Scorch's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from scorch._src.devices import HOST
 from scorch._src.storage.storage import Pattern
@@ -26,27 +27,54 @@ from scorch.compat import torch_sparse
 
 _entries: WeakKeyDictionary[Pattern, torch_sparse.SparseStorage] = WeakKeyDictionary()
 _with_loops: WeakKeyDictionary[Pattern, bool] = WeakKeyDictionary()
-_ONLY_EDGES = (torch.Tensor, "Tensor", "torch.Tensor")  # annotations of a layer that takes no matrix
+_ONLY_EDGES = (torch.Tensor, "Tensor", "torch.Tensor")  # annotations of what takes no matrix
+_MULTIPLYING = frozenset(
+    {
+        "APPNP",
+        "ClusterGCNConv",
+        "GCN2Conv",
+        "GCNConv",
+        "GINConv",
+        "GatedGraphConv",
+        "GraphConv",
+        "LGConv",
+        "MixHopConv",
+        "SAGEConv",
+        "SGConv",
+        "SSGConv",
+        "TAGConv",
+    }
+)  # PyG's layers that compute with a matrix what they compute with its edges
 _replaced: list[tuple[Any, str, Any]] = []  # an attribute of PyG's, and what it was; None: inherited
 
 
 def install() -> None:
-    """Let every layer of PyG (every ``MessagePassing``) and every ``Data`` accept a ``scorch.SparseTensor``.
+    """Let every layer of PyG and every ``Data`` accept a ``scorch.SparseTensor`` as adjacency matrix.
 
-    The matrix has shape (targets, sources), like PyG's ``adj_t``; the layers of ``scorch.nn`` take the same
-    matrix. As the attribute ``adj`` or ``adj_t`` of a ``Data`` or ``HeteroData``, it is batched like an
-    adjacency matrix, not like features. Call it in every process that batches graphs. A second call has no
-    effect.
+    ``import scorch`` calls it once PyG is imported, so that you only need it after ``uninstall``, or to see
+    why a version of PyG is not supported. The matrix has shape (targets, sources), like PyG's ``adj_t``; the
+    layers of ``scorch.nn`` take the same matrix. As the attribute ``adj`` or ``adj_t`` of a ``Data`` or
+    ``HeteroData``, it is batched like an adjacency matrix, not like features. A second call has no effect.
 
     Raises:
-        ImportError: PyG is not installed.
+        ImportError: PyG is not installed, or its version is not supported.
 
     Example::
 
-        scorch.compat.pyg.install()
         layer = torch_geometric.nn.GCNConv(16, 8)
         layer(x, scorch.from_edge_index(edge_index).T)
     """
+    if _replaced:
+        return
+    try:
+        _install()
+    except (AttributeError, ImportError):
+        uninstall()
+        raise
+
+
+def _install() -> None:
+    from torch_geometric import nn  # type: ignore[import-untyped]
     from torch_geometric.data import (  # type: ignore[import-untyped]
         collate,
         data,
@@ -54,17 +82,33 @@ def install() -> None:
         separate,
         storage,
     )
-    from torch_geometric.nn import DirGNNConv, MessagePassing  # type: ignore[import-untyped]
 
-    if _replaced:
-        return
-    for layer in (MessagePassing, DirGNNConv):
-        _replace(layer, "__call__", _call_with_sparse_tensors(layer))
+    for module in (nn.MessagePassing, nn.WLConv, *_modules_of_edges(nn)):
+        _replace(module, "__call__", _call_with_sparse_tensors(module))
     _replace(collate, "_collate", _collate_with_sparse_tensors(collate._collate))
     _replace(separate, "_separate", _separate_with_sparse_tensors(separate._separate))
     _replace(storage, "is_torch_sparse_tensor", _or_scorch_s(storage.is_torch_sparse_tensor))
     for module in (data, hetero_data):
         _replace(module, "is_sparse", _or_scorch_s(module.is_sparse))
+
+
+def _modules_of_edges(nn: Any) -> list[Any]:
+    """Return PyG's modules that take edges and are not message passing: poolings, and some layers."""
+    modules = [each for each in vars(nn).values() if inspect.isclass(each)]
+    return [
+        module
+        for module in modules
+        if issubclass(module, torch.nn.Module) and not issubclass(module, nn.MessagePassing)
+        if any(
+            _is_for_edges(parameter.name) and parameter.annotation in _ONLY_EDGES
+            for parameter in _signature_of(module.forward).parameters.values()
+        )
+    ]
+
+
+def _is_for_edges(name: str) -> bool:
+    """Whether a parameter of this name takes the edges of a graph."""
+    return name.endswith("edge_index")
 
 
 def uninstall() -> None:
@@ -88,15 +132,19 @@ def _call_with_sparse_tensors(cls: Any) -> Callable[..., Any]:
 
     @wraps(cls.__call__)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, SparseTensor) for value in (*args, *kwargs.values())):
-            args, kwargs = _with_edges(layer, args, kwargs)
-            args = tuple(map(_as_adjacency, args))
-            kwargs = {name: _as_adjacency(value) for name, value in kwargs.items()}
+        if any(map(_holds_matrix, (*args, *kwargs.values()))):
+            args, kwargs = _with_edges(layer, args, kwargs, only_edges=is_dynamo_compiling())
         if own is not None:
             return own(layer, *args, **kwargs)
         return super(cls, layer).__call__(*args, **kwargs)  # looked up now: tracers replace it
 
     return call
+
+
+def _holds_matrix(value: Any) -> bool:
+    if isinstance(value, dict):  # of the matrices of a heterogeneous graph
+        return any(isinstance(each, SparseTensor) for each in value.values())
+    return isinstance(value, SparseTensor)
 
 
 def _collate_with_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,34 +200,85 @@ def _or_scorch_s(is_sparse: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _with_edges(
-    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], only_edges: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the matrix of a layer by its edges and their weights, if PyG's layer needs them."""
+    """Replace each matrix that stands for a graph by its edges, or by a matrix that the layer multiplies.
+
+    ``only_edges``: in compiled layers, since graphs of ``torch.compile`` take no matrix of PyTorch's.
+    """
     signature = _signature_of(type(layer).forward)
     try:
         bound = signature.bind(layer, *args, **kwargs)
     except TypeError:  # which the layer raises, too
         return args, kwargs
-    matrix = bound.arguments.get("edge_index")
-    if not isinstance(matrix, SparseTensor) or not _needs_edges(layer, signature, matrix):
-        return args, kwargs
-    targets, sources, weight = matrix.coo()
-    bound.arguments["edge_index"] = torch.stack([sources, targets])
-    if "edge_weight" in signature.parameters and bound.arguments.get("edge_weight") is None:
-        is_weighted = weight.requires_grad or bool((weight != 1).any())
-        bound.arguments["edge_weight"] = weight if is_weighted else None
+    arguments = bound.arguments
+    for name, value in list(arguments.items()):
+        if _is_for_edges(name) and isinstance(value, SparseTensor):
+            if not only_edges and _multiplies(layer, arguments, value):
+                arguments[name] = _as_adjacency(value, is_weighted="edge_weight" in signature.parameters)
+            else:
+                arguments[name] = _add_edges(layer, signature, arguments, value)
+        elif name.endswith("edge_index_dict") and _holds_matrix(value):
+            arguments[name] = {
+                key: _edges_of(each)[0] if isinstance(each, SparseTensor) else each
+                for key, each in value.items()
+            }
     return bound.args[1:], bound.kwargs
 
 
 _signature_of = functools.lru_cache(maxsize=None)(inspect.signature)
 
 
-def _needs_edges(layer: Any, signature: inspect.Signature, matrix: SparseTensor) -> bool:
-    """Whether a layer takes no matrix, or adds self-loops to a matrix of PyTorch's that has some."""
-    if signature.parameters["edge_index"].annotation in _ONLY_EDGES:
-        return True
-    adds_loops = getattr(layer, "add_self_loops", False) and not _is_torch_sparse_installed()
-    return bool(adds_loops) and _has_loops(matrix)
+def _edges_of(matrix: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    targets, sources, weight = matrix.coo()
+    return torch.stack([sources, targets]), weight
+
+
+def _add_edges(
+    layer: Any, signature: inspect.Signature, arguments: dict[str, Any], matrix: SparseTensor
+) -> torch.Tensor:
+    """Return the edges of a matrix; set the arguments for the size, and for weights, types or features."""
+    edges, weight = _edges_of(matrix)
+
+    def is_open(name: str) -> bool:
+        return name in signature.parameters and arguments.get(name) is None
+
+    if is_open("size"):
+        arguments["size"] = (matrix.shape[1], matrix.shape[0])
+    if is_open("edge_type"):
+        arguments["edge_type"] = weight.long()
+    is_weighted = weight.requires_grad or weight.dim() > 1 or bool((weight != 1).any())
+    if not is_weighted:
+        return edges
+    if is_open("edge_weight"):
+        arguments["edge_weight"] = weight
+    elif is_open("edge_attr") and _takes_values_as_features(layer, weight):
+        arguments["edge_attr"] = weight
+    return edges
+
+
+def _takes_values_as_features(layer: Any, values: torch.Tensor) -> bool:
+    """Whether the values of a matrix are the features of the edges, where a layer has no other weights."""
+    is_pooling = not hasattr(layer, "propagate")
+    return is_pooling or values.dim() > 1 or getattr(layer, "edge_dim", None) is not None
+
+
+def _multiplies(layer: Any, arguments: dict[str, Any], matrix: SparseTensor) -> bool:
+    """Whether a layer multiplies by the matrix, with the result that it has with the edges."""
+    cls, x = type(layer), arguments.get("x")
+    x = x[0] if isinstance(x, (tuple, list)) else x
+    if cls.__name__ not in _MULTIPLYING or not cls.__module__.startswith("torch_geometric.nn."):
+        return False
+    if not layer.fuse or layer.explain or layer.flow != "source_to_target":
+        return False
+    if not isinstance(x, torch.Tensor) or isinstance(x, SparseTensor) or x.dim() != 2 or matrix.dim() != 2:
+        return False
+    if x.dtype != matrix.dtype or torch.is_autocast_enabled(x.device.type):
+        return False
+    if arguments.get("edge_weight") is not None:
+        return False
+    # PyG counts self-loops twice in a matrix of PyTorch's, and replaces their weights in one of torch_sparse.
+    return not getattr(layer, "add_self_loops", False) or not _has_loops(matrix)
 
 
 def _has_loops(matrix: SparseTensor) -> bool:
@@ -191,25 +290,26 @@ def _has_loops(matrix: SparseTensor) -> bool:
 
 
 def _is_torch_sparse_installed() -> bool:
-    from torch_geometric import typing  # type: ignore[import-untyped]
+    from torch_geometric import typing
 
     return typing.SparseTensor is torch_sparse.SparseTensor
 
 
-def _as_adjacency(value: Any) -> Any:
-    """Convert one of Scorch's matrices to one that PyG supports; return anything else unchanged."""
-    if not isinstance(value, SparseTensor):
-        return value
+def _as_adjacency(matrix: SparseTensor, is_weighted: bool) -> Any:
+    """Convert one of Scorch's matrices to one that PyG supports, with its values or none as weights."""
     if _is_torch_sparse_installed():
-        return _as_torch_sparse(value)
-    rowptr, col, values = value.csr()
+        return _as_torch_sparse(matrix, is_weighted)
+    rowptr, col, values = matrix.csr()
     silence_beta_warning()
-    return torch.sparse_csr_tensor(rowptr, col, values, tuple(value.shape), check_invariants=False)
+    if not is_weighted:
+        values = torch.ones_like(values, requires_grad=False)
+    return torch.sparse_csr_tensor(rowptr, col, values, tuple(matrix.shape), check_invariants=False)
 
 
-def _as_torch_sparse(matrix: SparseTensor) -> torch_sparse.SparseTensor:
+def _as_torch_sparse(matrix: SparseTensor, is_weighted: bool) -> torch_sparse.SparseTensor:
     """Return torch_sparse's matrix; what it caches for a sparsity pattern serves all matrices with it."""
     pattern = matrix.storage.pattern
     if pattern not in _entries:
         _entries[pattern] = torch_sparse.SparseTensor.from_scorch(matrix, has_value=False).storage
-    return torch_sparse.SparseTensor.from_storage(_entries[pattern]).set_value(matrix.csr()[2])
+    result = torch_sparse.SparseTensor.from_storage(_entries[pattern])
+    return result.set_value(matrix.csr()[2]) if is_weighted else result

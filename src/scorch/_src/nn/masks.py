@@ -22,7 +22,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.name_hints import MASK_HINTS, suggests_keywords, unknown_name
+from scorch._src.name_hints import MASK_HINTS, missing_name, suggests_keywords
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -33,7 +33,7 @@ __all__ = ["bigbird", "causal", "from_function", "global_tokens", "random_blocks
 
 def __getattr__(name: str) -> object:
     """Say what to use instead of a mask that is not there."""
-    raise unknown_name(
+    raise missing_name(
         f"module 'scorch.nn.masks' has no attribute {name!r}", name, MASK_HINTS, lambda: __all__
     )
 

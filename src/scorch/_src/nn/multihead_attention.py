@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
+from scorch._src.nn.layer import Layer
 from scorch._src.nn.masks import csr_from_rows, row_pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import find_pairs
@@ -19,7 +20,7 @@ from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError, k
 Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class MultiheadAttention(torch.nn.MultiheadAttention):
+class MultiheadAttention(Layer, torch.nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with sparse attention over ``pairs`` of tokens.
 
     The constructor and the parameters are those of ``torch.nn.MultiheadAttention``. ``forward`` has one more

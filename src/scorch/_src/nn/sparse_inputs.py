@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.layer import Layer
 from scorch._src.nn.masks import csr_from_rows
 from scorch._src.nn.pattern import check_features, check_sizes
 from scorch._src.ops.embedding_bag import split_bags
@@ -26,7 +27,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError
 
 
-class Linear(torch.nn.Linear):
+class Linear(Layer, torch.nn.Linear):
     """``torch.nn.Linear`` that also accepts sparse inputs.
 
     Args:
@@ -79,7 +80,7 @@ class Linear(torch.nn.Linear):
         return f"{super().extra_repr()}, sparse_grad={self.sparse_grad}"
 
 
-class SparseEmbeddingBag(torch.nn.Module):
+class SparseEmbeddingBag(Layer):
     """``torch.nn.EmbeddingBag`` that also accepts a sparse matrix: one row per bag, one column per
     embedding.
 

@@ -12,6 +12,7 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.name_hints import LAYER_HINTS, unknown_name
+from scorch._src.nn.layer import Layer
 from scorch._src.nn.pattern import refuse_masks, refuse_weight
 from scorch._src.units import format_density
 
@@ -34,7 +35,7 @@ class ForeignConstructor:
         )
 
 
-class SparseLayer(torch.nn.Module):
+class SparseLayer(Layer):
     """Base class of layers with sparse weights."""
 
     from_linear = ForeignConstructor("from_linear")

@@ -303,7 +303,8 @@ def _scorch_error(
 
 def _hint_for_caller() -> str:
     """Return what a library that made the call needs for sparse tensors: PyG's layers, unless installed."""
-    if "torch_geometric" not in sys.modules or "scorch.compat.pyg" in sys.modules:
+    is_installed = bool(getattr(sys.modules.get("scorch.compat.pyg"), "_replaced", None))
+    if "torch_geometric" not in sys.modules or is_installed:
         return ""
     frame: Any = sys._getframe(1)
     for _ in range(MAX_FRAMES):

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from scorch._src.grad_state import is_called_from, is_grad_enabled, is_transformed
-from scorch._src.name_hints import ASSIGNMENT_HINTS, TENSOR_HINTS, unknown_name
+from scorch._src.name_hints import ASSIGNMENT_HINTS, HINTS, TENSOR_HINTS, missing_name, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.check import as_differentiable_values
 from scorch._src.tensor.create.construct import from_torch
@@ -153,7 +153,7 @@ def refuse_name(tensor: SparseTensor, name: str) -> NoReturn:
     missing = f"{type(tensor).__name__!r} object has no attribute {name!r}"
     if name.startswith("_"):
         raise AttributeError(missing, name=name, obj=tensor)
-    raise unknown_name(missing, name, {}, lambda: dir(tensor))
+    raise missing_name(missing, name, HINTS["scorch"], lambda: dir(tensor))
 
 
 _CALLABLE = (types.FunctionType, types.MethodDescriptorType, types.BuiltinFunctionType)

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.nn import Module, ModuleDict
 
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.layer import Layer
 from scorch.errors import ArgumentError, OperandError, ScorchError, ScorchWarning, add_note, kind_of
 
 EdgeType = tuple[str, str, str]
 JOINS = ("sum", "mean", "min", "max", "cat", None)
 
 
-class HeteroConv(Module):
+class HeteroConv(Layer):
     """Apply one layer per edge type and combine the results per node type, like PyG's ``HeteroConv``.
 
     Args:

@@ -1,0 +1,33 @@
+"""``Layer``: a module that says what is wrong with the arguments of a call, as functions of Scorch do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch.nn import Module
+
+from scorch._src.name_hints import check_keywords, keywords_of
+
+_call_of_modules = Module.__call__
+
+
+class Layer(Module):
+    """Base class of all modules of Scorch."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module as torch does, in as many steps; explain unknown keyword arguments."""
+        try:
+            if self._compiled_call_impl is None and Module.__call__ is _call_of_modules:
+                return self._call_impl(*args, **kwargs)
+            return super().__call__(*args, **kwargs)  # of torch.compile, or of what traces all modules
+        except TypeError:
+            _check_keywords_of_call(self, kwargs)
+            raise
+
+
+def _check_keywords_of_call(layer: Module, given: dict[str, Any]) -> None:
+    """Refuse a keyword argument that ``forward`` does not have."""
+    parameters = inspect.signature(layer.forward).parameters.values()
+    if all(each.kind is not each.VAR_KEYWORD for each in parameters):
+        check_keywords(f"{type(layer).__name__}.forward", given, keywords_of(layer.forward))
