@@ -56,6 +56,8 @@ def advice_on(value: object, name: str = "") -> str:
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
     if isinstance(value, (list, tuple)):
+        if name == "edge_index" and holds_tensors(value) and value[0].dim() == 2:  # as S.to_edge_index()
+            return "pass edges and weights as two arguments: *pair unpacks a pair of them"
         stacked = "torch.stack([row, column])" if len(value) == 2 else "torch.stack"
         return f"create one with {stacked if holds_tensors(value) else 'torch.tensor'}"
     return "create one with torch.tensor or scorch.from_scipy"
