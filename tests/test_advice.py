@@ -25,6 +25,7 @@ from scorch.errors import (
     OperandError,
     ScorchError,
     ShapeError,
+    UnsupportedError,
 )
 
 EDGE_INDEX = torch.tensor([[0, 1, 2], [1, 2, 0]])
@@ -149,6 +150,47 @@ def test_advice_that_is_given_works() -> None:
     assert scorch.evaluate("R[i,j] = S[i,j] + b[i]", S=SQUARE, b=b).shape == (3, 3)
     assert scorch.sum(SQUARE, axis=1, keepdims=True).shape == (3, 1)
     assert SQUARE.sum(axis=1, masked=True, keepdims=True).shape == (3, 1)
+
+
+def pruned(layer: torch.nn.Module) -> torch.nn.Module:
+    return scorch.sparsify(layer, sparsity=0.9, prefer="size").eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (pruned(torch.nn.Linear(8, 8)), (torch.ones(2, 8),)),
+        (pruned(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())), (torch.ones(2, 8),)),
+        (pruned(torch.nn.Conv2d(2, 2, 3, padding=1)), (torch.ones(1, 2, 8, 8),)),
+        (pruned(torch.nn.LSTM(8, 8)), (torch.ones(3, 1, 8),)),
+        (pruned(torch.nn.TransformerEncoderLayer(8, 2, 16)), (torch.ones(3, 1, 8),)),
+        (scorch.nn.TopKAutoencoder(8, 16, 2), (torch.ones(2, 8),)),
+        (scorch.nn.GCNConv(2, 2), (torch.ones(3, 2), EDGE_INDEX)),
+        (scorch.nn.GATConv(2, 2), (torch.ones(3, 2), EDGE_INDEX)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_trace_would_have_results_as_constants(
+    layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> None:
+    message = "torch.jit.trace does not record calls on sparse tensors; use torch.export.export"
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode(), pytest.raises(UnsupportedError, match=message):
+            layer(*inputs)
+            torch.jit.trace(layer, inputs, check_trace=False)
+    with torch.no_grad():
+        layer(*inputs)  # afterwards as before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_functions_and_torch_fx_do_not_trace() -> None:
+    with pytest.raises(UnsupportedError, match=r"@: torch.jit.trace does not record"):
+        torch.jit.trace(lambda S, x: S @ x, (SQUARE, torch.ones(3, 5)))
+    with pytest.raises(
+        OperandError, match=r"torch.fx does not trace into layers of Scorch; use torch.export"
+    ):
+        torch.fx.symbolic_trace(torch.nn.Sequential(pruned(torch.nn.Linear(16, 16))))
 
 
 def test_a_file_of_a_layer_of_another_size_names_the_layer() -> None:

@@ -48,6 +48,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def advice_on(value: object, name: str = "") -> str:
     """Return how to make a tensor of a value that is none; ``name`` is that of the argument."""
+    if type(value).__module__ == "torch.fx.proxy":
+        return "torch.fx does not trace into layers of Scorch; use torch.export.export"
     if name and isinstance(getattr(value, name, None), torch.Tensor):  # of the data of a graph
         return f"pass its {name}"
     if hasattr(value, "edge_index"):
