@@ -21,9 +21,11 @@ from scorch.errors import (
     FormatError,
     KeywordError,
     MissingDeviceError,
+    NotationError,
     OperandError,
     ScorchError,
     ShapeError,
+    UnsupportedError,
 )
 
 EDGE_INDEX = torch.tensor([[0, 1, 2], [1, 2, 0]])
@@ -48,6 +50,42 @@ MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
     "edge_index must be a tensor, but got a tuple; create one with torch.stack([row, column])": (
         OperandError,
         lambda: scorch.from_edge_index(tuple(EDGE_INDEX), size=3),
+    ),
+    "edge_index must be a tensor, but got a tuple; pass edges and weights as two arguments": (
+        OperandError,
+        lambda: scorch.from_edge_index(SQUARE.to_edge_index(), size=3),
+    ),
+    "but got a tuple; pass edges and weights as two arguments: *pair unpacks": (
+        OperandError,
+        lambda: scorch.nn.GCNConv(2, 2)(torch.ones(3, 2), SQUARE.to_edge_index()),
+    ),
+    "contains '['; an index is one letter, a to z or A to Z; pass expressions to scorch.evaluate": (
+        NotationError,
+        lambda: scorch.einsum("y[i] = S[i,j] * x[j]", SQUARE, torch.ones(3)),
+    ),
+    "this is an einsum equation; pass it to scorch.einsum": (
+        NotationError,
+        lambda: scorch.evaluate("ij,j->i", SQUARE, torch.ones(3)),
+    ),
+    "to explain a call, pass its function and arguments, as in scorch.explain(torch.matmul, A, x)": (
+        NotationError,
+        lambda: scorch.explain(SQUARE @ torch.ones(3)),
+    ),
+    "doctor() takes 2 positional arguments, but got 3; pass several inputs of the model as one tuple": (
+        KeywordError,
+        lambda: scorch.doctor(torch.nn.Bilinear(2, 2, 2), torch.ones(2), torch.ones(2)),
+    ),
+    "so N must be at most M, but got 4:2; did you mean '2:4'?": (
+        ArgumentError,
+        lambda: scorch.sparsify(torch.nn.Linear(4, 4), pattern="4:2"),
+    ),
+    "window() got an unexpected keyword argument 'window'; use radius=": (
+        KeywordError,
+        lambda: scorch.nn.masks.window(16, window=2),
+    ),
+    "expected tensors to save, but got a Linear; save its state_dict(), or the module as .pt": (
+        OperandError,
+        lambda: scorch.save("layer.safetensors", torch.nn.Linear(2, 2)),
     ),
     "edge_index has 3 edges: pass the number of nodes by name, size=3": (
         ShapeError,
@@ -106,10 +144,60 @@ def test_advice_that_is_given_works() -> None:
     assert scorch.from_edge_index(edges, size=3).shape == (3, 3)
     assert scorch.nn.GCNConv(2, 2)(torch.ones(3, 2), edges).shape == (3, 2)
     assert scorch.sparse_coo_tensor(torch.stack(tuple(EDGE_INDEX)), torch.ones(3)).nnz == 3
+    assert torch.equal(scorch.from_edge_index(*SQUARE.to_edge_index()).to_dense(), torch.eye(3))
+    assert "matmul" in str(scorch.explain(torch.matmul, SQUARE, torch.ones(3)))
     b = torch.ones(3)
     assert scorch.evaluate("R[i,j] = S[i,j] + b[i]", S=SQUARE, b=b).shape == (3, 3)
     assert scorch.sum(SQUARE, axis=1, keepdims=True).shape == (3, 1)
     assert SQUARE.sum(axis=1, masked=True, keepdims=True).shape == (3, 1)
+
+
+def pruned(layer: torch.nn.Module) -> torch.nn.Module:
+    return scorch.sparsify(layer, sparsity=0.9, prefer="size").eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (pruned(torch.nn.Linear(8, 8)), (torch.ones(2, 8),)),
+        (pruned(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())), (torch.ones(2, 8),)),
+        (pruned(torch.nn.Conv2d(2, 2, 3, padding=1)), (torch.ones(1, 2, 8, 8),)),
+        (pruned(torch.nn.LSTM(8, 8)), (torch.ones(3, 1, 8),)),
+        (pruned(torch.nn.TransformerEncoderLayer(8, 2, 16)), (torch.ones(3, 1, 8),)),
+        (scorch.nn.TopKAutoencoder(8, 16, 2), (torch.ones(2, 8),)),
+        (scorch.nn.GCNConv(2, 2), (torch.ones(3, 2), EDGE_INDEX)),
+        (scorch.nn.GATConv(2, 2), (torch.ones(3, 2), EDGE_INDEX)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_trace_would_have_results_as_constants(
+    layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> None:
+    message = "torch.jit.trace does not record calls on sparse tensors; use torch.export.export"
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode(), pytest.raises(UnsupportedError, match=message):
+            layer(*inputs)
+            torch.jit.trace(layer, inputs, check_trace=False)
+    with torch.no_grad():
+        layer(*inputs)  # afterwards as before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_functions_and_torch_fx_do_not_trace() -> None:
+    with pytest.raises(UnsupportedError, match=r"@: torch.jit.trace does not record"):
+        torch.jit.trace(lambda S, x: S @ x, (SQUARE, torch.ones(3, 5)))
+    with pytest.raises(
+        OperandError, match=r"torch.fx does not trace into layers of Scorch; use torch.export"
+    ):
+        torch.fx.symbolic_trace(torch.nn.Sequential(pruned(torch.nn.Linear(16, 16))))
+
+
+def test_a_file_of_a_layer_of_another_size_names_the_layer() -> None:
+    state = scorch.sparsify(torch.nn.Linear(64, 32), sparsity=0.5, prefer="size").state_dict()
+    message = r"invalid sparsity pattern of weight, which has shape \(32, 16\) in the model"
+    with pytest.raises(RuntimeError, match=message):
+        scorch.nn.load_sparse(torch.nn.Linear(16, 32), state)
 
 
 def test_padding_of_blocks_is_shown() -> None:

@@ -361,7 +361,8 @@ def test_result_that_fills_up(large: SparseTensor, expression: str) -> None:
 
 def test_dense_result_asked_for(large: SparseTensor) -> None:
     refused(DensityError, "needs 4,000,000,000,000 bytes", scorch.einsum, "ij->ij", large, format="dense")
-    refused(DensityError, "needs 4,000,000,000,000 bytes", large.to_dense)
+    message = "a tensor of shape (1000000, 1000000) in format dense needs 4,000,000,000,000 bytes"
+    refused(DensityError, message, large.to_dense)
     refused(
         DensityError,
         "needs 4,000,000,000,000 bytes",

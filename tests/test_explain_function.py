@@ -101,6 +101,8 @@ def test_dense_copies_are_told() -> None:
     found = scorch.explain(inverse, runs=1)(eye)
     assert "dense copy" in {kernel.kind for kernel in found.kernels}
     assert any("falls back to dense" in text for text in found.advice)
+    found = scorch.explain(torch.softmax, eye, 1)
+    assert any("use torch.sparse.softmax(S, dim)" in text for text in found.advice)
 
 
 def layer(A, d, X):

@@ -196,6 +196,10 @@ def test_submodules_suggest_their_own_names() -> None:
         _ = scorch.nn.SparseLinaer
 
 
+def test_masks_list_public_names_only() -> None:
+    assert dir(scorch.nn.masks) == scorch.nn.masks.__all__
+
+
 def test_names_of_other_libraries_are_known_where_they_are_tried() -> None:
     for module, name, words in (
         (scorch, "spgemm", r"; use S @ other$"),

@@ -31,7 +31,7 @@ def test_every_marked_example_is_found() -> None:
 
 def test_first_screen_shows_one_short_example() -> None:
     [(code, _)] = EXAMPLE.findall(FIRST_SCREEN)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
 
 
 def test_first_screen_gives_exactly_two_commands() -> None:

@@ -1,7 +1,20 @@
 """Scorch: PyTorch operations on sparse tensors with any number of dimensions, in any storage format.
 
-``einsum`` and ``evaluate`` turn an expression into one generated kernel; ``explain`` shows it. Every name of
-torch is here too, so that a program may say ``import scorch as torch``.
+>>> import torch, scorch
+>>> S = scorch.from_torch(torch.tensor([[0.0, 2.0], [0.0, 1.0]]), format="csr")
+>>> S @ torch.ones(2)
+tensor([2., 1.])
+
+Creating sparse tensors: ``from_torch``, ``from_scipy``, ``from_edge_index``, ``sparse_coo_tensor``, ``load``,
+and PyTorch's factory functions with ``format=``, such as ``rand(1000, 1000, density=0.01, format="csr")``.
+Converting: ``S.to_format("csc")``, ``S.to_dense()``, ``S.to_torch()``, ``S.to_scipy()``, ``save``.
+Computing: PyTorch's operators and functions; ``einsum`` and ``evaluate``, which turn an expression into one
+generated kernel; ``compile``, which fuses the calls of a function; ``scorch.linalg``.
+Networks: ``scorch.nn`` has layers with sparse weights, graph layers and sparse attention; ``sparsify`` prunes
+a trained model, ``scorch.nn.load_sparse`` loads it.
+Why is it slow: ``explain(function)(*arguments)``, ``doctor(model, example)``, ``report(model)``.
+
+Every name of torch is here too, so that a program may say ``import scorch as torch``.
 """
 
 # ruff: noqa: F401

@@ -383,7 +383,7 @@ KEYWORD_HINTS: dict[
     **dict.fromkeys(("offset", "diagonal"), ("k",)),
     "batch_size": ("batch",),
     **dict.fromkeys(("fill", "fill_value", "init", "new_value"), ("new",)),
-    "window_size": ("radius",),
+    **dict.fromkeys(("window", "window_size"), ("radius",)),
     **dict.fromkeys(("seq_len", "length", "num_queries"), ("n",)),
     **dict.fromkeys(("rtol", "atol", "eps"), ("tol",)),
     **dict.fromkeys(("max_iter", "max_iterations", "niter"), ("maxiter",)),
@@ -534,6 +534,8 @@ def _too_many(name: str, given: int, most: float, known: Collection[str]) -> Key
     """Return the error for too many arguments by position, which lists those that have names only."""
     rest = list(known)[int(most) :]
     takes = f"{name}() takes {counted(int(most), 'positional argument')}, but got {given}"
+    if list(known)[int(most) - 1 : int(most)] == ["example"]:
+        return KeywordError(f"{takes}; pass several inputs of the model as one tuple")
     if not rest:
         return KeywordError(takes)
     more = ", ..." if len(rest) > MAX_LISTED_KEYWORDS else ""

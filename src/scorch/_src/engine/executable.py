@@ -10,6 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -262,7 +263,9 @@ class Prepared:
     def check_bytes(self, size: int) -> None:
         """Raise if ``size`` bytes of dense levels are beyond the budget."""
         plan = self.planned.plan
-        what = f"{plan.header.splitlines()[0]} in format {plan.result}"
+        is_copy = plan.step.body == replace(plan.step.target, tensor=plan.step.accesses[0].tensor)
+        what = f"a tensor of shape {self.shape}" if is_copy else plan.header.splitlines()[0]
+        what += f" in format {plan.result}"
         check_budget(size, self.backend.device, what, "use a sparser format such as 'coo' or 'dcsr'")
 
 

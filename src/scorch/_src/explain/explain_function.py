@@ -46,6 +46,7 @@ from scorch._src.explain.step import TensorFacts
 from scorch._src.explain.trace_calls import Call, Trace, trace, unwrap
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.show import show
+from scorch._src.ops.fallback import sparse_alternative
 from scorch._src.storage.storage import Storage
 from scorch.errors import ArgumentError
 
@@ -201,9 +202,10 @@ def _explain_event(event: Event, timed: Event, call: Call) -> KernelExplanation:
     )
     advice: tuple[str, ...] = ()
     if event.kind == "dense copy":
+        instead = sparse_alternative(call.name)
         advice = (
             f"{call.name} has no sparse implementation and falls back to dense ({size:,} bytes): "
-            "call it once, or see the guide's page on PyTorch operators for alternatives",
+            + (instead or "call it once, or see the guide's page on PyTorch operators for alternatives"),
         )
     with_shape = tuple(operand for operand in operands if operand.shape)
     return KernelExplanation(

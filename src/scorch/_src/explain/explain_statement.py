@@ -135,7 +135,8 @@ def explain(
         return explainer(*operands, **tensors) if operands or tensors else explainer
     if not isinstance(text, str):
         raise NotationError(
-            f"explain expected an equation such as 'ij,jk->ik' or a function, but got {kind_of(text)}"
+            f"explain expected an equation such as 'ij,jk->ik' or a function, but got {kind_of(text)}; to "
+            "explain a call, pass its function and arguments, as in scorch.explain(torch.matmul, A, x)"
         )
     if "=" in text or "[" in text:
         if operands:

@@ -178,6 +178,10 @@ def _as_tensor(value: Any) -> torch.Tensor:
         return value if value.layout == torch.strided else from_torch(value)
     if is_scipy(value):
         return from_scipy(value)
+    if isinstance(value, torch.nn.Module):
+        raise OperandError(
+            f"expected tensors to save, but got {kind_of(value)}; save its state_dict(), or the module as .pt"
+        )
     raise OperandError(
         f"expected a tensor to save, but got {kind_of(value)}; create one with scorch.tensor, or "
         "save it as .pt"

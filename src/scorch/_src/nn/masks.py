@@ -38,6 +38,10 @@ def __getattr__(name: str) -> object:
     )
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 Device = torch.device | str | int | None  # None: torch's default device, as for torch's own functions
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

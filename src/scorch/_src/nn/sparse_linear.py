@@ -481,7 +481,10 @@ class SparseLinear(SparseLayer):
             try:
                 pattern = self._read_pattern(own, f"{prefix}pattern")
             except (ValueError, IndexError, TypeError) as error:
-                error_msgs.append(f"invalid sparsity pattern of {prefix}weight: {error}")
+                error_msgs.append(
+                    f"invalid sparsity pattern of {prefix}weight, which has shape {self.pattern.shape} "
+                    f"in the model: {error}"
+                )
                 return
             values = plain.get(f"{prefix}values")
             if not isinstance(values, torch.Tensor) or tuple(values.shape) != (pattern.size,):

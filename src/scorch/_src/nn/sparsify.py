@@ -296,6 +296,11 @@ def _requested_sparsity(sparsity: Any, nm: Any) -> Any:
     """Return the sparsity to reach; ``nm`` implies one, which another would contradict."""
     if not isinstance(nm, (tuple, list)) or len(nm) != 2 or not all(map(_is_count, nm)):
         return DEFAULT_SPARSITY if sparsity is None else sparsity  # _Pruning says what is wrong
+    if nm[0] > nm[1]:
+        raise ArgumentError(
+            f"N:M keeps N of every M weights, so N must be at most M, but got {nm[0]}:{nm[1]}; "
+            f"did you mean '{nm[1]}:{nm[0]}'?"
+        )
     implied = 1 - nm[0] / nm[1]
     if sparsity is not None and sparsity != implied:
         raise ArgumentError(

@@ -187,6 +187,8 @@ class _Parser:
             if self.token.text == "(":
                 self.fail(f"write the indices of {name.text!r} in brackets: {name.text}[i,j]")
             has_result = any(token.text in ("=", "+=", "==") for token in self.tokens)
+            if "->" in self.text:
+                self.fail("this is an einsum equation; pass it to scorch.einsum")
             if self.token.kind != "end" and not has_result:
                 self.fail("the result is missing; begin with it, as in 'y[i] = A[i,j] * x[j]'")
             self.expected(f"'=' or '+=' after the result {name.text!r}")

@@ -172,7 +172,9 @@ def _labels(equation: str, term: str, owner: str) -> tuple[str, ...]:
                 "write the arrow once, without a space inside"
             )
         if label != ELLIPSIS and label not in string.ascii_letters:
-            raise NotationError(f"{where} contains {label!r}; an index is one letter, a to z or A to Z")
+            text = f"{where} contains {label!r}; an index is one letter, a to z or A to Z"
+            is_expression = "[" in equation and "=" in equation
+            raise NotationError(f"{text}; pass expressions to scorch.evaluate" if is_expression else text)
     if labels.count(ELLIPSIS) > 1:
         raise NotationError(f"{where} has more than one '...'; one stands for all batch dimensions")
     return labels

@@ -247,6 +247,11 @@ _SPARSE_ALTERNATIVES = {
 }
 
 
+def sparse_alternative(name: str) -> str:
+    """Return what to use instead of a function that falls back to dense, by public name; may be empty."""
+    return _SPARSE_ALTERNATIVES.get(name, "")
+
+
 def _public_name(func: Any) -> str:
     """Return the name that users know a function by: ``linalg.eigh`` for ``aten._linalg_eigh``."""
     name = name_of(func)
@@ -269,7 +274,7 @@ def run_densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     shapes = " and ".join(str(tuple(tensor.shape)) for tensor in sparse)
     device, name = sparse[0].storage.device if sparse else HOST, _public_name(func)
     reason = f"{name} has no sparse implementation and falls back to a dense computation"
-    check_budget(size, device, f"{name} of {shapes}", _SPARSE_ALTERNATIVES.get(name, ""), reason)
+    check_budget(size, device, f"{name} of {shapes}", sparse_alternative(name), reason)
     start = time.perf_counter()
     result = func(*tree_map(as_dense, tuple(args)), **tree_map(as_dense, kwargs))
     if LISTENERS:

@@ -15,11 +15,12 @@ from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm, fuse
 from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d
 from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn.untraced import Untraced
 from scorch._src.ops.products.activations import name_of_activation
 from scorch._src.torch_internals import has_global_hooks
 
 
-class FusedSequential(torch.nn.Sequential):
+class FusedSequential(Untraced, torch.nn.Sequential):
     """A ``Sequential`` whose sparse layers are fused with the batch norms and activations after them."""
 
     def forward(self, input: Any) -> Any:
@@ -53,7 +54,7 @@ def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = N
     return output if residual is None else residual + output
 
 
-class FusedEncoderLayer(torch.nn.TransformerEncoderLayer):
+class FusedEncoderLayer(Untraced, torch.nn.TransformerEncoderLayer):
     """A ``TransformerEncoderLayer`` whose feed-forward block is fused with its activation and residual."""
 
     def forward(
@@ -124,7 +125,7 @@ class FusedEncoder(torch.nn.TransformerEncoder):
         return "TransformerEncoder"
 
 
-class FusedDecoderLayer(torch.nn.TransformerDecoderLayer):
+class FusedDecoderLayer(Untraced, torch.nn.TransformerDecoderLayer):
     """A ``TransformerDecoderLayer`` whose feed-forward block is fused with its activation."""
 
     def _ff_block(self, x: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,8 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def advice_on(value: object, name: str = "") -> str:
     """Return how to make a tensor of a value that is none; ``name`` is that of the argument."""
+    if type(value).__module__ == "torch.fx.proxy":
+        return "torch.fx does not trace into layers of Scorch; use torch.export.export"
     if name and isinstance(getattr(value, name, None), torch.Tensor):  # of the data of a graph
         return f"pass its {name}"
     if hasattr(value, "edge_index"):
@@ -56,6 +58,8 @@ def advice_on(value: object, name: str = "") -> str:
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
     if isinstance(value, (list, tuple)):
+        if name == "edge_index" and holds_tensors(value) and value[0].dim() == 2:  # as S.to_edge_index()
+            return "pass edges and weights as two arguments: *pair unpacks a pair of them"
         stacked = "torch.stack([row, column])" if len(value) == 2 else "torch.stack"
         return f"create one with {stacked if holds_tensors(value) else 'torch.tensor'}"
     return "create one with torch.tensor or scorch.from_scipy"
