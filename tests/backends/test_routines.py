@@ -223,11 +223,32 @@ def rows_owned(routines: Routines, index: torch.dtype) -> Any:
                 array[torch.randint(array.numel(), ())] = wrong
                 found += routines.own_rows(pos, crd, 9, dtype) or [torch.ones((), dtype=dtype)]
                 array.copy_(kept)
-    return [*found, *routines.own_rows(pos, crd, 9, torch.int64)]  # type: ignore[misc]
+    found += routines.own_rows(pos, crd, 9, torch.int64)  # type: ignore[arg-type]
+    pos = pos.int()  # with coordinates as files store them
+    for wrong in (0, 1, 8, 9, 65_535):
+        narrow = crd.to(torch.uint16)
+        found += routines.own_rows(pos, narrow, 9, torch.int32)  # type: ignore[arg-type]
+        for size, at in ((9, torch.randint(crd.numel(), ())), (1 << 16, -1), (1 << 20, -1)):
+            narrow[at] = wrong
+            found += routines.own_rows(pos, narrow, size, torch.int32) or [torch.ones(())]
+    return found
+
+
+def hashes(routines: Routines, index: torch.dtype) -> Any:
+    """Hashes of arrays of several lengths, which differ where two neighbours change places."""
+    arrays = [torch.randint(most, (count,)).to(index) for count in (0, 1, 70, 999) for most in (9, 2**31 - 1)]
+    found = [routines.hash_indices(array) for array in arrays]
+    assert found == [routines.hash_indices(array.int()) for array in arrays]
+    order = torch.arange(64)
+    swapped = [torch.cat([order[:i], order[[i + 1, i]], order[i + 2 :]]).to(index) for i in range(63)]
+    found += [routines.hash_indices(array) for array in (order.to(index), *swapped)]
+    assert len(set(found[-64:])) == 64
+    return [*found, routines.hash_indices(torch.tensor([2**31, 2**62 + 3]))]
 
 
 CASES: dict[str, Callable[[Routines, torch.dtype], Any]] = {
     "own_rows": rows_owned,
+    "hash_indices": hashes,
     "transpose": lambda r, index: r.transpose(torch.rand(130, 90).to(index), (1, 0)),
     "are_finite": finite,
     "has_sorted_rows": sorted_rows,

@@ -180,6 +180,30 @@ def test_layer_is_copied_saved_and_loaded(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["Conv1D", "Conv2d", "attention, sizes", "attention", "LSTM", "GRUCell"])
+def test_layer_without_memory_takes_the_tensors_of_a_file(name: str) -> None:
+    torch.manual_seed(0)
+    make, inputs = LAYERS[name]
+    sparse, arguments = nn.Sequential(scorch.sparsify(make(), 0.75, prefer="size")).eval(), inputs()
+    state = sparse.state_dict()
+    with torch.device("meta"):
+        empty = nn.Sequential(make())
+    loaded = scorch.nn.load_sparse(empty, state).eval()
+    for words in [value for key, value in state.items() if key.endswith("pattern")]:
+        words.zero_()  # which changes no pattern
+    results = [tensors_in(model[0](*arguments)) for model in (loaded, sparse)]
+    assert all(map(torch.equal, *results))
+    for key, parameter in loaded.named_parameters():
+        assert parameter.is_set_to(state[key]) and parameter.requires_grad
+    bias = [key for key in state if key.endswith("bias")]
+    if bias:
+        with torch.device("meta"):
+            empty = nn.Sequential(make())
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            scorch.nn.load_sparse(empty, {**sparse.state_dict(), bias[0]: torch.ones(3)})
+
+
 def draw_convolution(rng: random.Random) -> nn.Module:
     dims, groups = rng.choice([1, 2]), rng.choice([1, 1, 2])
     channels = groups * rng.choice([1, 3]), groups * rng.choice([1, 2])

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import scorch
 from scorch._src.nn.pattern import compute_fingerprint, count_rows, is_same_pattern
 from scorch._src.nn.saved_pattern import pattern_from_words, pattern_to_words
+from scorch._src.storage.storage import Pattern
 from scorch.errors import ArgumentError, CallError, FormatError, OperandError, ShapeError
 from scorch.nn import SparseLinear
 
@@ -267,8 +268,13 @@ def test_states_that_do_not_fit_are_refused() -> None:
         ),
         (state, {"values": torch.ones(3)}, "one per nonzero"),
     ]:
+        with torch.device("meta"):
+            empty = torch.nn.Linear(9, 7)
         with pytest.raises(RuntimeError, match=words):
             SparseLinear(9, 7, 0.5).load_state_dict({**before, **change})
+        for dense in (torch.nn.Linear(9, 7), empty):
+            with pytest.raises(RuntimeError, match=words):
+                scorch.nn.load_sparse(dense, {**before, **change})
     with pytest.raises(RuntimeError, match=r"Missing.*pattern"):
         layer.load_state_dict({"values": state["values"], "bias": state["bias"]})
     with pytest.raises(RuntimeError, match="5 positions above need 6"):
@@ -514,3 +520,11 @@ def test_a_pattern_from_a_file_has_the_fingerprint_of_the_one_that_was_saved(
     loaded = pattern_from_words(pattern_to_words(pattern), pattern.shape, pattern.device)
     assert is_same_pattern(pattern, loaded)
     assert compute_fingerprint(loaded) == compute_fingerprint(pattern)
+
+
+def test_a_pattern_of_64_bit_integers_can_be_saved() -> None:
+    own = SparseLinear(40, 8, sparsity=0.5).pattern
+    pos, crd = (tuple(None if a is None else a.long() for a in arrays) for arrays in (own.pos, own.crd))
+    wide = Pattern(own.format, own.shape, pos, crd, own.counts)  # as one with more than 2**31 entries
+    assert compute_fingerprint(wide) == compute_fingerprint(own)
+    assert is_same_pattern(pattern_from_words(pattern_to_words(wide), own.shape, own.device), own)

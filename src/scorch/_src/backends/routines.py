@@ -164,6 +164,7 @@ class Epilogue(NamedTuple):
 
 
 NOTHING = Epilogue()
+_LOW_BITS = 2**32 - 1
 
 
 class Norm(NamedTuple):
@@ -293,10 +294,24 @@ class Routines:
     def own_rows(
         self, pos: Tensor, crd: Tensor, size: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor] | None:
-        """Copy, as ``dtype``, arrays that ``has_sorted_rows``; None where they have not."""
+        """Copy, as ``dtype``, arrays that ``has_sorted_rows``; None where they have not.
+
+        Coordinates may be of ``torch.uint16``, which few PyTorch functions take.
+        """
+        crd = crd.to(dtype) if crd.dtype == torch.uint16 else crd
         if not self.has_sorted_rows(pos, crd, size):
             return None
         return self.copy_indices(pos, dtype), self.copy_indices(crd, dtype)
+
+    def hash_indices(self, array: Tensor) -> int:
+        """Return a number that differs, almost certainly, for other indices or another order of them.
+
+        It is the same for both dtypes: the sum of all indices modulo 2**32, each times a factor of its place.
+        """
+        factors = torch.arange(array.numel(), device=array.device).mul_(0x9E3779B1).bitwise_and_(_LOW_BITS)
+        factors.bitwise_xor_(factors >> 15).bitwise_or_(1)
+        numbers = array.long()
+        return int(factors.mul_(numbers ^ numbers >> 32).sum()) & _LOW_BITS
 
     def row_pointers(self, rows: Tensor, count: int) -> Tensor:
         """Compute where each of ``count`` rows begins among entries of the sorted ``rows``, and the end."""

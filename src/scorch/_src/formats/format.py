@@ -171,9 +171,12 @@ class Format:
 
     def compute_facts(self) -> None:
         """Compute all cached properties, which ``torch.compile`` can read but not compute."""
+        if "has_facts" in self.__dict__:
+            return
         for name, value in vars(Format).items():
             if isinstance(value, functools.cached_property) and name not in ("inner", "row"):
                 getattr(self, name)
+        self.__dict__["has_facts"] = True
 
     @property
     def spelling(self) -> str:

@@ -30,6 +30,7 @@ from scorch._src.tensor.create.check import (
     has_sorted_rows,
     is_sorted_below,
     own,
+    own_rows,
 )
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import FileError
@@ -169,6 +170,25 @@ def check_pattern(
     if has_contents and completed(pattern)[0] is not pattern:
         raise FileError(f"entries that format {form} stores are missing")
     return pattern
+
+
+def copy_rows(
+    form: Format, shape: tuple[int, ...], pos: list[torch.Tensor | None], crd: list[torch.Tensor | None]
+) -> Pattern | None:
+    """Check and copy arrays of a matrix in one pass; None if they are of no such format, or not right.
+
+    ``check_pattern`` does the same for all formats, in several passes, and says what is wrong.
+    """
+    if form.dims != len(shape) or not form.is_compressed_matrix or form.is_padded or form.is_finished:
+        return None
+    begins, coordinates = pos[1], crd[1]
+    if begins is None or coordinates is None:
+        return None
+    rows, size, entries = form.level_size(0, shape), form.level_size(1, shape), coordinates.numel()
+    copies = own_rows(begins, coordinates, rows, size, index_dtype(shape, (rows, entries)))
+    if copies is None:
+        return None
+    return Pattern(form, shape, (None, copies[0]), (None, copies[1]), (rows, entries))
 
 
 def _check_array(name: str, array: torch.Tensor) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from scorch._src.devices import HOST
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pruned.fused_modules import fuse_modules
-from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, tables_of
+from scorch._src.nn.pruned.prunable import Kind, Part, is_sparse_layer, kind_of_layer, tables_of
 from scorch._src.nn.saved_pattern import empty_pattern, pattern_from_words
+from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.sparsify import replace_modules
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of
@@ -62,16 +63,24 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     sparse = _sparse_layers(state_dict)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
-    read: dict[str, Any] = {}  # patterns, in the place of what they are read from
+    read: dict[str, Any] = {}  # patterns and parameters, in the place of what they are read from
+    is_meta = any(parameter.is_meta for parameter in model.parameters())
     for name, module in model.named_modules(remove_duplicate=False):
-        tables = {table: f"{name}.{table}".strip(".") for table in _table_names(module)}
+        was_sparse, kind = is_sparse_layer(module), kind_of_layer(module)
+        parts = [] if kind is None else kind.parts(module)
+        own = tables_of(module) if was_sparse else [part.table for part in parts]
+        tables = {table: f"{name}.{table}".strip(".") for table in own}
         known.update(tables.values())
-        is_sparse = any(table in sparse for table in tables.values())
-        replacement = (
-            None if module in replaced else _convert_layer(module, is_sparse, tables, state_dict, read)
-        )
-        if replacement is not None:
-            replaced[module] = replacement.train(module.training)
+        is_sparse = not sparse.isdisjoint(tables.values())
+        if module in replaced or is_sparse == was_sparse:
+            continue
+        if was_sparse:
+            replacement = module.to_dense()
+        else:
+            assert kind is not None
+            replacement = _make_sparse(module, kind, parts, tables, state_dict, read)
+        is_training = replacement.training == module.training  # as its parts are, which were just made
+        replaced[module] = replacement if is_training else replacement.train(module.training)
     missing = sorted(sparse - known)
     if missing:
         raise FileError(
@@ -79,7 +88,6 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             "same architecture as the one that was saved"
         )
     model = fuse_modules(replace_modules(model, replaced))
-    is_meta = any(parameter.is_meta for parameter in model.parameters())
     state: Any = OrderedDict({**state_dict, **read})
     state._metadata = getattr(state_dict, "_metadata", None) or {}
     model.load_state_dict(state, assign=is_meta)
@@ -96,50 +104,74 @@ def _sparse_layers(state_dict: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def _table_names(module: torch.nn.Module) -> list[str]:
-    """Return the names of the matrices that a layer has if it is sparse."""
-    if is_sparse_layer(module):
-        return list(tables_of(module))
-    kind = kind_of_layer(module)
-    return [] if kind is None else [part.table for part in kind.parts(module)]
-
-
-def _convert_layer(
+def _make_sparse(
     module: torch.nn.Module,
-    is_sparse: bool,
+    kind: Kind,
+    parts: list[Part],
     tables: Mapping[str, str],
     state_dict: Mapping[str, Any],
     read: dict[str, Any],
-) -> torch.nn.Module | None:
-    """Return the layer as it is in the file; None if it is of that kind already."""
-    if is_sparse_layer(module):
-        return None if is_sparse else module.to_dense()  # type: ignore[operator]
-    kind = kind_of_layer(module)
-    if kind is None or not is_sparse:
-        return None
-    weights = {}
-    for part in kind.parts(module):
-        prefix = f"{tables[part.table]}.".lstrip(".")
-        weights[part.table] = _read_weight(part.matrix, prefix, state_dict, read, kind.takes_any_weight_dtype)
-    return kind.make(module, weights)
+) -> torch.nn.Module:
+    """Return the layer as it is in the file."""
+    prefixes = {table: f"{name}.".lstrip(".") for table, name in tables.items()}
+    layer = kind.make(
+        module,
+        {
+            part.table: _read_weight(
+                part, prefixes[part.table], state_dict, read, kind.takes_any_weight_dtype
+            )
+            for part in parts
+        },
+    )
+    for table, matrix in tables_of(layer).items():
+        _take_parameters(matrix, prefixes[table], state_dict, read)
+    return layer
+
+
+def _take_parameters(
+    matrix: SparseLinear, prefix: str, state_dict: Mapping[str, Any], read: dict[str, Any]
+) -> None:
+    """Note the values that a matrix has taken from the file, and let it take the bias, too."""
+    for name, parameter in matrix._parameters.items():
+        value = state_dict.get(f"{prefix}{name}")
+        if parameter is None or not _can_be_taken(value, parameter.shape):
+            continue
+        if parameter.is_meta:
+            parameter = torch.nn.Parameter(value, parameter.requires_grad)
+            matrix.register_parameter(name, parameter)
+        if parameter.is_set_to(value):
+            read[f"{prefix}{name}"] = parameter
+
+
+def _can_be_taken(value: Any, shape: tuple[int, ...]) -> TypeGuard[torch.Tensor]:
+    """Whether a tensor of a file can become a parameter of this shape as it is."""
+    is_plain = type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided
+    return is_plain and value.shape == shape and value.is_floating_point()
 
 
 def _read_weight(
-    matrix: torch.Tensor, prefix: str, state_dict: Mapping[str, Any], read: dict[str, Any], keeps_dtype: bool
+    part: Part, prefix: str, state_dict: Mapping[str, Any], read: dict[str, Any], keeps_dtype: bool
 ) -> SparseTensor:
-    """Return the weight of a table in place of ``matrix``; an empty one if the file is invalid.
+    """Return the weight of a table in place of that of a part; an empty one if the file is invalid.
 
     ``load_state_dict`` finds the problems again and reports them all.
     """
     values, words = state_dict.get(f"{prefix}values"), state_dict.get(f"{prefix}pattern")
-    dtype, pattern = matrix.dtype, empty_pattern(*matrix.shape)
+    before, shape = getattr(part.owner, part.name), part.matrix_shape
+    dtype, pattern = before.dtype, None
     if isinstance(values, torch.Tensor) and isinstance(words, torch.Tensor):
         with contextlib.suppress(ValueError, IndexError, TypeError):
-            pattern = read[f"{prefix}pattern"] = pattern_from_words(words, tuple(matrix.shape), HOST)
+            pattern = read[f"{prefix}pattern"] = pattern_from_words(words, shape, HOST)
         if keeps_dtype and values.dtype == torch.bfloat16:
             dtype = values.dtype
-    if matrix.is_meta:  # whose values are assigned, not copied
-        return SparseTensor(Storage(pattern, torch.empty(pattern.size, dtype=dtype, device=matrix.device)))
+    if pattern is None:
+        pattern = empty_pattern(*shape)
+    if before.is_meta:  # whose values are assigned, not copied
+        if not _can_be_taken(values, (pattern.size,)):
+            values = torch.empty(pattern.size, dtype=dtype, device=before.device)
+        weight = SparseTensor(Storage(pattern, values))
+        weight.is_given_away = True
+        return weight
     if isinstance(values, torch.Tensor) and values.shape == (pattern.size,) and values.is_floating_point():
         return sparse_of(pattern, values.detach().to(HOST, dtype))
     return sparse_of(pattern, torch.zeros(pattern.size, dtype=dtype, device=HOST))

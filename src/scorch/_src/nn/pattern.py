@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-import zlib
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
 
-from scorch._src.devices import HOST
+from scorch._src.backends.base import routines_for
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
-from scorch._src.loops.types import LAST_INT32
 from scorch._src.nn.prune import sum_blocks
 from scorch._src.storage.coordinates import coordinates, coordinates_of, inside, keys_of
 from scorch._src.storage.storage import Pattern, Storage
@@ -217,44 +215,14 @@ def move_optimizer_state(
 
 def compute_fingerprint(pattern: Pattern) -> int:
     """Return a number that differs, almost certainly, for another pattern or format."""
-    known: int | None = pattern.structures.get("fingerprint")
+    known: int | None = pattern.__dict__.get("fingerprint")
     if known is None:
-        known = _hash_pattern(pattern)
-        set_fingerprint(pattern, known)
+        known = _hash_format(pattern.format)
+        hashes = [routines_for(array).hash_indices(array) for array in pattern.entry_arrays]
+        for number in (*pattern.shape, *hashes):
+            known = (known * 1_000_003 ^ number) & (2**62 - 1)
+        pattern.__dict__["fingerprint"] = known
     return known
-
-
-def set_fingerprint(pattern: Pattern, fingerprint: int) -> None:
-    pattern.structures["fingerprint"] = fingerprint
-
-
-def _hash_pattern(pattern: Pattern) -> int:
-    checksums: list[int] = []
-    for level, (pos, crd) in enumerate(zip(pattern.pos, pattern.crd, strict=True)):
-        is_narrow = pattern.format.level_size(level, pattern.shape) <= MAX_NARROW
-        checksums += [] if pos is None else [_checksum_integers(pos)]
-        if crd is not None:
-            checksums.append(checksum(crd.to(torch.int16)) if is_narrow else _checksum_integers(crd))
-    return combine_checksums(pattern.format, pattern.shape, checksums)
-
-
-def _checksum_integers(array: torch.Tensor) -> int:
-    """Return the checksum of integers, which is the same however they are stored."""
-    is_long = array.dtype == torch.int64 and array.numel() > 0 and int(array.max()) > LAST_INT32
-    return checksum(array.to(torch.int64 if is_long else torch.int32))
-
-
-def checksum(array: torch.Tensor) -> int:
-    """Return the checksum of the bytes of an array."""
-    return zlib.crc32(array.to(HOST).numpy())  # type: ignore[arg-type]
-
-
-def combine_checksums(form: Format, shape: Shape, checksums: Iterable[int]) -> int:
-    """Return the fingerprint of a pattern from the checksums of its arrays."""
-    total = _hash_format(form)
-    for number in (*shape, *checksums):
-        total = (total * 1_000_003 ^ number) & (2**62 - 1)
-    return total
 
 
 @functools.lru_cache(maxsize=64)

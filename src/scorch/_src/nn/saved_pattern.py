@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 
 from scorch._src.devices import HOST
 from scorch._src.formats import Format
-from scorch._src.io.archive import check_pattern
-from scorch._src.nn.pattern import MAX_NARROW, checksum, combine_checksums, set_fingerprint, weight_format
+from scorch._src.io.archive import check_pattern, copy_rows
+from scorch._src.nn.pattern import MAX_NARROW, weight_format
 from scorch._src.storage.storage import Pattern
 from scorch.errors import FileError
 
 MAX_FORMAT_WORDS = 256
 USUAL_WORDS = 16  # as many as formats of matrices have
-_ELEMENTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+_ELEMENTS = {2: np.uint16, 4: np.int32, 8: np.int64}  # by their bytes
 _HEADER_WORDS = 3
 _COUNT_BITS = 31  # of the number of elements in the first of its two words
 
 Shape = tuple[int, ...]
+Words = np.ndarray[Any, Any]
 
 
 def pattern_to_words(pattern: Pattern) -> torch.Tensor:
@@ -52,44 +55,52 @@ def pattern_from_words(words: torch.Tensor, shape: Shape, device: torch.device) 
     """Convert the words of ``pattern_to_words`` to a pattern, copied and validated for kernels."""
     if words.dim() != 1 or words.dtype != torch.int32:
         raise FileError("a sparsity pattern must be a 1-D tensor of 32-bit integers")
-    words = words.detach().to(HOST).contiguous()
-    start = words[:USUAL_WORDS].tolist()
+    numbers = words.detach().to(HOST).contiguous().numpy()
+    form, at = _read_format(numbers)
+    pos: list[torch.Tensor | None] = []
+    crd: list[torch.Tensor | None] = []
+    for level, level_format in enumerate(form.levels):
+        for arrays, is_stored in ((pos, form.starts_run(level)), (crd, not level_format.is_full)):
+            array = None
+            if is_stored:
+                array, at = _array_from_words(numbers, at)
+            arrays.append(array)
+    pattern = copy_rows(form, shape, pos, crd) if device == HOST else None
+    if pattern is not None:
+        return pattern
+    pos, crd = ([_as_index(array, device) for array in arrays] for arrays in (pos, crd))
+    return check_pattern(form, shape, pos, crd, is_own=True)
+
+
+def _read_format(numbers: Words) -> tuple[Format, int]:
+    """Return the format, and where the first array begins."""
+    start = numbers[:USUAL_WORDS].tolist()
     if start and start[0] >= len(start):
-        start = words[: MAX_FORMAT_WORDS + 1].tolist()
+        start = numbers[: MAX_FORMAT_WORDS + 1].tolist()
     at = 1 + start[0] if start else 0
     if not 1 <= at <= len(start):
         raise FileError("a sparsity pattern must begin with its format")
-    form = _parse_format(start[1:at])
-    pos: list[torch.Tensor | None] = []
-    crd: list[torch.Tensor | None] = []
-    stored: list[torch.Tensor] = []
-    for level, level_format in enumerate(form.levels):
-        for arrays, is_stored in ((pos, form.starts_run(level)), (crd, not level_format.is_full)):
-            if is_stored:
-                array, at = _array_from_words(words, at)
-                stored.append(array)
-            arrays.append(_as_index(array).to(device) if is_stored else None)
-    pattern = check_pattern(form, shape, pos, crd, is_own=True)
-    if not any(array.dtype == torch.int64 for array in stored):  # hashed as they are stored
-        set_fingerprint(pattern, combine_checksums(form, shape, map(checksum, stored)))
-    return pattern
+    return _parse_format(start[1:at]), at
 
 
-def _as_index(array: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a stored array, 16-bit coordinates without a sign as 32-bit integers."""
-    return array.view(torch.uint16).to(torch.int32) if array.dtype == torch.int16 else array.clone()
+def _as_index(array: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    """Return a copy of a stored array, 16-bit coordinates as 32-bit integers."""
+    if array is None:
+        return None
+    return (array.to(torch.int32) if array.dtype == torch.uint16 else array.clone()).to(device)
 
 
-def _array_from_words(words: torch.Tensor, at: int) -> tuple[torch.Tensor, int]:
+def _array_from_words(numbers: Words, at: int) -> tuple[torch.Tensor, int]:
     """Return the array that begins at a word, and where the next one begins."""
     begin = at + _HEADER_WORDS
-    header = words[at:begin].tolist()
+    header = numbers[at:begin].tolist()
     size, low, high = header if len(header) == _HEADER_WORDS else (0, 0, 0)
     count = low + (high << _COUNT_BITS)
     length = -(-size * count // 4)
-    if size not in _ELEMENTS or count < 0 or length > words.numel() - begin:
+    if size not in _ELEMENTS or count < 0 or length > numbers.size - begin:
         raise FileError("the sparsity pattern is truncated")
-    return words[begin : begin + length].view(_ELEMENTS[size])[:count], begin + length
+    array = numbers[begin : begin + length].view(_ELEMENTS[size])[:count]
+    return torch.from_numpy(array if array.flags.aligned else array.copy()), begin + length
 
 
 def pattern_from_arrays(arrays: Mapping[str, torch.Tensor], shape: Shape, device: torch.device) -> Pattern:

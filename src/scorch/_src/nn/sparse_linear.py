@@ -122,10 +122,12 @@ class SparseLinear(SparseLayer):
 
     def _initialize(self, pattern: Pattern, values: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
+        self._parameters.update(values=None, bias=None)  # or torch asks for attributes of these names
+        self._buffers.update(scales=None, seal=None)
+        self._non_persistent_buffers_set.add("seal")
         self.register_parameter("values", torch.nn.Parameter(values))  # less to ask than for an attribute
-        self.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias))
-        self.register_buffer("scales", None)
-        self.register_buffer("seal", None, persistent=False)
+        if bias is not None:
+            self.register_parameter("bias", torch.nn.Parameter(bias))
         self.__dict__.update(out_features=pattern.shape[0], in_features=pattern.shape[1])
         self._set_pattern(pattern)
 
@@ -158,17 +160,15 @@ class SparseLinear(SparseLayer):
             raise OperandError(
                 f"from_weight expected a SparseTensor, but got {kind_of(weight)}; use from_dense"
             )
-        if weight.dim() != 2:
-            raise ShapeError(
-                f"weight must have shape (out_features, in_features), but got {tuple(weight.shape)}"
-            )
-        if not weight.dtype.is_floating_point and not weight.dtype.is_complex:
-            raise CallError(f"weight must have a floating-point or complex dtype, but got {weight.dtype}")
-        if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-            raise ShapeError(f"bias must have shape ({weight.shape[0]},), but got {tuple(bias.shape)}")
+        pattern, values = weight.storage.pattern, weight.storage.values
+        if len(pattern.shape) != 2:
+            raise ShapeError(f"weight must have shape (out_features, in_features), but got {pattern.shape}")
+        if not values.is_floating_point() and not values.is_complex():
+            raise CallError(f"weight must have a floating-point or complex dtype, but got {values.dtype}")
+        if bias is not None and tuple(bias.shape) != (pattern.shape[0],):
+            raise ShapeError(f"bias must have shape ({pattern.shape[0]},), but got {tuple(bias.shape)}")
         layer = cls.__new__(cls)
-        own_bias = None if bias is None else bias.detach().clone()
-        layer._initialize(weight.storage.pattern, weight.storage.values.detach().clone(), own_bias)
+        layer._initialize(pattern, values if weight.is_given_away else _copy(values), _copy(bias))
         return layer
 
     @classmethod
@@ -475,11 +475,14 @@ class SparseLinear(SparseLayer):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        own = {name: state_dict[name] for name in list(state_dict) if name.startswith(prefix)}
-        plain = {name: value for name, value in own.items() if not _is_of_pattern(name[len(prefix) :])}
+        key, start = f"{prefix}pattern", f"{prefix}pattern."
+        own = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+        if self._holds(own, prefix):
+            return
+        plain = {name: value for name, value in own.items() if name != key and not name.startswith(start)}
         if len(plain) < len(own):
             try:
-                pattern = self._read_pattern(own, f"{prefix}pattern")
+                pattern = self._read_pattern(own, key)
             except (ValueError, IndexError, TypeError) as error:
                 error_msgs.append(
                     f"invalid sparsity pattern of {prefix}weight, which has shape {self.pattern.shape} "
@@ -505,6 +508,14 @@ class SparseLinear(SparseLayer):
         super()._load_from_state_dict(
             plain, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+
+    def _holds(self, state: Mapping[str, Any], prefix: str) -> bool:
+        """Whether the layer has these very parameters and this pattern, and nothing else is to be loaded."""
+        held = {"pattern": self.pattern, **self._parameters, **self._buffers}
+        unsaved = self._non_persistent_buffers_set
+        names = [name for name, value in held.items() if value is not None and name not in unsaved]
+        is_held = all(state.get(f"{prefix}{name}") is held[name] for name in names)
+        return is_held and len(state) == len(names) and not self._load_state_dict_pre_hooks
 
     def _read_pattern(self, state: Mapping[str, Any], name: str) -> Pattern:
         """Read a pattern from a ``state_dict``, or from an older one, which has each of its arrays."""
@@ -551,10 +562,11 @@ class SparseLinear(SparseLayer):
         return values_at(weight.detach(), self.pattern)
 
 
+def _copy(tensor: Any) -> Any:
+    """Return a copy of a tensor, if there is one; nobody else writes to one without memory."""
+    return tensor if tensor is None or tensor.is_meta else tensor.detach().clone()
+
+
 def _version(seal: torch.Tensor) -> int:
     """Return how often a tensor was written to; -1 if it is one of inference, which do not count."""
     return -1 if seal.is_inference() else seal._version
-
-
-def _is_of_pattern(name: str) -> bool:
-    return name == "pattern" or name.startswith("pattern.")

@@ -114,6 +114,7 @@ class SparseTensor(torch.Tensor):
     source_values: torch.Tensor | None = None  # the values, tracked by autograd, that it was built from
     parameter: torch.Tensor | None = None  # of a detached one: what statements connect their results to
     weighted_graphs: Any = None  # that layers multiply by (``ops.graph.neighbours``)
+    is_given_away: bool = False  # to a layer, which takes over its values and needs no copy
     weight_of: Any = None  # the layer whose weight it is (``tensor.layer_weight``)
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None

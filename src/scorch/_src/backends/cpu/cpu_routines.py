@@ -32,7 +32,7 @@ from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
 from scorch._src.backends.cpu.routines.sort import sort_entries
-from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, owned_rows
+from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, hash_of, owned_rows
 from scorch._src.backends.cpu.routines.take import taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
 from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
@@ -65,6 +65,7 @@ class CpuRoutines(Routines):
     copy_indices = _or_torch(copied_indices, Routines.copy_indices)
     has_sorted_rows = _or_torch(has_sorted_rows, Routines.has_sorted_rows)
     own_rows = _or_torch(owned_rows, Routines.own_rows)
+    hash_indices = _or_torch(hash_of, Routines.hash_indices)
     row_pointers = _or_torch(pointers_of, Routines.row_pointers)
     row_numbers = _or_torch(rows_of, Routines.row_numbers)
     coalesce = _or_torch(coalesced, Routines.coalesce)

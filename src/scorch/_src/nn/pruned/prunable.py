@@ -7,6 +7,7 @@ A new kind of layer is an entry of ``KINDS``.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -48,6 +49,13 @@ class Part:
     def matrix(self) -> torch.Tensor:
         """The weight as a matrix with one row per output."""
         return self.as_matrix(getattr(self.owner, self.name).detach())
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """The shape of the matrix, known without its elements."""
+        rows, *columns = getattr(self.owner, self.name).shape
+        size = math.prod(columns)
+        return (size, rows) if self.is_transposed else (rows, size)
 
     def as_matrix(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.t() if self.is_transposed else weight.flatten(1)

@@ -261,6 +261,9 @@ class SparseConvNd(LayerOfOneMatrix):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Accept a dense weight, too, of which only the stored elements are loaded."""
+        own = f"{prefix}kernels."
+        if not self._load_state_dict_pre_hooks and all(name.startswith(own) for name in state_dict):
+            return  # the layer itself has nothing to load
         weight, bias = (state_dict.pop(f"{prefix}{name}", None) for name in ("weight", "bias"))
         if weight is not None:
             state_dict[f"{prefix}kernels.weight"] = weight.flatten(1)
