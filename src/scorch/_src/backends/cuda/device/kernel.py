@@ -91,12 +91,15 @@ class CudaKernel:
         self._functions: dict[tuple[str, int], Any] = {}  # by name and device
         self._is_refused = self._was_waited_for = False
         self._compiling: threading.Thread | None = None
+        self._has_ended = False
+        self._changed = threading.Condition()  # whether it has ended, or what codes there are
 
-    def is_ready(self, may_wait: bool = True) -> bool:
+    def is_ready(self, may_wait: bool = True, needed: Sequence[str] = ()) -> bool:
         """Check whether there is code for the current device; compile it if need be.
 
         Unless the caller ``may_wait`` for NVRTC as long as it takes, that happens in a thread, and there is
-        none until it ends.
+        none until it ends. ``needed``: the parts to wait for, if the others may be compiled until they are
+        launched.
         """
         if not self.source or self._is_refused or not nvrtc.is_there():
             refuse("NVRTC has no code for it")
@@ -104,6 +107,11 @@ class CudaKernel:
         if not may_wait and (self._compiling is not None or not self._codes) and not self._is_compiled():
             refuse("NVRTC compiles it meanwhile")
             return False
+        if needed and (self.is_at_work or not self._codes):
+            if self._compiling is None:
+                self._find_or_compile()
+            if self._wait_for(needed, torch.cuda.current_device()):
+                return True
         if self._compiling is not None:
             self._compiling.join()
         if not self._codes:
@@ -120,6 +128,22 @@ class CudaKernel:
         is_able = bool(self.source) and not self._is_refused and torch.cuda.is_initialized()
         if is_able and not self._codes and self._compiling is None and nvrtc.is_there():
             self._find_or_compile()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a thread compiles."""
+        return not self._has_ended and self._compiling is not None and self._compiling.is_alive()
+
+    def _wait_for(self, parts: Sequence[str], device: int) -> bool:
+        """Wait until a thread has compiled parts, if one is at work; check whether there is code for all."""
+        capability = torch.cuda.get_device_capability(device)
+
+        def are_there() -> bool:
+            return all((capability, part) in self._codes for part in parts)
+
+        with self._changed:
+            self._changed.wait_for(lambda: are_there() or not self.is_at_work)
+            return are_there()
 
     def _is_compiled(self) -> bool:
         """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise.
@@ -139,13 +163,20 @@ class CudaKernel:
             return None
         # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
         work = functools.partial(contextvars.copy_context().run, self._compile, device)
-        self._compiling = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
-        self._compiling.start()
-        return self._compiling
+        thread = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
+        thread.start()
+        self._compiling = thread
+        return thread
 
     def _compile(self, device: int) -> None:
-        with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the next call raises again
-            self._compile_first(device)
+        try:
+            # The next call raises again what is suppressed.
+            with contextlib.suppress(CompilationError, CompilerNotFoundError):
+                self._compile_first(device)
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
 
     @property
     def _first_parts(self) -> Sequence[str]:
@@ -196,18 +227,26 @@ class CudaKernel:
         """Return a function as it is loaded on a device whose context is current."""
         function = self._functions.get((name, device))
         if function is None:
-            function = self._functions[name, device] = driver.load(
-                self._code(device, name if self.first else part_of(name)), name, device
-            )
+            part = name if self.first else part_of(name)
+            if part in self._first_parts:
+                self._wait_for([part], device)
+            function = self._functions[name, device] = driver.load(self._code(device, part), name, device)
         return function
 
     def _code(self, device: int, part: str) -> bytes:
         key = torch.cuda.get_device_capability(device), part
         code = self._codes.get(key)
         if code is None:
-            architecture = architecture_of(device)
-            code = self._codes[key] = nvrtc.compile_cuda(self.source, architecture, self.label, part)
+            keep = functools.partial(self._keep, key)
+            code = nvrtc.compile_cuda(self.source, architecture_of(device), self.label, part, keep)
+            self._keep(key, code)
         return code
+
+    def _keep(self, key: tuple[tuple[int, int], str], code: bytes) -> None:
+        """Keep the code of a part, for who waits for it."""
+        with self._changed:
+            self._codes[key] = code
+            self._changed.notify_all()
 
 
 def architecture_of(device: int) -> str:
