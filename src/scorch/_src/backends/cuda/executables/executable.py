@@ -193,6 +193,11 @@ class CudaExecutable(base.Executable):
                 self._likes[shape, device, dtype] = like
         return torch.empty_like(like, memory_format=torch.contiguous_format)
 
+    def load_sums(self) -> None:
+        """Have torch load its kernels that sum counts, as it does at their first use, while NVRTC works."""
+        if self.kernel.is_at_work and not torch.cuda.is_current_stream_capturing():
+            torch.cumsum(torch.zeros(1, dtype=torch.int64, device="cuda"), 0)
+
     def begin(self) -> None:
         kinds = tuple([EVERYWHERE if is_full else SOMEWHERE for is_full in self._are_full])
         self._pointwise_kernel(kinds, self.plan.index == INT64).begin()
