@@ -217,6 +217,9 @@ class EmulatedKernel(CudaKernel):
     def is_ready(self, may_wait: bool = True, needed: Sequence[str] = ()) -> bool:
         return bool(self.source)
 
+    def begin(self) -> None:
+        """Do nothing."""
+
     def prepare(self, names: Sequence[str], device: int) -> None:
         """Do nothing: whole texts are compiled."""
 

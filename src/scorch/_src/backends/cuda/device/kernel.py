@@ -107,11 +107,10 @@ class CudaKernel:
         if not may_wait and (self._compiling is not None or not self._codes) and not self._is_compiled():
             refuse("NVRTC compiles it meanwhile")
             return False
-        if needed and (self.is_at_work or not self._codes):
-            if self._compiling is None:
-                self._find_or_compile()
-            if self._wait_for(needed, torch.cuda.current_device()):
-                return True
+        if needed and self._compiling is None and not self._codes:
+            self._find_or_compile()
+        if self.is_at_work and self._wait_for(needed or self._first_parts, torch.cuda.current_device()):
+            return True
         if self._compiling is not None:
             self._compiling.join()
         if not self._codes:

@@ -50,11 +50,17 @@ class NewPatternExecutable(CudaExecutable):
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         drivers = drivers_of(schedule.planned.plan)
         assert isinstance(drivers, Drivers)
-        self.drivers, self.first = drivers, functions_of(drivers)
+        self.drivers = drivers
         super().__init__(schedule, sizes)
         self.extents = dict(sizes)
         self.crds = _places_of_coordinates(self.plan)
         self.begin()  # while operands are converted
+
+    @classmethod
+    def first(cls, plan: Plan) -> Sequence[str]:
+        drivers = drivers_of(plan)
+        assert isinstance(drivers, Drivers)
+        return functions_of(drivers)
 
     def is_ready(self) -> bool:
         """Without levels there is no result yet: ``collect`` has the kernels."""
@@ -69,7 +75,7 @@ class NewPatternExecutable(CudaExecutable):
         if self._why_not(turns):
             return None
         self.load_sums()
-        counting = [name for name in self.first if name.startswith(COUNT)]
+        counting = [name for name in self.kernel.first if name.startswith(COUNT)]
         if not self.kernel.is_ready(needed=counting):
             return None
         device = arrays[0].device

@@ -141,7 +141,6 @@ class ProductExecutable(CudaExecutable):
     """The product of two matrices: one launch counts, one fills; in between the host learns the size."""
 
     direct = None
-    first = *FILLING, *COUNTING
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
@@ -150,7 +149,10 @@ class ProductExecutable(CudaExecutable):
         factors = factors_of(self.plan)
         assert factors is not None
         self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
-        self.kernel.begin()
+
+    @classmethod
+    def first(cls, plan: Plan) -> Sequence[str]:
+        return *FILLING, *COUNTING
 
     def is_ready(self) -> bool:
         self.load_sums()
