@@ -193,7 +193,30 @@ def test_a_call_waits_only_for_the_functions_that_it_launches_first(monkeypatch:
     assert kernel.function("first", 0) == (b"first", "first") and compiled == ["first"]
     threading.Timer(0.1, may_end.set).start()
     assert kernel.function("last", 0) == (b"last", "last") and compiled == ["first", "last"]
-    assert kernel.is_ready() and not kernel.is_at_work
+    assert kernel._compiling is not None
+    kernel._compiling.join()
+    assert kernel.is_ready(needed=["first"]) and not kernel.is_at_work
+
+
+def test_nvrtc_is_at_work_when_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, begun = threading.Event(), []
+
+    def compile_text(source: str, architecture: str, *options: str) -> tuple[bytes, str]:
+        begun.append(options[-1])
+        assert may_end.wait(60)
+        return b"code", ""
+
+    monkeypatch.setattr(nvrtc, "compile_text", compile_text)
+    monkeypatch.setattr(nvrtc, "_read_from_disk", lambda key: None)
+    monkeypatch.setattr(nvrtc, "_key", lambda source, architecture, part: part)
+    monkeypatch.setattr(cache, "store", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.HEAD_START", 60.0)
+    kernel = CudaKernel("a text", "a label", ["one", "two"])
+    kernel.begin()
+    are_at_work = {"one", "two"}.issubset(nvrtc._at_work)
+    may_end.set()
+    assert are_at_work and kernel.is_ready() and sorted(begun) == ["-DPART_one", "-DPART_two"]
 
 
 def test_who_waits_for_a_function_that_cannot_be_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ MAX_COMPILERS = 8  # at once: each needs memory
 DELAY = 0.05  # seconds before kernels are compiled ahead
 PAUSE = 0.01  # seconds between looks whether others are still being compiled
 MANY_CORES = 8  # with which nobody waits longer because something is compiled ahead
+HEAD_START = 0.01  # seconds for threads that compile: Python runs one at a time, and may switch after 5 ms
 PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
 
@@ -158,13 +159,16 @@ class CudaKernel:
     def _find_or_compile(self) -> threading.Thread | None:
         """Have a thread compile code for the current device, unless it is on disk."""
         device = torch.cuda.current_device()
-        if all(nvrtc.is_on_disk(self.source, architecture_of(device), part) for part in self._first_parts):
+        text = self.source, architecture_of(device)
+        missing = [part for part in self._first_parts if not nvrtc.is_on_disk(*text, part)]
+        if not missing:
             return None
         # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
         work = functools.partial(contextvars.copy_context().run, self._compile, device)
         thread = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
         thread.start()
         self._compiling = thread
+        nvrtc.wait_for_work(*text, missing, MAX_COMPILERS, HEAD_START)
         return thread
 
     def _compile(self, device: int) -> None:

@@ -6,7 +6,8 @@ import ctypes
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ MINIMAL = "--minimal"  # without textures and functions of the host's libraries,
 MINIMAL_SINCE = (12, 4)
 
 _at_work: list[str] = []  # keys of what is being compiled
+_changed = threading.Condition()  # which these are
 
 
 def compile_cuda(
@@ -62,6 +64,13 @@ def is_busy() -> bool:
     return bool(_at_work)
 
 
+def wait_for_work(source: str, architecture: str, parts: Sequence[str], most: int, seconds: float) -> None:
+    """Wait until parts of a text are being compiled, or the most of them that are so at once."""
+    keys = {_key(source, architecture, part) for part in parts}
+    with _changed:
+        _changed.wait_for(lambda: len(keys.intersection(_at_work)) >= min(len(keys), most), seconds)
+
+
 def _compile_and_store(
     source: str,
     architecture: str,
@@ -70,7 +79,9 @@ def _compile_and_store(
     part: str,
     tell: Callable[[bytes], object] | None,
 ) -> bytes:
-    _at_work.append(key)
+    with _changed:
+        _at_work.append(key)
+        _changed.notify_all()
     try:
         code, said = compile_text(source, architecture, *options_of(part))
     finally:
