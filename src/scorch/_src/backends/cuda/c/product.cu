@@ -116,24 +116,41 @@ KERNEL void scorch_fill_few(const struct product x) {
 
 // Rows with many ------------------------------------------------------------------------------------------
 
-// Mark the columns of a row as bits; return how many of them a thread is the first to mark.
-static inline u32 mark(const struct product x, i64 row, B_INDEX first, u32 *bits, u32 *touched) {
+// Mark the columns of a row as bits. A thread reads AT_ONCE of them before it marks the first.
+static inline void mark(const struct product x, i64 row, B_INDEX first, u32 *bits, u32 *touched) {
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  u32 number = 0;
 #pragma unroll 1
   for (A_PLACE p = x.A_pos[row] + warp; p < (A_PLACE)x.A_pos[row + 1]; p += warps) {
     const A_INDEX j = x.A_crd[p];
     const B_PLACE end = x.B_pos[j + 1];
 #pragma unroll 1
-    for (B_PLACE q = x.B_pos[j] + lane; q < end; q += 32) {
-      const B_INDEX column = x.B_crd[q] - first;
-      if (column < 0 || column >= (B_INDEX)x.width) continue;
-      const u32 k = (u32)column, bit = 1u << (k & 31);
-      if (bits[k >> 5] & bit) continue;
-      number += !(atomicOr(bits + (k >> 5), bit) & bit);
-      atomicOr(touched + (k >> 10), 1u << (k >> 5 & 31));
+    for (B_PLACE start = x.B_pos[j] + lane; start < end; start += 32 * AT_ONCE) {
+      B_INDEX columns[AT_ONCE];
+#pragma unroll
+      for (int r = 0; r < AT_ONCE; r++) columns[r] = start + 32 * r < end ? x.B_crd[start + 32 * r] - first : -1;
+#pragma unroll 1
+      for (B_PLACE q = start; q < end && q < start + 32 * AT_ONCE; q += 32) {
+        const B_INDEX column = columns[0];
+#pragma unroll
+        for (int r = 1; r < AT_ONCE; r++) columns[r - 1] = columns[r];
+        if (column < 0 || column >= (B_INDEX)x.width) continue;
+        const u32 k = (u32)column, bit = 1u << (k & 31);
+        if (bits[k >> 5] & bit) continue;
+        atomicOr(bits + (k >> 5), bit);
+        atomicOr(touched + (k >> 10), 1u << (k >> 5 & 31));
+      }
     }
   }
+}
+
+// Return how many marks words have that belong to parts between two, each step-th of them.
+static inline u32 count_marks(const u32 *bits, const u32 *touched, int from, int to, int step) {
+  u32 number = 0;
+#pragma unroll 1
+  for (int t = from; t < to; t += step)
+#pragma unroll 1
+    for (u32 left = touched[t]; left; left &= left - 1)
+      number += (u32)__popc((int)bits[t * 32 + __ffs((int)left) - 1]);
   return number;
 }
 
@@ -158,7 +175,9 @@ KERNEL void scorch_count_many(const struct product x) {
 #pragma unroll 1
   for (i64 number = blockIdx.x; number < left; number += gridDim.x) {
     const i64 row = (i64)x.left[1 + number];
-    const u32 found = mark(x, row, (B_INDEX)(x.tile * x.width), bits, touched);
+    mark(x, row, (B_INDEX)(x.tile * x.width), bits, touched);
+    __syncthreads();
+    const u32 found = count_marks(bits, touched, threadIdx.x, parts, THREADS);
     if (found) atomicAdd(total, found);
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -187,12 +206,7 @@ KERNEL void scorch_list_many(const struct product x) {
     const i64 row = (i64)x.left[1 + number];
     mark(x, row, (B_INDEX)first, bits, touched);
     __syncthreads();
-    u32 found = 0;
-#pragma unroll 1
-    for (int t = from; t < to; t++)
-#pragma unroll 1
-      for (u32 some = touched[t]; some; some &= some - 1)
-        found += (u32)__popc((int)bits[t * 32 + __ffs((int)some) - 1]);
+    const u32 found = count_marks(bits, touched, from, to, 1);
     sums[threadIdx.x] = found;
     __syncthreads();
 #pragma unroll 1
