@@ -68,7 +68,8 @@ static void wait_for_warp(void);
 #define __threadfence_system()
 #define __popc __builtin_popcount
 #define __ffs __builtin_ffs
-#define atomicOr(place, value) (*(place) |= (value))
+#define atomicOr(place, value) ({ \\
+  __typeof__(*(place)) before_ = *(place); *(place) |= (value); before_; })
 #define atomicAdd(place, value) ((*(place) += (value)) - (value))
 void *memcpy(void *, const void *, unsigned long);
 #define MATH1(name) double name(double); float name##f(float);
@@ -213,8 +214,11 @@ def run_grid(source: str, function: str, slots: Sequence[int], threads: int) -> 
 class EmulatedKernel(CudaKernel):
     """A text for CUDA devices, run on the host."""
 
-    def is_ready(self, may_wait: bool = True) -> bool:
+    def is_ready(self, may_wait: bool = True, needed: Sequence[str] = ()) -> bool:
         return bool(self.source)
+
+    def begin(self) -> None:
+        """Do nothing."""
 
     def prepare(self, names: Sequence[str], device: int) -> None:
         """Do nothing: whole texts are compiled."""

@@ -137,11 +137,13 @@ def first_results(
     """Seconds until each expression's first result, in a process of its own; and the CPU time.
 
     ``names``: which expressions, if not all. CPU time is that of all threads, and how much of it the
-    system took.
+    system took. NVRTC 12.9 and later keep what they compile in a cache of the driver, which is switched off:
+    only the first of several rounds would have an empty one.
     """
+    given = {"SCORCH_CACHE_DIR": cache, "CUDA_CACHE_DISABLE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", FIRST, device, *names],
-        env={**os.environ, "SCORCH_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
         timeout=300,

@@ -90,8 +90,8 @@ def test_products_tell_of_all_launches() -> None:
     with recorded() as record:
         A @ A
     step = explained("ij,jk->ik", A, A)
-    assert grids(step) == [10, 40, 10, 40]
-    assert "two launches count and two fill" in step.threads and "bytes at most" in step.threads
+    assert grids(step) == [10, 40, 10, 40, 40]
+    assert "two launches count and three fill" in step.threads and "bytes at most" in step.threads
     assert [launch.blocks for _, launch, _ in record.launched] == grids(step)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -248,6 +248,36 @@ def test_products_with_long_rows(room: int, monkeypatch: pytest.MonkeyPatch) -> 
         found, again = A @ B, A @ B
     torch.testing.assert_close(found.to_dense(), a @ b)
     assert torch.equal(found.values(), again.values())
+
+
+def test_new_patterns_are_counted_while_the_rest_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Sequence[str]] = []
+    is_ready = grid_emulator.EmulatedKernel.is_ready
+
+    def noted(kernel: CudaKernel, may_wait: bool = True, needed: Sequence[str] = ()) -> bool:
+        waited.append(needed)
+        return is_ready(kernel, may_wait, needed)
+
+    monkeypatch.setattr(grid_emulator.EmulatedKernel, "is_ready", noted)
+    A = scorch.from_torch(torch.eye(5), format="csr")
+    with scorch.settings(backend="emulated"):
+        A @ A
+        assert waited == [product_of_sparse.COUNTING]
+        A + scorch.from_torch(torch.ones(5, 5).tril(), format="csr")
+    assert ["scorch_count_0", "scorch_count_1"] in waited
+
+
+def test_products_with_more_columns_in_a_tile_than_16_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_emulator.EmulatedProduct, "width_of_tile", lambda self, device: 1 << 17)
+    A = scorch.from_torch(torch.rand(2, 200), format="csr")
+    crd = torch.arange(100_000, dtype=torch.int32)
+    pos = torch.arange(0, 100_001, 500, dtype=torch.int32)
+    B = scorch.sparse_csr_tensor(pos, crd, torch.rand(100_000), (200, 100_000))
+    with scorch.settings(backend="emulated"):
+        found = A @ B
+    expected = A @ B
+    assert torch.equal(found.col_indices(), expected.col_indices())
+    torch.testing.assert_close(found.values(), expected.values())
 
 
 def test_operands_on_two_devices_are_named() -> None:

@@ -84,7 +84,7 @@ def test_products_are_cut(
     with scorch.settings(backend="emulated"):
         found, again = A @ B, A @ B
     is_small = product.ROWS_OF_BLOCK * columns * found.dtype.itemsize < driver.USUAL_SHARED_MEMORY
-    assert ran[-1][1] == ("scorch_fill_parts" if is_small else "scorch_fill_many")
+    assert ran[-1][1] == ("scorch_fill_parts" if is_small else "scorch_add_many")
     expected = A @ B
     assert torch.equal(found.crow_indices(), expected.crow_indices())
     assert torch.equal(found.col_indices(), expected.col_indices())

@@ -36,7 +36,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_may_not_wait_goes_on_while_a_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, compiled = threading.Event(), []
 
-    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
         assert may_end.wait(60)
         compiled.append((source, architecture))
         return b"code"
@@ -86,7 +86,7 @@ def test_who_asks_first_waits_for_what_was_begun_before(monkeypatch: pytest.Monk
 def test_nobody_waits_for_the_rest_of_what_is_half_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, has_one = threading.Event(), threading.Event()
 
-    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
         if part == "one":
             return b"code"
         has_one.set()
@@ -109,7 +109,7 @@ def test_kernels_are_compiled_ahead_while_nobody_waits(monkeypatch: pytest.Monke
     compiled: list[str] = []
     looks = iter([True, True, False, False])
 
-    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
         compiled.append(part)
         if part == "one":
             raise CompilationError("NVRTC could not compile a kernel")
@@ -144,7 +144,7 @@ def test_what_nvrtc_is_at_work_on_is_known(tmp_path: Path, monkeypatch: pytest.M
 def test_what_is_needed_next_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
-    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
         compiled.append(threading.current_thread().name)
         return b"code"
 
@@ -163,7 +163,7 @@ def test_what_is_needed_next_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -
 def test_functions_that_a_call_needs_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     both, compiled = threading.Barrier(2), []
 
-    def compile_cuda(source: str, architecture: str, label: str, part: str) -> bytes:
+    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
         both.wait(60)
         compiled.append(part)
         return part.encode()
@@ -176,6 +176,67 @@ def test_functions_that_a_call_needs_are_compiled_side_by_side(monkeypatch: pyte
     compiled.clear()
     kernel.prepare(["one", "three", "four"], 0)
     assert kernel.function("four", 0) == (b"four", "four") and {*compiled} == {"three", "four"}
+
+
+def test_a_call_waits_only_for_the_functions_that_it_launches_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, compiled = threading.Event(), []
+
+    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
+        assert part == "first" or may_end.wait(60)
+        compiled.append(part)
+        return part.encode()
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(driver, "load", lambda code, name, device: (code, name))
+    kernel = CudaKernel("a text", "a label", ["last", "first"])
+    assert not kernel.is_at_work and kernel.is_ready(needed=["first"]) and kernel.is_at_work
+    assert kernel.function("first", 0) == (b"first", "first") and compiled == ["first"]
+    threading.Timer(0.1, may_end.set).start()
+    assert kernel.function("last", 0) == (b"last", "last") and compiled == ["first", "last"]
+    assert kernel._compiling is not None
+    kernel._compiling.join()
+    assert kernel.is_ready(needed=["first"]) and not kernel.is_at_work
+
+
+def test_nvrtc_is_at_work_when_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, begun = threading.Event(), []
+
+    def compile_text(source: str, architecture: str, *options: str) -> tuple[bytes, str]:
+        begun.append(options[-1])
+        assert may_end.wait(60)
+        return b"code", ""
+
+    monkeypatch.setattr(nvrtc, "compile_text", compile_text)
+    monkeypatch.setattr(nvrtc, "_read_from_disk", lambda key: None)
+    monkeypatch.setattr(nvrtc, "_key", lambda source, architecture, part: part)
+    monkeypatch.setattr(cache, "store", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.HEAD_START", 60.0)
+    kernel = CudaKernel("a text", "a label", ["one", "two"])
+    kernel.begin()
+    are_at_work = {"one", "two"}.issubset(nvrtc._at_work)
+    may_end.set()
+    assert are_at_work and kernel.is_ready() and sorted(begun) == ["-DPART_one", "-DPART_two"]
+
+
+def test_who_waits_for_a_function_that_cannot_be_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
+        raise CompilationError("NVRTC could not compile a kernel")
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    kernel = CudaKernel("a text", "a label", ["last", "first"])
+    with pytest.warns(UserWarning, match="NVRTC could not compile a kernel"):
+        assert not kernel.is_ready(needed=["first"])
+
+
+def test_code_can_be_used_before_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(nvrtc, "compile_text", lambda *_: (b"code", ""))
+    monkeypatch.setattr(nvrtc, "_key", lambda *_: "0" * 64)
+    monkeypatch.setattr(cache, "store", lambda *_: happened.append("stored"))
+    with scorch.settings(cache_directory=tmp_path):
+        nvrtc.compile_cuda("a text", "sm_90", tell=lambda code: happened.append(code.decode()))
+    assert happened == ["code", "stored"]
 
 
 def test_a_text_has_one_kernel_for_the_same_functions() -> None:

@@ -128,7 +128,10 @@ def test_new_patterns(name: str, form: str, printed: Any) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("full, runs", [(0, (1, 1, 1)), (2, (1,)), (1, (1, 2))])
 def test_levels(full: int, runs: tuple[int, ...], architecture: str) -> None:
-    check(levels.print_levels(levels.Shape(full, runs, INT32, INT32)), architecture, "grid")
+    shape = levels.Shape(full, runs, INT32, INT32)
+    text = levels.print_levels(shape)
+    check(text, architecture, "grid")
+    assert re.findall(r"KERNEL void .*?(\w+)\(const", text) == levels.functions_of(shape)
 
 
 @pytest.mark.sampled(6)

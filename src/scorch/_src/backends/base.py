@@ -149,6 +149,11 @@ class Direct(Protocol):
         """Return a builtin of storages and dense tensors that also wraps its result, if there is one."""
 
 
+def label_of(plan: Plan) -> str:
+    """Say what a plan computes, in a line."""
+    return plan.header.split("\n")[0]
+
+
 class Executable(ABC):
     """The kernel of a plan for the sizes of its indices. It runs on arrays and knows no tensors of ours."""
 
@@ -165,7 +170,7 @@ class Executable(ABC):
     @functools.cached_property
     def label(self) -> str:
         """What it computes, in a line."""
-        return self.plan.header.split("\n")[0]
+        return label_of(self.plan)
 
     @abstractmethod
     def is_ready(self) -> bool:

@@ -32,8 +32,16 @@ class CudaBackend(base.Backend):
     routines = CudaRoutines()
 
     def write(self, planned: Planned) -> base.Schedule:
-        """Print the kernel as a grid; a step that is none has no text, and runs by joins."""
+        """Print the kernel as a grid, and begin to compile it.
+
+        A step that is no grid has no text, and runs by joins.
+        """
         self.routines.compile_ahead()  # while Python prints
+        schedule = self._print(planned)
+        self.kind_of(schedule).kernel_of(schedule).begin()
+        return schedule
+
+    def _print(self, planned: Planned) -> base.Schedule:
         plan = planned.plan
         if is_product(plan):
             return base.Schedule(planned, print_product(plan), (), ())

@@ -136,7 +136,7 @@ class _Turns(Lowering):
     def function(self, name: str) -> ir.Function:
         nothing, turns = ir.block(), _turns(self.number)
         body = self._counted_turn() if name == COUNT else self._filled_turn()
-        loop = ir.Parallel(TURN, turns, ir.Const(1), nothing, body, nothing)
+        loop = ir.Parallel(TURN, turns, ir.Const(1), nothing, body, nothing, has_unit_each=True)
         slots = (*self.inputs, *_added_slots(self.plan, self.drivers))
         used = {"parallel_for", *(node.name for node in walk(loop) if isinstance(node, ir.Var | ir.Array))}
         params = tuple(slot for slot in slots if slot.name in used)

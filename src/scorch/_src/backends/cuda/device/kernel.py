@@ -28,6 +28,7 @@ MAX_COMPILERS = 8  # at once: each needs memory
 DELAY = 0.05  # seconds before kernels are compiled ahead
 PAUSE = 0.01  # seconds between looks whether others are still being compiled
 MANY_CORES = 8  # with which nobody waits longer because something is compiled ahead
+HEAD_START = 0.01  # seconds for threads that compile: Python runs one at a time, and may switch after 5 ms
 PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
 
@@ -91,12 +92,15 @@ class CudaKernel:
         self._functions: dict[tuple[str, int], Any] = {}  # by name and device
         self._is_refused = self._was_waited_for = False
         self._compiling: threading.Thread | None = None
+        self._has_ended = False
+        self._changed = threading.Condition()  # whether it has ended, or what codes there are
 
-    def is_ready(self, may_wait: bool = True) -> bool:
+    def is_ready(self, may_wait: bool = True, needed: Sequence[str] = ()) -> bool:
         """Check whether there is code for the current device; compile it if need be.
 
         Unless the caller ``may_wait`` for NVRTC as long as it takes, that happens in a thread, and there is
-        none until it ends.
+        none until it ends. ``needed``: the parts to wait for, if the others may be compiled until they are
+        launched.
         """
         if not self.source or self._is_refused or not nvrtc.is_there():
             refuse("NVRTC has no code for it")
@@ -104,6 +108,10 @@ class CudaKernel:
         if not may_wait and (self._compiling is not None or not self._codes) and not self._is_compiled():
             refuse("NVRTC compiles it meanwhile")
             return False
+        if needed and self._compiling is None and not self._codes:
+            self._find_or_compile()
+        if self.is_at_work and self._wait_for(needed or self._first_parts, torch.cuda.current_device()):
+            return True
         if self._compiling is not None:
             self._compiling.join()
         if not self._codes:
@@ -121,6 +129,22 @@ class CudaKernel:
         if is_able and not self._codes and self._compiling is None and nvrtc.is_there():
             self._find_or_compile()
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a thread compiles."""
+        return not self._has_ended and self._compiling is not None and self._compiling.is_alive()
+
+    def _wait_for(self, parts: Sequence[str], device: int) -> bool:
+        """Wait until a thread has compiled parts, if one is at work; check whether there is code for all."""
+        capability = torch.cuda.get_device_capability(device)
+
+        def are_there() -> bool:
+            return all((capability, part) in self._codes for part in parts)
+
+        with self._changed:
+            self._changed.wait_for(lambda: are_there() or not self.is_at_work)
+            return are_there()
+
     def _is_compiled(self) -> bool:
         """Check whether code is on disk, or the thread that compiles it is done; begin one otherwise.
 
@@ -135,17 +159,27 @@ class CudaKernel:
     def _find_or_compile(self) -> threading.Thread | None:
         """Have a thread compile code for the current device, unless it is on disk."""
         device = torch.cuda.current_device()
-        if all(nvrtc.is_on_disk(self.source, architecture_of(device), part) for part in self._first_parts):
+        text = self.source, architecture_of(device)
+        missing = [part for part in self._first_parts if not nvrtc.is_on_disk(*text, part)]
+        if not missing:
             return None
         # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
         work = functools.partial(contextvars.copy_context().run, self._compile, device)
-        self._compiling = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
-        self._compiling.start()
-        return self._compiling
+        thread = threading.Thread(target=work, name=f"compile {self.label}", daemon=False)
+        thread.start()
+        self._compiling = thread
+        nvrtc.wait_for_work(*text, missing, MAX_COMPILERS, HEAD_START)
+        return thread
 
     def _compile(self, device: int) -> None:
-        with contextlib.suppress(CompilationError, CompilerNotFoundError):  # which the next call raises again
-            self._compile_first(device)
+        try:
+            # The next call raises again what is suppressed.
+            with contextlib.suppress(CompilationError, CompilerNotFoundError):
+                self._compile_first(device)
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
 
     @property
     def _first_parts(self) -> Sequence[str]:
@@ -196,18 +230,26 @@ class CudaKernel:
         """Return a function as it is loaded on a device whose context is current."""
         function = self._functions.get((name, device))
         if function is None:
-            function = self._functions[name, device] = driver.load(
-                self._code(device, name if self.first else part_of(name)), name, device
-            )
+            part = name if self.first else part_of(name)
+            if part in self._first_parts:
+                self._wait_for([part], device)
+            function = self._functions[name, device] = driver.load(self._code(device, part), name, device)
         return function
 
     def _code(self, device: int, part: str) -> bytes:
         key = torch.cuda.get_device_capability(device), part
         code = self._codes.get(key)
         if code is None:
-            architecture = architecture_of(device)
-            code = self._codes[key] = nvrtc.compile_cuda(self.source, architecture, self.label, part)
+            keep = functools.partial(self._keep, key)
+            code = nvrtc.compile_cuda(self.source, architecture_of(device), self.label, part, keep)
+            self._keep(key, code)
         return code
+
+    def _keep(self, key: tuple[tuple[int, int], str], code: bytes) -> None:
+        """Keep the code of a part, for who waits for it."""
+        with self._changed:
+            self._codes[key] = code
+            self._changed.notify_all()
 
 
 def architecture_of(device: int) -> str:

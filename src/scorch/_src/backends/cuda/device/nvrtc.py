@@ -6,7 +6,8 @@ import ctypes
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,19 +22,27 @@ MINIMAL = "--minimal"  # without textures and functions of the host's libraries,
 MINIMAL_SINCE = (12, 4)
 
 _at_work: list[str] = []  # keys of what is being compiled
+_changed = threading.Condition()  # which these are
 
 
-def compile_cuda(source: str, architecture: str, label: str = "", part: str = "") -> bytes:
+def compile_cuda(
+    source: str,
+    architecture: str,
+    label: str = "",
+    part: str = "",
+    tell: Callable[[bytes], object] | None = None,
+) -> bytes:
     """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk.
 
-    ``part``: which of its functions are compiled (``print.cuda.as_part``), if not all of them.
+    ``part``: which of its functions are compiled (``print.cuda.as_part``), if not all of them. ``tell`` is
+    called with what was compiled before that is stored.
     """
     key = _key(source, architecture, part)
     found = _read_from_disk(key)
     if found is not None:
         return found
     with one_at_a_time(key):  # another process may have compiled it meanwhile
-        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label, part)
+        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label, part, tell)
 
 
 def is_on_disk(source: str, architecture: str, part: str = "") -> bool:
@@ -55,8 +64,24 @@ def is_busy() -> bool:
     return bool(_at_work)
 
 
-def _compile_and_store(source: str, architecture: str, key: str, label: str, part: str) -> bytes:
-    _at_work.append(key)
+def wait_for_work(source: str, architecture: str, parts: Sequence[str], most: int, seconds: float) -> None:
+    """Wait until parts of a text are being compiled, or the most of them that are so at once."""
+    keys = {_key(source, architecture, part) for part in parts}
+    with _changed:
+        _changed.wait_for(lambda: len(keys.intersection(_at_work)) >= min(len(keys), most), seconds)
+
+
+def _compile_and_store(
+    source: str,
+    architecture: str,
+    key: str,
+    label: str,
+    part: str,
+    tell: Callable[[bytes], object] | None,
+) -> bytes:
+    with _changed:
+        _at_work.append(key)
+        _changed.notify_all()
     try:
         code, said = compile_text(source, architecture, *options_of(part))
     finally:
@@ -67,6 +92,8 @@ def _compile_and_store(source: str, architecture: str, key: str, label: str, par
             f"NVRTC could not compile a kernel{f' for {label}' if label else ''}\nsource:  {path}\nerror:  "
             f" {said}"
         )
+    if tell is not None:
+        tell(code)
     cache.store(key, code, source)
     return code
 

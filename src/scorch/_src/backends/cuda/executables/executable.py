@@ -20,6 +20,7 @@ from scorch._src.backends.cuda.executables.pointwise import EVERYWHERE, SAME, SO
 from scorch._src.backends.cuda.routines.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler import lattice
+from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import drivers_of
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
@@ -55,14 +56,13 @@ class CudaExecutable(base.Executable):
         return addresses if all(addresses) else [address_of(array) for array in arrays]
 
     make_kernel: Callable[..., CudaKernel] = staticmethod(kernel_of)
-    first: Sequence[str] = ()  # functions that a call needs, of a text of which they are parts
     find_builtin: Callable[[torch.device], Callable[..., Any] | None] = staticmethod(find_builtin)
     can_combine = True
     takes_addresses = True  # whether that is the address of an array
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
-        self.kernel = self.make_kernel(schedule.source, self.label, self.first)
+        self.kernel = self.kernel_of(schedule)
         self._pointwise: dict[Hashable, CudaKernel] = {}
         self._likes: dict[Any, torch.Tensor] = {}  # tensors of one element, by shape and device
         self._is_refused = False
@@ -87,6 +87,17 @@ class CudaExecutable(base.Executable):
         )
         entries = len(self.parents) + 1 if self.parents else 0  # slots: the rows of each, and their number
         self.padding = [0] * (grid.added_slots - entries)
+
+    @classmethod
+    def first(cls, plan: Plan) -> Sequence[str]:
+        """Return the functions that a call needs, of a text of which they are parts."""
+        return ()
+
+    @classmethod
+    def kernel_of(cls, schedule: base.Schedule) -> CudaKernel:
+        """Return the kernel of a schedule, which all that have it share."""
+        plan = schedule.planned.plan
+        return cls.make_kernel(schedule.source, base.label_of(plan), cls.first(plan))
 
     def is_ready(self) -> bool:
         return self.kernel.is_ready()
@@ -192,6 +203,11 @@ class CudaExecutable(base.Executable):
             if len(self._likes) < MAX_SHAPES:
                 self._likes[shape, device, dtype] = like
         return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+    def load_sums(self) -> None:
+        """Have torch load its kernels that sum counts, as it does at their first use, while NVRTC works."""
+        if self.kernel.is_at_work and not torch.cuda.is_current_stream_capturing():
+            torch.cumsum(torch.zeros(1, dtype=torch.int64, device="cuda"), 0)
 
     def begin(self) -> None:
         kinds = tuple([EVERYWHERE if is_full else SOMEWHERE for is_full in self._are_full])

@@ -14,7 +14,7 @@ from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import Launch
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.executables.executable import CudaExecutable
-from scorch._src.backends.cuda.routines.levels import print_levels, shape_of
+from scorch._src.backends.cuda.routines import levels
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.lower.driven import COUNT, FILL, lower_driven
 from scorch._src.compiler.plan import Plan
@@ -37,8 +37,8 @@ def print_new_pattern(plan: Plan) -> str:
 
 
 def functions_of(drivers: Drivers) -> list[str]:
-    """The functions that count the entries of each driver, and those that fill them in."""
-    return [f"{name}_{number}" for name in (COUNT, FILL) for number in range(drivers.count)]
+    """The functions that fill in the entries of each driver, which take longer to compile, and that count."""
+    return [f"{name}_{number}" for name in (FILL, COUNT) for number in range(drivers.count)]
 
 
 class NewPatternExecutable(CudaExecutable):
@@ -50,11 +50,17 @@ class NewPatternExecutable(CudaExecutable):
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         drivers = drivers_of(schedule.planned.plan)
         assert isinstance(drivers, Drivers)
-        self.drivers, self.first = drivers, functions_of(drivers)
+        self.drivers = drivers
         super().__init__(schedule, sizes)
         self.extents = dict(sizes)
         self.crds = _places_of_coordinates(self.plan)
         self.begin()  # while operands are converted
+
+    @classmethod
+    def first(cls, plan: Plan) -> Sequence[str]:
+        drivers = drivers_of(plan)
+        assert isinstance(drivers, Drivers)
+        return functions_of(drivers)
 
     def is_ready(self) -> bool:
         """Without levels there is no result yet: ``collect`` has the kernels."""
@@ -68,7 +74,9 @@ class NewPatternExecutable(CudaExecutable):
         turns = self._all_turns(arrays)
         if self._why_not(turns):
             return None
-        if not self.kernel.is_ready():
+        self.load_sums()
+        counting = [name for name in self.kernel.first if name.startswith(COUNT)]
+        if not self.kernel.is_ready(needed=counting):
             return None
         device = arrays[0].device
         check_waiting(device, f"the size of {self.label}")
@@ -80,13 +88,14 @@ class NewPatternExecutable(CudaExecutable):
         if self._has_begun:
             return
         self._has_begun = True
-        if self.drivers.is_located:  # the one that takes longest to compile
+        self.kernel.begin()  # which takes longest
+        if self.drivers.is_located:
             super().begin()
-        self.kernel.begin()
         index = self.plan.index
-        levels = shape_of(self.plan.result, index, index)
-        if levels is not None:
-            self.make_kernel(print_levels(levels), "levels of sorted entries").begin()
+        shape = levels.shape_of(self.plan.result, index, index)
+        if shape is not None:
+            text, functions = levels.print_levels(shape), levels.functions_of(shape)
+            self.make_kernel(text, levels.LABEL, functions).begin()
 
     def _collect(
         self, arrays: Sequence[torch.Tensor], turns: Sequence[int], device: torch.device
@@ -97,16 +106,16 @@ class NewPatternExecutable(CudaExecutable):
         counts = self.empty(sum(turns), torch.int64, device)
         before = torch.zeros(sum(turns) + 1, dtype=torch.int64, device=device)
         given += [self.slot(counts), self.slot(before)]
-        levels = len(self.plan.result)
-        self._launch(COUNT, [*given, *[0] * (levels + len(self._result_dtypes))], turns, device)
+        depth = len(self.plan.result)
+        self._launch(COUNT, [*given, *[0] * (depth + len(self._result_dtypes))], turns, device)
         torch.cumsum(counts, 0, out=before[1:])
         count = int(before[-1])
-        dtypes = [*[dtype_of_type(self.plan.index)] * levels, *self._result_dtypes]
+        dtypes = [*[dtype_of_type(self.plan.index)] * depth, *self._result_dtypes]
         results = [self.empty(count, dtype, device) for dtype in dtypes]
         if count:
             self._launch(FILL, [*given, *map(self.slot, results)], turns, device)
-        columns = [results[self.plan.result.order.index(dim)] for dim in range(levels)]
-        found = results[levels:]
+        columns = [results[self.plan.result.order.index(dim)] for dim in range(depth)]
+        found = results[depth:]
         if self.drivers.is_located:
             pairs = zip(found, self._are_full, strict=True)
             return base.Collected(columns, None, [base.Places(entry, is_full) for entry, is_full in pairs])

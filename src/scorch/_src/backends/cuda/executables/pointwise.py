@@ -51,7 +51,7 @@ def print_pointwise(plan: Plan, kinds: Mapping[Access, str], is_wide: bool) -> s
     arrays = (*numbers.values(), *values.values(), *columns, *tensors, result)
     slots: tuple[ir.Var | ir.Array, ...] = (count, *sizes, *arrays)
     nothing = ir.Block(())
-    loop = ir.Parallel(place, count, ir.Const(1), nothing, ir.block(*body), nothing)
+    loop = ir.Parallel(place, count, ir.Const(1), nothing, ir.block(*body), nothing, has_unit_each=True)
     function = ir.Function("scorch_compute", slots, ir.block(loop), exported=True)
     return print_cuda(ir.Kernel(plan.header, slots, (function,)))
 

@@ -27,7 +27,10 @@ from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
 
 ROWS = "ds"
-FUNCTIONS = [f"scorch_{what}_{rows}" for what in ("count", "fill") for rows in ("few", "many")]
+# Functions that count, and those that fill: of rows with few products, then of those with many.
+COUNTING = "scorch_count_few", "scorch_count_many"
+ADDS = "scorch_add_many"
+FILLING = "scorch_fill_few", "scorch_list_many", ADDS
 PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
 THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
 WARP = 32
@@ -35,6 +38,7 @@ ROWS_OF_BLOCK = THREADS // WARP
 FEW = 128  # products of a row that a warp lists
 MAX_BLOCKS = 1 << 14
 BITS_OF_TILE = 1024  # columns come in multiples of as many
+AT_ONCE = 4  # of these that a thread compares
 AHEAD = 4  # entries of a row of A whose products are read at once
 BYTES_OF_SUMS = 4 << 10  # of a row, in shared memory if there are no more
 ARRAYS = 3  # of a matrix
@@ -92,6 +96,7 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
     for name, operand in (("A", a), ("B", b)):
         lines += [
             f"#define {name}_INDEX {c_name(operand.index)}",
+            f"#define {name}_PLACE u{8 * operand.index.bytes}",  # in which one behind the last fits, too
             f"#define {name}_TYPE {c_name(operand.element)}",
         ]
         lines.append(f"#define {name}_VALUE(x) {_value(operand.element, plan.element, used)}")
@@ -101,7 +106,8 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
         lines.append(f"#define ZERO make_{kind}(0, 0)")
     else:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
-    lines += [f"#define FEW {FEW}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define AHEAD {AHEAD}"]
+    lines += [f"#define THREADS {THREADS}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define FEW {FEW}"]
+    lines += [f"#define AHEAD {AHEAD}", f"#define AT_ONCE {AT_ONCE}"]
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), read_text(file)])
 
 
@@ -135,7 +141,6 @@ class ProductExecutable(CudaExecutable):
     """The product of two matrices: one launch counts, one fills; in between the host learns the size."""
 
     direct = None
-    first = FUNCTIONS
 
     def __init__(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> None:
         super().__init__(schedule, sizes)
@@ -145,6 +150,14 @@ class ProductExecutable(CudaExecutable):
         assert factors is not None
         self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
 
+    @classmethod
+    def first(cls, plan: Plan) -> Sequence[str]:
+        return *reversed(FILLING), *COUNTING  # those first that take longest to compile
+
+    def is_ready(self) -> bool:
+        self.load_sums()
+        return self.kernel.is_ready(needed=COUNTING)
+
     def describe(self, call: base.Call) -> base.Description:
         if self._is_by_parts(call):
             inner = "rows, few and long, are cut into parts; groups of threads have sums of all columns"
@@ -153,7 +166,9 @@ class ProductExecutable(CudaExecutable):
             return base.Description(inner, f"{how}before that the host waits for the size; {said}")
         inner = f"rows with up to {FEW} products list them; others mark columns in shared memory"
         how = "a warp for each of the former, a block of CUDA threads for each of the latter; "
-        how += "two launches count and two fill; in between the host waits for the size"
+        how += "two launches count and three fill; in between the host waits for the size"
+        tiles = self.tiles(self.width_of_tile(call.device))
+        how += f"; those for the latter are repeated for {tiles} tiles of columns" if tiles > 1 else ""
         said, _ = self._cost(call)
         return base.Description(inner, f"{how}; {said}")
 
@@ -162,13 +177,23 @@ class ProductExecutable(CudaExecutable):
             return []
         if self._is_by_parts(call):
             return self._launches_of_parts(call)
-        shared = bytes_of_tile(self.width_of_tile(call.device))
-        few, many = (min(blocks, MAX_BLOCKS) for blocks in (-(-self.rows // ROWS_OF_BLOCK), self.rows))
-        launches = []
-        for what, sums in (("count", 0), ("fill", BYTES_OF_SUMS)):
-            launches.append(Launch(f"scorch_{what}_few", few, THREADS))
-            launches.append(Launch(f"scorch_{what}_many", many, THREADS, shared + sums))
-        return launches
+        width = self.width_of_tile(call.device)
+        both = (self._launches_of_rows(names, width) for names in (COUNTING, FILLING))
+        return [launch for launches in both for launch, _ in launches]
+
+    def _launches_of_rows(self, names: Sequence[str], width: int) -> list[tuple[Launch, int]]:
+        """Return the launches of a function for rows with few products, then of those for rows with many.
+
+        Each comes with the tile of columns that it is for: the latter are launched for all, one by one.
+        """
+        few, *many = names
+        shared = [bytes_of_sums(width) if name == ADDS else bytes_of_marks(width) for name in many]
+        blocks = min(self.rows, MAX_BLOCKS)
+        launches = [Launch(name, blocks, THREADS, size) for name, size in zip(many, shared, strict=True)]
+        return [
+            (Launch(few, min(-(-self.rows // ROWS_OF_BLOCK), MAX_BLOCKS), THREADS), 0),
+            *[(launch, tile) for launch in launches for tile in range(self.tiles(width))],
+        ]
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         device = arrays[0].device
@@ -182,16 +207,17 @@ class ProductExecutable(CudaExecutable):
         if lanes and self.parts_kernel.is_ready():
             return self._build_by_parts(arrays, lanes, device)
         width = self.width_of_tile(device)
-        tiles = max(1, -(-self.result_columns // width))
+        tiles = self.tiles(width)
         counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
         left = torch.empty(self.rows + 1, dtype=torch.int64, device=device)
         left[:1] = 0
-        given = [*map(self.slot, arrays), self.rows, tiles, width, self.room, self.slot(left)]
-        self.run_both("count", [*given, self.slot(counts), 0, 0, 0], width, device)
+        given = [*map(self.slot, arrays), self.rows, tiles]
+        behind = [width, self.room, self.slot(left)]
+        self._launch_rows(COUNTING, given, [*behind, self.slot(counts), 0, 0, 0], width, device)
         places, crd, values = self._allocated(counts)
         if crd.numel():
-            slots = [*given, 0, self.slot(places), self.slot(crd), self.slot(values)]
-            self.run_both("fill", slots, width, device)
+            behind += [0, self.slot(places), self.slot(crd), self.slot(values)]
+            self._launch_rows(FILLING, given, behind, width, device)
         return self._arrays(places[::tiles], crd, values)
 
     def _allocated(self, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -208,24 +234,35 @@ class ProductExecutable(CudaExecutable):
         index = torch.int64 if count > LAST_INT32 else crd.dtype
         return base.Arrays((None, places.to(index)), (None, crd.to(index)), (self.rows, count), values)
 
-    def run_both(self, what: str, slots: Sequence[int], width: int, device: torch.device) -> None:
-        """Run the functions for rows with few products and for those with many."""
-        if self.rows:
-            self.launch_rows(f"scorch_{what}_few", slots, -(-self.rows // ROWS_OF_BLOCK), 0, device)
-            shared = bytes_of_tile(width) + (BYTES_OF_SUMS if what == "fill" else 0)
-            self.launch_rows(f"scorch_{what}_many", slots, self.rows, shared, device)
+    def _launch_rows(
+        self,
+        names: Sequence[str],
+        before: Sequence[int],
+        behind: Sequence[int],
+        width: int,
+        device: torch.device,
+    ) -> None:
+        """Launch functions with the slots before and behind the tile of columns that each launch is for."""
+        for launch, tile in self._launches_of_rows(names, width) if self.rows else ():
+            name, blocks, threads, shared = launch
+            slots = [*before, tile, *behind]
+            self.kernel.launch_blocks(name, slots, blocks, threads, shared, device.index)
 
     @property
     def room(self) -> int:
         """How many sums of a row are in shared memory."""
         return BYTES_OF_SUMS // self.dtype.itemsize
 
+    def tiles(self, width: int) -> int:
+        """Return how many tiles of a width all columns take."""
+        return max(1, -(-self.result_columns // width))
+
     def width_of_tile(self, device: torch.device) -> int:
         """Return how many columns have a bit in shared memory at once."""
         columns = max(1, self.result_columns)
         most = driver.shared_memory(device.index or 0)
         width = -(-columns // BITS_OF_TILE) * BITS_OF_TILE
-        while bytes_of_tile(width) + BYTES_OF_SUMS > most:
+        while bytes_of_sums(width) > most:
             width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
         return width
 
@@ -295,14 +332,14 @@ class ProductExecutable(CudaExecutable):
         kernel.launch_blocks("scorch_fill_parts", slots, -(-rows * columns // THREADS), THREADS, 0, number)
         return self._arrays(places, crd, values)
 
-    def launch_rows(
-        self, name: str, slots: Sequence[int], blocks: int, shared: int, device: torch.device
-    ) -> None:
-        """Run a function with as many blocks, each with as many bytes of shared memory."""
-        self.kernel.launch_blocks(name, slots, min(blocks, MAX_BLOCKS), THREADS, shared, device.index)
 
-
-def bytes_of_tile(width: int) -> int:
-    """Return the shared memory of a block: bits of columns, which words have some, and counts up to them."""
+def bytes_of_marks(width: int) -> int:
+    """Return the shared memory of a block: bits of columns, which words have some, numbers of threads."""
     words = width // 32
-    return 6 * words + 8 * (words // 32) + 4 * THREADS
+    return 4 * (words + words // 32 + THREADS)
+
+
+def bytes_of_sums(width: int) -> int:
+    """Return the shared memory of a block: sums, bits of columns, and how many are before each word."""
+    words = width // 32
+    return BYTES_OF_SUMS + 6 * words + 4 * (words // 32)

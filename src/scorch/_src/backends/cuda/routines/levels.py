@@ -30,6 +30,7 @@ from scorch._src.loops.types import BOOL, INT64, LAST_INT32, Type
 
 MAX_KERNELS = 64
 HEADS, NODES, ROWS = "scorch_heads", "scorch_nodes", "scorch_rows"
+LABEL = "levels of sorted entries"
 ENTRY, ROW, ENTRIES = ir.Var("entry"), ir.Var("row"), ir.Var("entries")
 MARKS, NUMBERS = ir.Array("marks", INT64), ir.Array("numbers", INT64)
 
@@ -65,7 +66,13 @@ def shape_of(form: Format, given: Type, index: Type) -> Shape | None:
 
 def print_levels(shape: Shape) -> str:
     """The CUDA source that lists levels."""
-    return print_cuda(_Loops(shape).kernel())
+    return print_cuda(_Loops(shape).kernel(), is_apart=True)
+
+
+def functions_of(shape: Shape) -> list[str]:
+    """The functions of that source, all of which are launched."""
+    wanted = {HEADS: len(shape.runs) > 1, NODES: len(shape.runs) > 1 or not shape.full, ROWS: shape.full > 0}
+    return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
 class _Loops:
@@ -92,21 +99,21 @@ class _Loops:
             *self.pos,
             *self.nodes.values(),
         )
-        functions = [self._function(NODES, slots, ENTRY, ENTRIES, self._list())]
-        if self.uppers:
-            functions.insert(0, self._function(HEADS, slots, ENTRY, ENTRIES, self._mark()))
-        if self.shape.full:
-            rows: ir.Expr = ir.Const(1)
-            for size in self.sizes:
-                rows = rows * size
-            functions.append(self._function(ROWS, slots, ROW, rows + 1, self._begin_row()))
-        return simplify(ir.Kernel("", slots, tuple(functions)))
+        rows: ir.Expr = ir.Const(1)
+        for size in self.sizes:
+            rows = rows * size
+        made = {
+            HEADS: lambda: self._function(HEADS, slots, ENTRY, ENTRIES, self._mark()),
+            NODES: lambda: self._function(NODES, slots, ENTRY, ENTRIES, self._list()),
+            ROWS: lambda: self._function(ROWS, slots, ROW, rows + 1, self._begin_row()),
+        }
+        return simplify(ir.Kernel("", slots, tuple([made[name]() for name in functions_of(self.shape)])))
 
     def _function(
         self, name: str, slots: tuple[ir.Var | ir.Array, ...], turn: ir.Var, count: ir.Expr, body: ir.Stmt
     ) -> ir.Function:
         nothing = ir.block()
-        loop = ir.Parallel(turn, count, ir.Const(1), nothing, body, nothing)
+        loop = ir.Parallel(turn, count, ir.Const(1), nothing, body, nothing, has_unit_each=True)
         return ir.Function(name, slots, ir.block(loop), exported=True)
 
     def _mark(self) -> ir.Stmt:
@@ -191,7 +198,7 @@ class CudaLevels(CudaPicking):
         with in_context(device):
             kernel = self._levels.get(shape)
             if kernel is None:
-                kernel = self.make_kernel(print_levels(shape), "levels of sorted entries")
+                kernel = self.make_kernel(print_levels(shape), LABEL, functions_of(shape))
                 self._levels[shape] = kernel
             return _list_levels(kernel, shape, sizes, crds, index) if kernel.is_ready() else None
 
@@ -220,8 +227,8 @@ def _list_levels(
         listed += [torch.empty(counts[run], dtype=index, device=device) for _ in range(length)]
     middle = [0 if array is None else address_of(array) for array in (marks, numbers)]
     slots += [*before, *map(address_of, given), *middle, *map(address_of, (*pos, *listed))]
-    if uppers or not shape.full:
+    if NODES in kernel.first:
         kernel.launch(NODES, slots, entries, device.index)
-    if shape.full:
+    if ROWS in kernel.first:
         kernel.launch(ROWS, slots, pos[0].numel(), device.index)
     return pos, [*listed, *(crd.to(index) for crd in given[shape.levels - shape.runs[-1] :])]

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from scorch._src.backends.cuda.device.driver import in_context
+from scorch._src.backends.cuda.device.driver import THREADS, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Text, read_text
 from scorch._src.backends.cuda.routines.coalescing import CudaCoalescing
 from scorch._src.backends.launcher import address_of
@@ -31,7 +31,8 @@ _NAMES = {torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 def print_transpose(index: torch.dtype, key: torch.dtype) -> str:
     """The CUDA source that makes compressed columns."""
     bias = LAST_INT16 + 1 if key == torch.int16 else 0
-    words: dict[str, object] = {"INDEX": _NAMES[index], "KEY": _NAMES[key], "BIAS": bias, "EACH": EACH}
+    words: dict[str, object] = {"INDEX": _NAMES[index], "KEY": _NAMES[key], "BIAS": bias}
+    words["CHUNK"] = EACH * THREADS
     lines = [f"#define {word} {meaning}" for word, meaning in words.items()]
     return "\n\n".join([print_prelude(), "\n".join(lines), read_text("transpose.cu")])
 
