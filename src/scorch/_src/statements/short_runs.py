@@ -68,8 +68,10 @@ def _run_bound(prepared: Prepared, direct: Direct, places: list[int], sources: S
     if short is not None:
         return short
     call = direct.bind(guard)
-    if prepared.assembly == "shared" and prepared.pattern_levels == len(prepared.format):
-        return _run_on_pattern(prepared, direct, places, call)
+    if prepared.assembly == "shared":
+        pattern = sources[places[prepared.pattern_source]].pattern
+        if pattern.format == prepared.format and pattern.shape == prepared.shape:
+            return _run_on_pattern(prepared, direct, places, call)
     output = None if prepared.assembly == "shared" else direct.output
     is_dense = prepared.assembly == "dense" and not prepared.back
     is_stored = [type(source) is Storage for source in sources]
