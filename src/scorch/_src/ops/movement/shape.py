@@ -113,6 +113,14 @@ def permute(self: SparseTensor, dims: Sequence[int]) -> SparseTensor:
     return SparseTensor(Storage(permuted, self.storage.values))
 
 
+def swap(self: SparseTensor) -> SparseTensor:
+    """Return the same arrays as the transposed matrix."""
+    pattern = self.storage.pattern
+    form = _permute_format(pattern.format, (1, 0))
+    swapped = pattern.carried(form, pattern.shape[::-1], len(pattern.format))
+    return SparseTensor(Storage(swapped, self.storage.values))
+
+
 @functools.lru_cache(maxsize=256)
 def _permute_format(form: Format, order: tuple[int, ...]) -> Format:
     """Return ``form`` of a tensor whose dimension ``order[d]`` becomes its dimension d."""
@@ -140,7 +148,7 @@ def t(self: SparseTensor) -> SparseTensor:
     rank = len(self.storage.pattern.shape)
     if rank > 2:
         infer_shape(aten.t.default, self)  # raises torch's error
-    return permute(self, list(range(rank))[::-1])
+    return swap(self) if rank == 2 else permute(self, range(rank))
 
 
 @implements(aten.expand)

@@ -23,7 +23,7 @@ from scorch._src.grad_state import (
     is_tracked_by_autograd_alone,
 )
 from scorch._src.ops.movement.index import index
-from scorch._src.ops.movement.shape import permute, select, slice_
+from scorch._src.ops.movement.shape import select, slice_, swap
 from scorch._src.ops.pointwise.elementwise import undo_expand
 from scorch._src.statements.call_cache import MIN_VALUES, find_repeater, keep_as, repeat_call, repeat_pair
 from scorch._src.statements.evaluate import evaluate
@@ -36,7 +36,7 @@ from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.saved_versions import differentiate
-from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, link_view
+from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, join_view, link_view
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import (
     DTENSOR,
@@ -289,11 +289,16 @@ def transpose(self: SparseTensor) -> Any:
     return run_generally(torch.Tensor.T.__get__, self)  # type: ignore[attr-defined]
 
 
+_SWAPPED = [Step(torch.ops.aten.t.default, (), {}, None, grad_mode) for grad_mode in (False, True)]
+
+
 @implements(torch.t, torch.Tensor.t)
 def t(input: SparseTensor) -> Any:
     if len(input.storage.pattern.shape) != 2:
         return run_generally(torch.t, input)
-    return as_view(permute(input, (1, 0)), torch.ops.aten.t.default, (input,))
+    view = swap(input)
+    join_view(view, input, (_SWAPPED[torch.is_grad_enabled()],))
+    return view
 
 
 # what depends on strides -----------------------------------------------------------------------------
