@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,7 +252,9 @@ def test_products_with_long_rows(room: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(found.values(), again.values())
 
 
-def test_kernels_are_compiled_from_when_their_text_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_compiled_from_when_their_text_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[str] = []
     monkeypatch.setattr(grid_emulator.EmulatedKernel, "begin", lambda kernel: begun.append(kernel.source))
     build = grid_emulator.EmulatedBackend.build
@@ -264,7 +267,8 @@ def test_kernels_are_compiled_from_when_their_text_is_there(monkeypatch: pytest.
     monkeypatch.setattr(grid_emulator.EmulatedBackend, "build", noted)
     clear_plans()
     A = scorch.from_torch(torch.eye(5), format="csr")
-    with noting(lambda source, name: source) as texts, scorch.settings(backend="emulated"):
+    emulated = scorch.settings(backend="emulated", cache_directory=tmp_path)  # without plans on disk
+    with noting(lambda source, name: source) as texts, emulated:
         A @ torch.ones(5)
     assert built == [True] and begun == texts
 
