@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from scorch._src.backends.cuda.device.kernel import CudaKernel, kernel_of
 from scorch._src.backends.cuda.executables import product as product_of_sparse
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
+from scorch._src.bounded import clear_plans
 from scorch._src.compiler.schedule.grid_facts import facts_of
 from scorch._src.engine import notes
 from scorch._src.engine.by_torch import structure
@@ -248,6 +250,27 @@ def test_products_with_long_rows(room: int, monkeypatch: pytest.MonkeyPatch) -> 
         found, again = A @ B, A @ B
     torch.testing.assert_close(found.to_dense(), a @ b)
     assert torch.equal(found.values(), again.values())
+
+
+def test_kernels_are_compiled_from_when_their_text_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(grid_emulator.EmulatedKernel, "begin", lambda kernel: begun.append(kernel.source))
+    build = grid_emulator.EmulatedBackend.build
+    built: list[bool] = []
+
+    def noted(*given: Any) -> Any:
+        built.append(bool(begun))
+        return build(*given)
+
+    monkeypatch.setattr(grid_emulator.EmulatedBackend, "build", noted)
+    clear_plans()
+    A = scorch.from_torch(torch.eye(5), format="csr")
+    emulated = scorch.settings(backend="emulated", cache_directory=tmp_path)  # without plans on disk
+    with noting(lambda source, name: source) as texts, emulated:
+        A @ torch.ones(5)
+    assert built == [True] and begun == texts
 
 
 def test_new_patterns_are_counted_while_the_rest_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
