@@ -283,6 +283,7 @@ def test_what_is_compiled_ahead_is_what_is_needed(sign: str, monkeypatch: pytest
         A, B = (scorch.from_torch(dense, format="csr") for dense in (a, b))
         launched.clear()
         result = scorch.evaluate(f"C[i,j] = A[i,j] {sign} B[i,j]", A=A, B=B)
+        begun = [text for text in begun if text]  # steps that run by joins have none
         assert len({*begun}) == 3 and {*begun} == {*launched} and "scorch_count_0" in begun[0]
     torch.testing.assert_close(result.to_dense(), a + b if sign == "+" else a * b)
 
