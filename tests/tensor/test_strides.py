@@ -125,3 +125,36 @@ def test_dense_results_lie_as_those_of_dense_tensors(call: str, format: str) -> 
             for result in (got, wanted):  # a copy, or the same memory
                 result.reshape(-1)[0] = 7
             torch.testing.assert_close(got, wanted)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_are_arguments_of_compiled_functions(view: str, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    S = VIEWS[view](scorch.from_torch(DENSE, format="csr"))
+    compiled = torch.compile(Doubled(), backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    torch.testing.assert_close(compiled(S).to_dense(), 2 * VIEWS[view](DENSE))
+    assert S.stride() == VIEWS[view](DENSE).stride()
+
+
+def test_a_compiled_layer_takes_the_transpose_of_a_graph() -> None:
+    edges, x = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]]), torch.rand(4, 5)
+    layer = scorch.nn.GCNConv(5, 3)
+    for form in ("csr", "coo"):
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend="aot_eager")
+        adj = scorch.from_edge_index(edges, size=4, format=form).T
+        torch.testing.assert_close(compiled(x, edges), layer(x, edges))
+        torch.testing.assert_close(compiled(x, adj), layer(x, edges))
+
+
+def test_a_transpose_is_exported() -> None:
+    S = scorch.from_torch(DENSE, format="csr").T
+    program = torch.export.export(Doubled(), (S,))
+    torch.testing.assert_close(program.module()(S).to_dense(), 2 * DENSE.T)

@@ -39,7 +39,9 @@ from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, join_view, link_view
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import (
+    COMPILE_INPUTS,
     DTENSOR,
+    FAKE_TENSOR_MAKER,
     DisableTorchFunctionSubclass,
     is_functorch_wrapped_tensor,
 )
@@ -364,8 +366,12 @@ def is_contiguous(self: SparseTensor, *args: Any, **kwargs: Any) -> bool:
 
 @implements(torch.Tensor.stride, differentiable=True)
 def stride(self: SparseTensor, *args: Any, **kwargs: Any) -> Any:
-    """Return the strides of the same view of a dense tensor."""
-    if has_strides((self,)):
+    """Return the strides of the same view of a dense tensor; to graph capture, those that torch stores.
+
+    Graphs are guarded by these, and their tensors lie row by row.
+    """
+    is_view = has_strides((self,))
+    if is_view and not is_called_from(FAKE_TENSOR_MAKER, 2) and not is_called_from(COMPILE_INPUTS, 2):
         return self.storage.meta_tensor().stride(*args, **kwargs)
     with DisableTorchFunctionSubclass():
         return self.stride(*args, **kwargs)
