@@ -28,7 +28,7 @@ def test_what_joins_the_parts_of_a_result_is_compiled_with_less_effort(statement
     found = efforts(statement)
     assert found["take_turn"] == found["balance_i32"] == found["allocate"] == "O0"
     assert found["work_2"] == "O1"  # copies parts and shifts positions
-    assert found["scorch_compute"] == found["scorch_finish"] == "O1"
+    assert found["worker_1"] == found["scorch_compute"] == found["scorch_finish"] == "O0"  # once a chunk
     assert "work_1" not in found
 
 

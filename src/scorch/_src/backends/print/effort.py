@@ -24,6 +24,7 @@ from scorch._src.loops.analysis import Node, walk
 
 MANY_LOOPS = 6  # of statements that share one parallel loop
 MUCH, MERGES, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O2", "O1", "O0"
+_REPEATED = (ir.For, ir.While, ir.Fill, ir.Copy, ir.Tile, ir.LoadRun, ir.StoreRun, ir.AtomicAddRun, ir.Lanes)
 _EFFORTS = {
     "allocate": ONCE_A_CHUNK,
     "allocate_zero": ONCE_A_CHUNK,
@@ -104,8 +105,11 @@ def helpers_with_effort(helpers: Mapping[str, str], usual: str) -> list[str]:
     return join_by_effort([(_EFFORTS.get(name, usual), text) for name, text in helpers.items()], usual)
 
 
-def effort_of(nodes: Iterable[Node], usual: str) -> str:
-    """Return the effort for what is left of an exported function, ``nodes``, without its parallel loops."""
+def effort_of(nodes: Sequence[Node], usual: str) -> str:
+    """Return the effort for what is left of an exported function, ``nodes``, without its parallel loops.
+
+    That is the least where nothing is left but loops over the chunks that threads take.
+    """
     kinds = set(map(type, nodes))
     if ir.Parallel not in kinds:
         return usual if ir.Store in kinds or ir.StoreRun in kinds else ONCE_A_CHUNK
@@ -113,7 +117,13 @@ def effort_of(nodes: Iterable[Node], usual: str) -> str:
     if all(worker_effort(inside, usual) == ONCE_A_CHUNK for inside in shared):
         return ONCE_A_CHUNK
     places = {id(node) for inside in shared for node in inside}
-    return usual if any(_has_vectors(node) for node in nodes if id(node) not in places) else ONCE_A_ROW
+    outside = [node for node in nodes if id(node) not in places]
+    if any(map(_has_vectors, outside)):
+        return usual
+    counts = [node.count for node in nodes if isinstance(node, ir.Parallel)]
+    repeated = [node for node in outside if isinstance(node, _REPEATED)]
+    is_by_chunk = all(isinstance(node, ir.For) and node.stop in counts for node in repeated)
+    return ONCE_A_CHUNK if is_by_chunk else ONCE_A_ROW
 
 
 def worker_effort(nodes: Iterable[Node], usual: str) -> str:
