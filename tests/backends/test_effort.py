@@ -28,7 +28,7 @@ def test_what_joins_the_parts_of_a_result_is_compiled_with_less_effort(statement
     found = efforts(statement)
     assert found["take_turn"] == found["balance_i32"] == found["allocate"] == "O0"
     assert found["work_2"] == "O1"  # copies parts and shifts positions
-    assert found["scorch_compute"] == found["scorch_finish"] == "O1"
+    assert found["worker_1"] == found["scorch_compute"] == found["scorch_finish"] == "O0"  # once a chunk
     assert "work_1" not in found
 
 
@@ -40,6 +40,18 @@ def test_products_of_sparse_matrices_allocate_out_of_line():
 
 def test_a_kernel_with_one_parallel_loop_is_compiled_as_a_whole():
     assert efforts("C[i] = A[i,j] * B[i,j]", "dense") == {}
+
+
+def test_loops_of_several_statements_are_vectorized_with_less_effort_and_without_asking_for_overlaps():
+    A = scorch.from_torch(torch.rand(9, 9), format="csr")
+    with scorch.settings(threads=1):
+        found = scorch.explain(torch.sparse.softmax)(A, 1)
+    texts = [kernel.source for kernel in found.kernels if kernel.source and "work_1" in kernel.source]
+    assert texts
+    for text in texts:
+        assert '#pragma GCC optimize("O2", "tree-vectorize", "vect-cost-model=dynamic")' in text
+        loops = re.findall(r"#pragma GCC ivdep\n *for .*\n.*\n *(\w+)\[", text)
+        assert loops == ["E_vals", "R_vals"]  # which read workspaces, and not those that search or add
 
 
 def test_what_calls_kernels_is_compiled_with_less_effort_but_for_loops_over_values():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scorch._src.backends.print.effort import worker_effort
+from scorch._src.backends.print.effort import ONCE_A_CHUNK, worker_effort
 from scorch._src.backends.print.expressions import PRECEDENCE, c_name, indent, pointer_to, safe_name
 from scorch._src.loops.analysis import assigned, captured, walk, written
 from scorch._src.loops.nodes import Array, Block, Parallel, Var
@@ -30,8 +30,10 @@ def print_parallel(scope: Scope, stmt: Parallel) -> list[str]:
     number = scope.printer.workers
     names = captured(stmt)
     usual = scope.printer.effort
-    level = worker_effort(walk(stmt), usual) if scope.printer.is_long else usual
-    scope.printer.outlined.append((level, "\n".join(_worker(scope, stmt, number, names))))
+    is_long = scope.printer.is_long
+    work, begin = _worker(scope, stmt, number, names)
+    scope.printer.outlined.append((worker_effort(walk(stmt), usual) if is_long else usual, "\n".join(work)))
+    scope.printer.outlined.append((ONCE_A_CHUNK if is_long else usual, "\n".join(begin)))
     closure, worker = f"closure_{number}", f"worker_{number}"
     kind = "i32 (*)(i64, i64, i64, void (*)(i64, i64, void *), void *)"
     one = f"!parallel_for || {scope.expr(stmt.threads, PRECEDENCE['<'])} <= 1"
@@ -45,8 +47,10 @@ def print_parallel(scope: Scope, stmt: Parallel) -> list[str]:
     ]
 
 
-def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array, ...]) -> list[str]:
-    """The function that threads run: it takes turns until none are left.
+def _worker(
+    scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array, ...]
+) -> tuple[list[str], list[str]]:
+    """The function that takes turns until none are left, and the one that threads run, which calls it.
 
     The pool may give one call the share of several threads, so the end of the range it passes says nothing.
     """
@@ -73,7 +77,7 @@ def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array,
     if stmt.prologue != Block(()):
         late = [f"  if (!{scope.use('has_turns')}(&closure->closure_turns)) return;"]
     # Compilers believe "restrict" of parameters only, and only while the function is not inlined.
-    return [
+    work = [
         f"struct closure_{number} {{",
         *indent(fields),
         "};",
@@ -86,7 +90,8 @@ def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array,
         "  }",
         *indent(inner.statement(stmt.epilogue)),
         "}",
-        "",
+    ]
+    begin = [
         f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
         "  (void)end;",
         f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
@@ -94,3 +99,4 @@ def _worker(scope: Scope, stmt: Parallel, number: int, names: tuple[Var | Array,
         f"  work_{number}({', '.join(values)});",
         "}",
     ]
+    return work, begin
