@@ -324,7 +324,7 @@ def test_blocks_are_offered_and_timed(blocks: tuple[int, int]) -> None:
     with mock.patch.object(timing, "measure_fastest", blocks_are_faster):
         found = scorch.sparsify(model, 0.75, blocks=blocks)
     stored = f"bsr({blocks[0]},{blocks[1]})"
-    assert tried == [["dense", stored, "csr"]] * 4  # twice each, for two batches
+    assert tried == [["dense", stored, "csr"]] * 5  # for three batches, then two
     assert {str(table.format) for layer in found for table in tables_of(layer).values()} == {stored}
     x = drawn(3, 2, 16)
     dense = [layer.to_dense() for layer in found]

@@ -59,7 +59,7 @@ def sparsify(
     method: str = "magnitude",
     distribution: str = "uniform",
     prefer: str = "speed",
-    batch: int | Sequence[int] = (1, 32),
+    batch: int | Sequence[int] | None = None,
     example: Any = None,
     weight_dtype: torch.dtype | None = None,
     skip: str | type | torch.nn.Module | torch.Tensor | Iterable[Any] = (),
@@ -72,8 +72,9 @@ def sparsify(
     their masks. Layers that are sparse already are pruned further, within their sparsity patterns, if
     ``sparsity`` or ``nm`` is given; without them, they stay as they are. Other layers stay dense.
 
-    Each layer is timed dense and sparse on this machine, with the current number of threads; where sparse is
-    slower, the pruned weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
+    Each layer is timed dense and sparse on this machine, with the current number of threads, in the dtype of
+    the model, or of ``torch.autocast`` if ``sparsify`` is called under it; where sparse is slower, the pruned
+    weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
     the activation after them in ``torch.nn.Sequential`` and in PyTorch's Transformer layers, convolutions
     also with the batch norm between both; layer and RMS norms, also those of Hugging Face's models, are
     computed in one pass.
@@ -91,7 +92,8 @@ def sparsify(
         distribution: ``"uniform"`` prunes the same fraction of every layer, ``"global"`` the smallest weights
             of all layers, ``"erk"`` more of large layers, which is common with ``method="random"``.
         prefer: ``"speed"`` stores a layer sparse if that is faster, ``"size"`` if that is smaller.
-        batch: the batch sizes to time layers with.
+        batch: the batch sizes to time layers with; by default 1 and 32, and in linear layers also 512 rows. A
+            layer is stored sparse if it is slower at none of them.
         example: an input of the model, or a tuple or dictionary of its arguments. Layers are then timed on
             the inputs they get, and finally the whole model is timed with all of the faster layers sparse,
             with some and with none, to choose the fastest.
@@ -123,7 +125,7 @@ def sparsify(
         raise ArgumentError("pass pattern or nm, not both")
     nm = _parse_pattern("pattern", pattern) if pattern is not None else nm
     nm = _parse_pattern("nm", nm) if isinstance(nm, str) else nm
-    batches = tuple(batch) if isinstance(batch, Iterable) else (batch,)
+    batches = None if batch is None else tuple(batch) if isinstance(batch, Iterable) else (batch,)
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify expected a torch.nn.Module, but got {kind_of(model)}")
     asked = _requested_sparsity(sparsity, nm)
@@ -131,7 +133,7 @@ def sparsify(
     check_weight_dtype(weight_dtype)
     if prefer not in ("speed", "size"):
         raise ArgumentError(f"prefer must be 'speed' or 'size', but got {prefer!r}")
-    if not batches or not all(map(_is_count, batches)):
+    if batches is not None and not all(map(_is_count, batches or (0,))):
         raise ArgumentError(f"batch must be a positive integer or a sequence of them, but got {batches!r}")
     formats = _candidate_formats(format, blocks)
     skipped_modules = _resolve_skip(model, skip)

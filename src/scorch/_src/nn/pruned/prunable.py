@@ -25,6 +25,7 @@ from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Weights = Mapping[str, SparseTensor]  # by the names of their tables
+EXAMPLE_ROWS = (1, 32, 512)  # a token, a batch, and the tokens of a few sentences
 EXAMPLE_PIXELS, EXAMPLE_TOKENS, EXAMPLE_STEPS = 14, 64, 16  # of inputs where the caller gives none
 
 
@@ -72,6 +73,7 @@ class Kind:
     inputs: str
     takes_any_format: bool = True
     takes_any_weight_dtype: bool = False  # sums are in another type than the values that are stored
+    batches: tuple[int, ...] = (1, 32)  # that layers are timed with where the caller names none
 
 
 def _one_part(table: str, is_transposed: bool = False) -> Callable[[Any], list[Part]]:
@@ -121,6 +123,7 @@ _LINEAR = Kind(
     lambda layer, batch, options: _rows(layer.in_features, batch, options),
     "rows in linear layers",
     takes_any_weight_dtype=True,
+    batches=EXAMPLE_ROWS,
 )
 _TRANSPOSED = Kind(
     _one_part("", is_transposed=True),
@@ -128,6 +131,7 @@ _TRANSPOSED = Kind(
     lambda layer, batch, options: _rows(layer.nx, batch, options),
     "rows in linear layers",
     takes_any_weight_dtype=True,
+    batches=EXAMPLE_ROWS,
 )
 _EMBEDDING = Kind(
     _one_part("table"),

@@ -37,10 +37,10 @@ static void end_tiles(void) { __asm__ volatile("tilerelease"); }
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(to), "r"((i64)(stride)) : "memory")
 #define ADD_TILES(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
 
-/* SUMS, rows of WIDTH, of a strip of the weight times a tile of the batch. */
-static void multiply_strip(const unsigned short *strip, i64 stride, const unsigned *in, f32 *sums, i64 width) {
+/* SUMS, rows of WIDTH, of a strip of the weight times COUNT rows of a tile of the batch. */
+static void multiply_strip(const unsigned short *strip, i64 stride, const unsigned *in, i64 count, f32 *sums, i64 width) {
     const i64 depth = stride - DEEP, apart = depth / 2 * SIDE, far = width * sizeof(f32);
-    for (i64 b = 0; b < width; b += 2 * SIDE) {
+    for (i64 b = 0; b < count; b += 2 * SIDE) {
         const unsigned *left = in + b / SIDE * apart, *right = left + apart;
         f32 *low = sums + b, *high = low + SIDE * width;
         CLEAR_TILE(0);
@@ -86,7 +86,7 @@ static void pack_expanded_##T(const i64 *args, i64 tile, T *to) { \
     const i64 count = CLAMP(width, args[BATCH] - at); \
     const unsigned short *x = (const unsigned short *)args[X] + at * features; \
     unsigned short copied[LINES * 2 * PACKED]; \
-    for (i64 b = 0; b < width; b += LINES) { \
+    for (i64 b = 0; b < ROUND_UP(count, 2 * SIDE); b += LINES) { \
         for (i64 first = 0; first < depth; first += 2 * PACKED) { \
             const i64 used = CLAMP(2 * PACKED, features - first), columns = CLAMP(2 * PACKED, depth - first); \
             for (i64 line = 0; line < LINES; line++) { \
@@ -122,9 +122,11 @@ static void multiply_expanded_##T##_##I(const i64 *args, T *in, i64 panel, i64 b
             for (i64 e = line < lines ? pos[row + line] : 0; e < last; e++) to[crd[e]] = values[e]; \
         } \
         for (i64 tile = first; tile < tiles; tile++) { \
-            multiply_strip(strip, stride, (const unsigned *)(in + (tile - first) * apart), sums, width); \
+            const i64 count = CLAMP(width, args[BATCH] - tile * width); \
+            multiply_strip(strip, stride, (const unsigned *)(in + (tile - first) * apart), count, sums, width); \
             for (i64 line = 0; bias && line < lines; line++) \
-                for (i64 b = 0; b < width; b++) sums[line * width + b] += bias[row + line]; \
+                _Pragma("omp simd") \
+                for (i64 b = 0; b < count; b++) sums[line * width + b] += bias[row + line]; \
             finish_##T(args, tile, row, lines, sums); \
         } \
     } \
