@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any
+import warnings
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
@@ -148,6 +149,28 @@ def test_embeddings_have_rows_and_gradients() -> None:
         found(torch.tensor([20]))
     with pytest.raises(errors.CallError, match="integers"):
         found(torch.ones(2))
+
+
+def test_tied_weights_are_loaded_as_tied() -> None:
+    class Model(Tied):
+        """With a table of names as in Hugging Face's models, which store a tied weight once."""
+
+        _tied_weights_keys: ClassVar = {
+            "out.weight": "embedding.weight",
+            "heads.[0-9]+.weight": "embedding.weight",
+        }
+
+    small = scorch.sparsify(Model(), 0.8, prefer="size")
+    assert small._tied_weights_keys["out.values"] == "embedding.table.values"
+    assert small._tied_weights_keys["heads.[0-9]+.weight"] == "embedding.table.values"
+    assert "out.weight" in Model._tied_weights_keys
+    whole = small.state_dict()
+    once = {name: value for name, value in whole.items() if name != "out.values"}
+    for state, model in ((whole, Model()), (once, Model()), (once, scorch.sparsify(Model(), prefer="size"))):
+        found = scorch.nn.load_sparse(model, state)
+        assert found.out.values is found.embedding.table.values
+        assert "out.values" in found._tied_weights_keys
+        torch.testing.assert_close(found(torch.arange(30)), small(torch.arange(30)))
 
 
 def test_tied_weights_stay_tied() -> None:
@@ -402,6 +425,29 @@ def test_the_report_has_one_speedup_of_each_layer() -> None:
     assert found.layers[0].reason == "sparse: 3.0 x as fast at batch 4"
     assert "32 and 512" not in str(found) and "as fast" not in str(found)  # the table has the times
     assert "the minimum of several calls" in str(found)
+
+
+def test_a_layer_tied_to_one_that_stays_as_it_is_stays_dense() -> None:
+    """Its weight would be pruned in one place only, and no longer be shared."""
+
+    class Scaled(torch.nn.Embedding):
+        """As in Gemma and BART."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 8 * super().forward(x)
+
+    model, x = Tied(), torch.arange(30)
+    model.embedding = Scaled(30, 8)
+    model.embedding.weight = model.out.weight
+    for kept, skip in ((model, ()), (Tied(), "embedding"), (Tied(), "out")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the sparsity that is not reached
+            found = scorch.sparsify(kept, 0.5, prefer="size", skip=skip)
+        assert found.embedding.weight is found.out.weight
+        torch.testing.assert_close(found(x), kept(x))
+        assert found.sparsification.skipped_share == 1  # of a weight that counts once
+        reasons = {layer.name: layer.reason for layer in found.sparsification.skipped}
+        assert reasons["embedding" if skip == "out" else "out"] == "it shares its weights with another layer"
 
 
 def test_a_layer_that_loses_at_one_batch_size_stays_dense() -> None:

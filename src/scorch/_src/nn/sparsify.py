@@ -30,6 +30,7 @@ from scorch._src.nn.pruned.choose_storage import (
 from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer, walk_layers
 from scorch._src.nn.pruned.prune_further import prune_further
+from scorch._src.nn.pruned.tied_names import rename_tied_weights
 from scorch._src.nn.sparsification import (
     BY_REQUEST,
     NOT_STORED_SPARSE,
@@ -154,6 +155,7 @@ def sparsify(
         kept = pruning.prune_further(kept)
     if weight_dtype is not None:
         store_sparse_layers(list(sparse.values()), weight_dtype)
+    rename_tied_weights(model)
     reached = sparsification_of(
         model, asked, skipped, weight_dtype, tuple(n for n in sparse if sparse[n] in kept)
     )
@@ -377,7 +379,7 @@ def _select_layers(
                 dense[name] = reason
         elif has_weights(module):
             dense.update(_reasons_by_parameter(name, module, reason, skip))
-    for module in _find_sharing(selected):
+    for module in _find_sharing(model, selected):
         dense[selected.pop(module)] = "it shares its weights with another layer"
     return list(selected), dense, sparse
 
@@ -417,12 +419,17 @@ def _reason_to_skip(module: torch.nn.Module, nm: tuple[int, int] | None) -> str 
     return None
 
 
-def _find_sharing(layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return layers that share a weight, unless all that do are linear layers and embeddings."""
-    parameters = {layer: [id(part.parameter) for part in _parts_of(layer)] for layer in layers}
-    counts = Counter(key for keys in parameters.values() for key in keys)
+def _find_sharing(model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return layers that share a weight, unless all that do are linear layers and embeddings to be pruned."""
+    parameters = {layer: {id(part.parameter) for part in _parts_of(layer)} for layer in layers}
     may_share = (torch.nn.Linear, torch.nn.Embedding)
+    inside = {module for layer in parameters for module in layer.modules()}
+    others = [module._parameters.values() for module in model.modules() if module not in inside]
+    kept = {id(parameter) for of_module in others for parameter in of_module}
     tied = {key for layer, keys in parameters.items() if not isinstance(layer, may_share) for key in keys}
+    counts = Counter(key for keys in parameters.values() for key in keys)
     return [
-        layer for layer, keys in parameters.items() if any(counts[key] > 1 and key in tied for key in keys)
+        layer
+        for layer, keys in parameters.items()
+        if keys & kept or any(counts[key] > 1 and key in tied for key in keys)
     ]
