@@ -450,6 +450,18 @@ def test_a_layer_tied_to_one_that_stays_as_it_is_stays_dense() -> None:
         assert reasons["embedding" if skip == "out" else "out"] == "it shares its weights with another layer"
 
 
+def test_the_linear_layer_of_timm_becomes_sparse() -> None:
+    def make(module: str) -> torch.nn.Linear:
+        return type("Linear", (torch.nn.Linear,), {"__module__": module})(16, 8)
+
+    model, other = make("timm.layers.linear"), make("another.library")
+    assert isinstance(scorch.sparsify(model, prefer="size"), SparseLinear)
+    with pytest.warns(errors.ScorchWarning, match="stay dense"):
+        assert (
+            scorch.sparsify(other, prefer="size").sparsification.skipped[0].reason.endswith("something else")
+        )
+
+
 def test_a_layer_that_loses_at_one_batch_size_stays_dense() -> None:
     """However much it gains at another: a model is slower at no size that it was timed at."""
 

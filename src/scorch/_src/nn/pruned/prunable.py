@@ -25,6 +25,7 @@ from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Weights = Mapping[str, SparseTensor]  # by the names of their tables
+TIMM_LINEAR = "timm.layers.linear.Linear"
 EXAMPLE_ROWS = (1, 32, 512)  # a token, a batch, and the tokens of a few sentences
 EXAMPLE_PIXELS, EXAMPLE_TOKENS, EXAMPLE_STEPS = 14, 64, 16  # of inputs where the caller gives none
 
@@ -199,7 +200,15 @@ _KINDS_OF_SPARSE: dict[type, Kind] = {
 
 def kind_of_layer(layer: torch.nn.Module) -> Kind | None:
     """Return how a dense layer becomes sparse; None if it cannot."""
-    return _TRANSPOSED if is_transposed_linear(layer) else KINDS.get(type(layer))
+    if is_transposed_linear(layer):
+        return _TRANSPOSED
+    return _LINEAR if _is_linear_of_timm(layer) else KINDS.get(type(layer))
+
+
+def _is_linear_of_timm(layer: torch.nn.Module) -> bool:
+    """Whether a layer is of timm's subclass of ``torch.nn.Linear``, which computes the same."""
+    kind = type(layer)
+    return kind.__base__ is torch.nn.Linear and f"{kind.__module__}.{kind.__name__}" == TIMM_LINEAR
 
 
 def kind_of_sparse_layer(layer: torch.nn.Module) -> Kind:
