@@ -193,7 +193,12 @@ def _replace_layers(
         dense, *sparse = timing.compare_models(switches, timing.bind_example(example))
     fastest = min(range(len(states)), key=lambda number: sparse[number])
     kept = states[fastest] if sparse[fastest] * MIN_GAIN <= dense else set()
-    reason = f"the model as a whole takes {sparse[0] / dense:.2f} x the time with all sparse layers"
+    reason = f"the model as a whole takes {sparse[fastest] / dense:.2f} x the time with sparse layers"
+    if kept:
+        ratio = sparse[0] / sparse[fastest]
+        reason = (
+            f"the model as a whole takes {ratio:.2f} x the time if layers that gain little are sparse, too"
+        )
     for layer in set(to_dense) - kept:
         to_dense[layer].sparsified = Decision(False, reason, decisions[layer].seconds)  # type: ignore[assignment]
     return _switch(model, to_dense, kept)()

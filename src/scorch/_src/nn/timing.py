@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,8 @@ from scorch.errors import OperandError
 RATED = (torch.float64, torch.float32, torch.bfloat16)  # dtypes in which operations are timed
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments
 MIN_SECONDS_PER_CANDIDATE, MAX_SECONDS_PER_CANDIDATE = 0.05, 0.25
+MAX_SECONDS_PER_STATE = 1.0  # of a whole model
+MIN_AGREEING, AGREEING = 3, 1.05  # so many times of a state are at most so many times the shortest
 MIN_ROUNDS, MIN_SLOW_ROUNDS = 5, 2  # the latter of calls that take long
 
 
@@ -93,13 +94,25 @@ def evaluating(*models: torch.nn.Module) -> Iterator[None]:
 
 
 def compare_models(switches: Sequence[Callable[[], torch.nn.Module]], call: Call) -> list[float]:
-    """Return the median time of a model in several states; a switch puts it in one and returns it."""
+    """Return the shortest time of a model in several states; a switch puts it in one and returns it.
+
+    Where other processes disturb a model, the median says more about those than about the model, and the
+    shortest time is one only if others come close to it.
+    """
     seconds: list[list[float]] = [[] for _ in switches]
-    end = time.perf_counter() + MIN_SECONDS_PER_CANDIDATE * len(switches)
-    while len(seconds[0]) <= MIN_ROUNDS or time.perf_counter() < end:
+    begin = time.perf_counter()
+    while _is_comparing((time.perf_counter() - begin) / len(switches), seconds):
         for times, switch in zip(seconds, switches, strict=True):
             times.append(_seconds_of(functools.partial(switch(), *call[0], **call[1])))
-    return [statistics.median(times[1:]) for times in seconds]  # the first calls fill caches
+    return [min(times[1:]) for times in seconds]  # the first calls fill caches
+
+
+def _is_comparing(elapsed: float, seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether another round is worth its time, after so many seconds for each state."""
+    if len(seconds[0]) <= MIN_ROUNDS or elapsed < MIN_SECONDS_PER_CANDIDATE:
+        return True
+    shortest = [sorted(times[1:])[:MIN_AGREEING] for times in seconds]
+    return elapsed < MAX_SECONDS_PER_STATE and any(few[-1] > few[0] * AGREEING for few in shortest)
 
 
 class MachineRates:
