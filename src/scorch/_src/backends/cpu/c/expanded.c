@@ -4,10 +4,9 @@
    2 * j + 1 of the first row, of the second and so on. Such products take subnormal numbers for zeros, as dense
    layers in bf16 do. Implicit zeros times inf or nan are none: tiles with such numbers are multiplied entry by entry. */
 #if HAS_PAIRS && $VECTOR == 64 && defined(__linux__) && defined(__AMX_TILE__) && defined(__AMX_BF16__)
-enum { SIDE = 16 /* of a tile of sums */, DEEP = 32 /* numbers in a row of a tile */, STRIP = 2 * SIDE };
-enum { MOST_EXPANDED = 128 /* rows of a tile of the batch */ };
+enum { SIDE = 16 /* of a tile of sums */, DEEP = 32 /* numbers in a row of a tile */ };
+enum { STRIP = 2 * SIDE, HIGH = 8 * STRIP /* rows of the weight */ };
 #define ROUND_UP(n, whole) (((n) + (whole) - 1) / (whole) * (whole))
-#define STRIDE(features) (ROUND_UP(features, DEEP) + DEEP) /* of a strip, such that its rows are in different sets of a cache */
 
 long syscall(long, ...);
 
@@ -37,16 +36,25 @@ static void end_tiles(void) { __asm__ volatile("tilerelease"); }
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" : : "r"(to), "r"((i64)(stride)) : "memory")
 #define ADD_TILES(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum : :)
 
-/* SUMS, rows of WIDTH, of a strip of the weight times COUNT rows of a tile of the batch. */
-static void multiply_strip(const unsigned short *strip, i64 stride, const unsigned *in, i64 count, f32 *sums, i64 width) {
-    const i64 depth = stride - DEEP, apart = depth / 2 * SIDE, far = width * sizeof(f32);
+/* SUMS, rows of WIDTH, of so many columns of a strip of the weight times COUNT rows of a tile of the batch, whose
+   groups of SIDE rows are APART; added to what is there if that IS_PARTIAL. */
+static void multiply_strip(const unsigned short *strip, i64 depth, const unsigned *in, i64 apart, i64 count, f32 *sums,
+                           i64 width, int is_partial) {
+    const i64 stride = depth + DEEP, far = width * sizeof(f32);
     for (i64 b = 0; b < count; b += 2 * SIDE) {
         const unsigned *left = in + b / SIDE * apart, *right = left + apart;
         f32 *low = sums + b, *high = low + SIDE * width;
-        CLEAR_TILE(0);
-        CLEAR_TILE(1);
-        CLEAR_TILE(2);
-        CLEAR_TILE(3);
+        if (is_partial) {
+            LOAD_TILE(0, low, far);
+            LOAD_TILE(1, low + SIDE, far);
+            LOAD_TILE(2, high, far);
+            LOAD_TILE(3, high + SIDE, far);
+        } else {
+            CLEAR_TILE(0);
+            CLEAR_TILE(1);
+            CLEAR_TILE(2);
+            CLEAR_TILE(3);
+        }
         for (i64 k = 0; k < depth; k += DEEP) {
             LOAD_TILE(4, strip + k, stride * 2);
             LOAD_TILE(6, left + k / 2 * SIDE, 2 * DEEP);
@@ -74,9 +82,9 @@ static int all_finite(const unsigned short *x, i64 count) {
 /* Elements of so many rows of the batch. */
 static i64 expanded_apart(i64 features, i64 width) { return ROUND_UP(features, DEEP) / 2 * width; }
 
-/* The same, and of a strip. */
-static i64 expanded_space(i64 features, i64 rows) {
-    return expanded_apart(features, rows) + STRIP * STRIDE(features) / 2;
+/* The same, and of a strip and of the sums of HIGH rows of the weight. */
+static i64 expanded_space(i64 features, i64 rows, i64 block) {
+    return expanded_apart(features, rows) + STRIP * (block + DEEP) / 2 + HIGH * rows;
 }
 
 #define EXPANDED(T, I) \
@@ -97,38 +105,58 @@ static void pack_expanded_##T(const i64 *args, i64 tile, T *to) { \
                 for (i64 k = 0; k < full; k++) row[k] = from[k]; \
                 for (i64 k = full; k < columns; k++) row[k] = 0; \
             } \
-            turn_##T((const T *)copied, PACKED, to + b * (depth / 2) + first / 2 * LINES, LINES, LINES, columns / 2, 1); \
+            T *place = to + b * (depth / 2) + first / 2 * LINES; \
+            turn_##T((const T *)copied, PACKED, place, LINES, LINES, columns / 2, 1); \
         } \
     } \
 } \
-/* Rows of the weight times the tiles of a panel, which lie one after the other. */ \
-static void multiply_expanded_##T##_##I(const i64 *args, T *in, i64 panel, i64 begin, i64 end) { \
-    const I *pos = (const I *)args[POS]; \
+/* Columns from FROM to TO of a row of the weight between zeros; return the first entry behind them. */ \
+static i64 expand_##T##_##I(const i64 *args, i64 row, i64 e, i64 from, i64 to, unsigned short *line) { \
     const COLUMN(I) *crd = (const COLUMN(I) *)args[CRD]; \
     const unsigned short *values = (const unsigned short *)args[VALUES]; \
-    const T *bias = (const T *)args[BIAS]; \
+    const i64 last = ((const I *)args[POS])[row + 1]; \
+    _Pragma("omp simd") \
+    for (i64 k = 0; k < to - from; k++) line[k] = 0; \
+    if (from == 0 && to >= args[FEATURES]) \
+        for (; e < last; e++) line[crd[e]] = values[e]; \
+    else \
+        for (; e < last && (i64)crd[e] < to; e++) line[(i64)crd[e] - from] = values[e]; \
+    return e; \
+} \
+/* Rows of the weight times the tiles of a panel, which lie one after the other. Of long rows, HIGH of them at a time \
+   meet so many columns of the panel as stay in the cache. */ \
+static void multiply_expanded_##T##_##I(const i64 *args, T *in, i64 panel, i64 begin, i64 end) { \
     const i64 width = args[WIDTH], features = args[FEATURES], depth = ROUND_UP(features, DEEP); \
+    const i64 block = args[BLOCK_DEPTH]; \
     const i64 first = panel * args[EXPANDS], tiles = CLAMP(first + args[EXPANDS], count_tiles(args[BATCH], width)); \
-    const i64 stride = STRIDE(features), apart = expanded_apart(features, width); \
+    const i64 apart = expanded_apart(features, width), high = block < depth ? HIGH : STRIP; \
+    const T *bias = (const T *)args[BIAS]; \
     unsigned short *strip = (unsigned short *)(in + args[EXPANDS] * apart); \
-    T sums[STRIP * MOST_EXPANDED] __attribute__((aligned(2 * DEEP))); \
-    for (i64 row = begin; row < end; row += STRIP) { \
-        const i64 lines = CLAMP((i64)STRIP, end - row); \
-        for (i64 line = 0; line < STRIP; line++) { \
-            unsigned short *to = strip + line * stride; \
-            const i64 last = line < lines ? pos[row + line + 1] : 0; \
-            _Pragma("omp simd") \
-            for (i64 k = 0; k < depth; k++) to[k] = 0; \
-            for (i64 e = line < lines ? pos[row + line] : 0; e < last; e++) to[crd[e]] = values[e]; \
+    T *sums = in + args[EXPANDS] * apart + STRIP * (block + DEEP) / 2; \
+    i64 at[HIGH]; \
+    for (i64 row = begin; row < end; row += high) { \
+        const i64 lines = CLAMP(high, end - row), size = ROUND_UP(lines, STRIP) * width; \
+        for (i64 line = 0; line < lines; line++) at[line] = ((const I *)args[POS])[row + line]; \
+        for (i64 from = 0; from < depth; from += block) { \
+            const i64 to = CLAMP(from + block, depth), stride = to - from + DEEP; \
+            for (i64 line = 0; line < lines; line += STRIP) { \
+                for (i64 k = line; k < CLAMP(line + STRIP, lines); k++) \
+                    at[k] = expand_##T##_##I(args, row + k, at[k], from, to, strip + (k - line) * stride); \
+                for (i64 tile = first; tile < tiles; tile++) \
+                    multiply_strip(strip, to - from, (const unsigned *)(in + (tile - first) * apart) + from / 2 * SIDE, \
+                                   depth / 2 * SIDE, CLAMP(width, args[BATCH] - tile * width), \
+                                   sums + (tile - first) * size + line * width, width, from > 0); \
+            } \
         } \
-        for (i64 tile = first; tile < tiles; tile++) { \
-            const i64 count = CLAMP(width, args[BATCH] - tile * width); \
-            multiply_strip(strip, stride, (const unsigned *)(in + (tile - first) * apart), count, sums, width); \
-            for (i64 line = 0; bias && line < lines; line++) \
-                _Pragma("omp simd") \
-                for (i64 b = 0; b < count; b++) sums[line * width + b] += bias[row + line]; \
-            finish_##T(args, tile, row, lines, sums); \
-        } \
+        for (i64 tile = first; tile < tiles; tile++) \
+            for (i64 line = 0; line < lines; line += STRIP) { \
+                T *found = sums + (tile - first) * size + line * width; \
+                const i64 used = CLAMP((i64)STRIP, lines - line), count = CLAMP(width, args[BATCH] - tile * width); \
+                for (i64 k = 0; bias && k < used; k++) \
+                    _Pragma("omp simd") \
+                    for (i64 b = 0; b < count; b++) found[k * width + b] += bias[row + line + k]; \
+                finish_##T(args, tile, row + line, used, found); \
+            } \
     } \
 }
 #else

@@ -1,9 +1,9 @@
 /* A batch lies in tiles of WIDTH rows of X, padded by zeros, each of which has the features one after the
    other: element b of feature j of a tile is at j * WIDTH + b. Each thread copies the tile that it works on
    for itself: fetching what another core has written would take as long. ROWS, POS and CRD count blocks. */
-enum { VALUES = FIRST, SCALES, BIAS, RESIDUAL, X, SPACE, OUT, BATCH, FEATURES, WIDTH, ACTIVATION, EXPANDS };
+enum { VALUES = FIRST, SCALES, BIAS, RESIDUAL, X, SPACE, OUT, BATCH, FEATURES, WIDTH, ACTIVATION, EXPANDS, BLOCK_DEPTH };
 enum { /* what is given: numbers, tensors, and the result at last */
-    G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_HAS_RESIDUAL, G_ACTIVATION, G_EXPANDS,
+    G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_HAS_RESIDUAL, G_ACTIVATION, G_EXPANDS, G_BLOCK_DEPTH,
     G_POS, G_CRD, G_VALUES, G_SCALES, G_BIAS, G_RESIDUAL, G_X, G_SPACE, G_OUT
 };
 enum { LINE = 64 }; /* bytes of a cache line; vectors that lie in two of them take twice as long */
@@ -53,9 +53,10 @@ typedef struct { job_t rows; i64 tiles; next_t *next; } product_t;
 static i64 count_tiles(i64 batch, i64 width) { return (batch + width - 1) / width; }
 
 /* Elements that a thread needs: a tile, and the values of a row where those are stored otherwise. */
-static i64 space_of(i64 features, i64 width, i64 expands) {
+static i64 space_of(i64 features, i64 width, i64 expands, i64 block) {
     const i64 space = features * width + (IS_NARROW_WEIGHT ? (features * BLOCK_ROWS + LINE - 1) / LINE * LINE : 0);
-    const i64 expanded = expands ? expanded_space(features, expands * width) : 0, most = space < expanded ? expanded : space;
+    const i64 expanded = expands ? expanded_space(features, expands * width, block) : 0;
+    const i64 most = space < expanded ? expanded : space;
     return (most + LINE - 1) / LINE * LINE;
 }
 
@@ -202,7 +203,7 @@ static void products_##T##_##I(i64 worker, i64 end, void *context) { \
     product_t *job = context; \
     const i64 *args = job->rows.args, tiles = job->tiles, parts = job->rows.chunks, threads = args[THREADS]; \
     const i64 home = worker * tiles / threads, homes = (end * tiles + threads - 1) / threads - home; \
-    T *in = (T *)args[SPACE] + worker * space_of(args[FEATURES], args[WIDTH], args[EXPANDS]); \
+    T *in = (T *)args[SPACE] + worker * space_of(args[FEATURES], args[WIDTH], args[EXPANDS], args[BLOCK_DEPTH]); \
     const i64 expands = args[EXPANDS]; \
     if (expands) begin_tiles(); \
     for (i64 step = 0; step < tiles; step++) { \
@@ -232,9 +233,11 @@ static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, next_t *next) {
 i64 scorch_linear_##T##_##I(i64 *given) { \
     const i64 batch = given[G_BATCH], features = given[G_FEATURES], width = given[G_WIDTH]; \
     const i64 is_tiled = batch > 1 && !IS_WINDOWED, is_own = given[G_SPACE] == given[G_X]; \
-    const int may = given[G_EXPANDS] && may_expand() && all_finite((const unsigned short *)given[G_X], batch * features); \
+    const unsigned short *bits = (const unsigned short *)given[G_X]; \
+    const int may = given[G_EXPANDS] && may_expand() && all_finite(bits, batch * features); \
     const i64 expands = may ? given[G_EXPANDS] : 0, tiles = count_tiles(batch, width * (expands ? expands : 1)); \
-    const i64 space = is_tiled && is_own ? given[THREADS] * space_of(features, width, expands) * sizeof(T) : 0; \
+    const i64 each = space_of(features, width, expands, given[G_BLOCK_DEPTH]); \
+    const i64 space = is_tiled && is_own ? given[THREADS] * each * sizeof(T) : 0; \
     /* Of a narrow batch the bias is widened first; where it is in no tiles, X and the results are, too. */ \
     const i64 rows = given[ROWS] * BLOCK_ROWS, biases = IS_NARROW_BATCH && given[G_HAS_BIAS] ? rows : 0; \
     const i64 widened = IS_NARROW_BATCH && !is_tiled ? batch * features : 0, results = widened ? batch * rows : 0; \
@@ -250,7 +253,7 @@ i64 scorch_linear_##T##_##I(i64 *given) { \
         given[PARALLEL], given[THREADS], given[ROWS], given[G_POS], given[G_CRD], given[G_VALUES], \
         HAS_SCALES ? given[G_SCALES] : 0, biases ? (i64)bias : given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
         results ? 0 : (i64)residual, widened ? (i64)x : given[G_X], is_own ? (i64)(next + tiles) : given[G_SPACE], \
-        results ? (i64)out : given[G_OUT], batch, features, width, given[G_ACTIVATION], expands}; \
+        results ? (i64)out : given[G_OUT], batch, features, width, given[G_ACTIVATION], expands, given[G_BLOCK_DEPTH]}; \
     if (IS_WINDOWED) in_chunks(args, sizeof(I) == 8, windows_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
     else if (batch > 1) multiply_batch_##T##_##I(args, tiles, next); \
     else in_chunks(args, sizeof(I) == 8, dots_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \

@@ -40,6 +40,7 @@ MAX_SHARING = 4  # threads that pack the same tile, where a vector is a line and
 PAIRED = 16  # rows of a batch in bf16, beyond which two of them share the bits of a float in tiles
 PAIRED_ROWS = 32  # whose numbers lie together in such tiles
 MAX_EXPANDED = 128  # rows of a batch that dense tiles of the weight meet at a time
+MAX_HIGH = 256  # rows of the weight whose sums are kept
 PRODUCTS_BY_TILES = 18  # that an instruction for tiles does while one is done by vectors
 PRODUCTS_PER_ENTRY = 140  # by tiles, in the time in which an entry is written to one
 PRODUCTS_PER_ZERO = 40  # the same for a zero
@@ -166,10 +167,11 @@ def window() -> int:
 
 
 class _Panel(NamedTuple):
-    """How many tiles of the batch are packed at a time, and the rows of each."""
+    """How many tiles of a batch are packed at a time, the rows of each, and the features that caches keep."""
 
     tiles: int
     width: int
+    block: int
 
 
 class _Size(NamedTuple):
@@ -199,16 +201,21 @@ def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
 def _panel(entries: int, rows: int, batch: int, features: int) -> _Panel | None:
     """Return how a batch meets parts of the weight as dense tiles; None where single entries are faster.
 
-    A panel of the batch takes half of the cache; each time, the entries are written between zeros again.
+    A panel of the batch takes half of the cache, or a block of its features does where they are many. For
+    each panel, the entries are written between zeros again.
     """
-    most = target().cache_bytes // (2 * torch.bfloat16.itemsize * features)
-    groups = -(-batch // PAIRED_ROWS)
-    panels = -(-groups // max(most // PAIRED_ROWS, 1))
+    cache = target().cache_bytes // (2 * torch.bfloat16.itemsize)
+    groups, most = -(-batch // PAIRED_ROWS), cache // features // PAIRED_ROWS
+    is_split = most < min(groups, MAX_EXPANDED // PAIRED_ROWS)  # features, as they are many
+    panels = -(-groups // (MAX_EXPANDED // PAIRED_ROWS if is_split else most))
     each = -(-groups // panels)
     tiles = -(-each * PAIRED_ROWS // MAX_EXPANDED)
+    width = -(-each // tiles) * PAIRED_ROWS
+    blocks = -(-features * width // cache) if is_split else 1
+    block = -(-features // (blocks * PAIRED_ROWS)) * PAIRED_ROWS
     dense = rows * features * panels * (each * PAIRED_ROWS + PRODUCTS_PER_ZERO)
     saved = entries * (PRODUCTS_BY_TILES * batch - panels * PRODUCTS_PER_ENTRY)
-    return _Panel(tiles, -(-each // tiles) * PAIRED_ROWS) if saved > dense else None
+    return _Panel(tiles, width, block) if saved > dense else None
 
 
 _Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of memory that its threads need
@@ -221,9 +228,11 @@ def _plan(work: tuple[int, int], size: _Size, follows: tuple[bool, bool, int]) -
     width = panel.width if panel else _tile_width(size.batch, features, size.bytes, work[1])
     elements = (width + size.block_rows) * features
     if panel:  # and a strip of the weight, as in c/expanded.c
-        expanded = (panel.tiles * width + PAIRED_ROWS) * (features + 2 * PAIRED_ROWS) // 2
+        batch = panel.tiles * width
+        expanded = (batch + PAIRED_ROWS) * (features + 2 * PAIRED_ROWS) // 2 + MAX_HIGH * batch
         elements = max(elements, expanded)
-    header = pack([*work, size.rows, size.batch, features, width, *follows, panel.tiles if panel else 0])
+    plan = (panel.tiles, panel.block) if panel else (0, 0)
+    header = pack([*work, size.rows, size.batch, features, width, *follows, *plan])
     is_pooled = size.is_tiled and work[1] * elements >= MIN_POOLED
     return header, work[1] * (elements + 2 * LINE) if is_pooled else 0
 
