@@ -139,6 +139,42 @@ def test_weights_of_any_pattern_multiply_bfloat16() -> None:
 
 
 @pytest.mark.cpu("routines in C")
+@pytest.mark.parametrize("cache_bytes", [1 << 12, 1 << 21])
+@torch.no_grad()
+def test_parts_of_a_weight_become_dense_tiles(monkeypatch: pytest.MonkeyPatch, cache_bytes: int) -> None:
+    """Where the CPU multiplies tiles; elsewhere the same plans are followed entry by entry."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(linear, "PRODUCTS_BY_TILES", 1 << 30)
+    threads = torch.get_num_threads()
+    cpu = dataclasses.replace(host_target(), has_tiles=True, cache_bytes=cache_bytes)
+    try:
+        for count, (outputs, features) in itertools.product(
+            (1, 3), ((33, 37), (48, 160), (5, 2), (100, 777))
+        ):
+            torch.set_num_threads(count)
+            with using_target(cpu):
+                for batch in (17, 40, 64, 129, 300):
+                    check_narrow_product(outputs, features, batch)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.cpu("routines in C")
+@torch.no_grad()
+def test_zeros_of_dense_tiles_do_not_meet_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(linear, "PRODUCTS_BY_TILES", 1 << 30)
+    layer, x = scorch.nn.SparseLinear(64, 48, sparsity=0.5).bfloat16(), torch.randn(70, 64).bfloat16()
+    wanted = layer(x)
+    for number in (float("inf"), float("nan")):
+        x[40, 3] = number
+        found, meets = layer(x), layer.weight.detach().to_dense()[:, 3] != 0
+        assert torch.equal(found[40].isfinite(), ~meets)
+        others = torch.arange(70) != 40
+        torch.testing.assert_close(found[others], wanted[others], rtol=2**-7, atol=1e-5)
+
+
+@pytest.mark.cpu("routines in C")
 @torch.no_grad()
 def test_bfloat16_rounds_as_pytorch_does() -> None:
     special = torch.tensor(

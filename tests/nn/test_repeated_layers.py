@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 import scorch
 from scorch._src.nn import sparse_linear
+from scorch._src.ops.products import linear as products
 from scorch._src.ops.products import repeat_layer
 from scorch.errors import ShapeError
 
@@ -134,6 +136,27 @@ def test_repeated_calls_are_differentiated_cast_and_watched() -> None:
         assert "product with a sparse weight" in str(scorch.explain(layer, x))
     layer(x).sum().backward()
     assert layer.values.grad is not None
+
+
+@pytest.mark.cpu("routines in C")
+@torch.no_grad()
+def test_layers_under_autocast_are_one_routine() -> None:
+    torch.manual_seed(0)
+    layer = scorch.nn.SparseLinear(64, 40, sparsity=0.5)
+    dense = layer.to_dense()
+    with torch.autocast("cpu", torch.bfloat16):
+        for rows in (1, 5, 70):
+            x = torch.randn(rows, 64)
+            with mock.patch.object(products, "_rows_by_weight", side_effect=AssertionError("by a kernel")):
+                for given in (x, x.bfloat16()):
+                    found, wanted = layer.fused(given, "relu"), dense(given).relu()
+                    assert found.dtype == torch.bfloat16
+                    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-5)
+            added = layer.fused(x, None, torch.ones(rows, 40))
+            assert added.dtype == (dense(x) + torch.ones(rows, 40)).dtype
+            with torch.enable_grad():
+                assert layer(x).requires_grad
+        assert layer(x.double()[:0].float()).shape == (0, 40)
 
 
 @torch.no_grad()

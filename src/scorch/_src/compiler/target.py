@@ -31,7 +31,7 @@ class Target:
     widest register that is filled from addresses which another one lists, 0 if none is. ``looks_ahead``: rows
     of up to so many bytes are loaded early enough without being fetched ahead, as the core begins the next
     entries before one is done. ``is_grid``: as many threads run a kernel as its outer loops have turns, with
-    no memory or vector registers of their own.
+    no memory or vector registers of their own. ``has_tiles``: one instruction multiplies tiles of bfloat16.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Target:
     gather_bytes: int = 0
     looks_ahead: int = 0
     is_grid: bool = False
+    has_tiles: bool = False
 
 
 GRID = Target("grid", 16, 32, 1, 1 << 17, 32 << 20, is_grid=True)
@@ -80,7 +81,10 @@ def host_target() -> Target:
         raise ArgumentError(f"unknown SCORCH_TARGET {named!r}; choose from {', '.join(_KNOWN)}")
     vector_bytes, registers, sums, gather_bytes, looks_ahead = _KNOWN[named or _native()]
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
-    return Target(named, vector_bytes, registers, sums, *caches, gather_bytes, looks_ahead)
+    has_tiles = not named and {"amx_tile", "amx_bf16"} <= _flags()
+    return Target(
+        named, vector_bytes, registers, sums, *caches, gather_bytes, looks_ahead, has_tiles=has_tiles
+    )
 
 
 @functools.cache
@@ -97,10 +101,14 @@ def processor() -> str:
 def _native() -> str:
     if platform.machine().lower() in ("aarch64", "arm64"):
         return "aarch64"
-    flags = set(_first_core().get("flags", "").split())  # without any: 16 bytes are right everywhere
+    flags = _flags()  # without any: 16 bytes are right everywhere
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags:
         return "x86-64-v4"
     return "x86-64-v3" if {"avx2", "fma"} <= flags else "x86-64-v2"
+
+
+def _flags() -> set[str]:
+    return set(_first_core().get("flags", "").split())
 
 
 def _first_core() -> dict[str, str]:

@@ -11,8 +11,10 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.pattern import is_same_pattern
 from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import Kind, Part, is_sparse_layer, kind_of_layer, tables_of
+from scorch._src.nn.pruned.tied_names import rename_tied_weights
 from scorch._src.nn.saved_pattern import empty_pattern, pattern_from_words
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.nn.sparsify import replace_modules
@@ -60,10 +62,12 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             f"load_sparse expected a state_dict, but got {kind_of(state_dict)}; load a file first, "
             "as in scorch.nn.load_sparse(model, scorch.load(path))"
         )
+    state_dict = _with_tied_values(model, state_dict)
     sparse = _sparse_layers(state_dict)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
     read: dict[str, Any] = {}  # patterns and parameters, in the place of what they are read from
+    tied: dict[int, SparseLinear] = {}  # matrices by the parameters that they replace
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     for name, module in model.named_modules(remove_duplicate=False):
         was_sparse, kind = is_sparse_layer(module), kind_of_layer(module)
@@ -81,6 +85,7 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             replacement = _make_sparse(module, kind, parts, tables, state_dict, read)
         is_training = replacement.training == module.training  # as its parts are, which were just made
         replaced[module] = replacement if is_training else replacement.train(module.training)
+        _tie_weights(parts, tables, replacement, tied, read)
     missing = sorted(sparse - known)
     if missing:
         raise FileError(
@@ -88,10 +93,57 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             "same architecture as the one that was saved"
         )
     model = fuse_modules(replace_modules(model, replaced))
+    rename_tied_weights(model)
     state: Any = OrderedDict({**state_dict, **read})
     state._metadata = getattr(state_dict, "_metadata", None) or {}
     model.load_state_dict(state, assign=is_meta)
     return model
+
+
+def _tie_weights(
+    parts: list[Part],
+    tables: Mapping[str, str],
+    layer: torch.nn.Module,
+    tied: dict[int, SparseLinear],
+    read: dict[str, Any],
+) -> None:
+    """Have a layer that became sparse share the values of those whose dense weight was the same parameter."""
+    for part in parts if is_sparse_layer(layer) else []:
+        matrix = tables_of(layer)[part.table]
+        first = tied.setdefault(id(part.parameter), matrix)
+        if first is not matrix and is_same_pattern(first.pattern, matrix.pattern):
+            for name in ("values", "scales"):
+                setattr(matrix, name, getattr(first, name))
+                own = f"{tables[part.table]}.{name}".lstrip(".")
+                if own in read:
+                    read[own] = getattr(first, name)
+
+
+def _with_tied_values(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the values of matrices that share those of another, which files may store only once."""
+    values: dict[int, str] = {}  # names by the parameters that they replace
+    lacking: list[tuple[str, int]] = []
+    for name, module in model.named_modules(remove_duplicate=False):
+        for table, key in _parameters_of(module).items():
+            prefix = f"{name}.{table}".strip(".")
+            if f"{prefix}.values" in state_dict:
+                values.setdefault(key, f"{prefix}.values")
+            elif f"{prefix}.pattern" in state_dict:
+                lacking.append((f"{prefix}.values", key))
+    added = {name: state_dict[values[key]] for name, key in lacking if key in values}
+    if not added:
+        return state_dict
+    full: Any = OrderedDict({**state_dict, **added})
+    full._metadata = getattr(state_dict, "_metadata", None) or {}
+    return full  # type: ignore[no-any-return]
+
+
+def _parameters_of(module: torch.nn.Module) -> dict[str, int]:
+    """Return the identities of the parameters of a layer that its matrices are stored in, by their names."""
+    if is_sparse_layer(module):
+        return {table: id(matrix.values) for table, matrix in tables_of(module).items()}
+    kind = kind_of_layer(module)
+    return {} if kind is None else {part.table: id(part.parameter) for part in kind.parts(module)}
 
 
 def _sparse_layers(state_dict: Mapping[str, Any]) -> set[str]:

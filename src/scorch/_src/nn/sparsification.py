@@ -114,10 +114,12 @@ def sparsification_of(
     total = sum(size for size, _ in counted.values())
     nonzero = sum(stored for _, stored in counted.values())
     layers = []
+    seen: set[int] = set()
     named: dict[int, tuple[int, int]] = {}  # which do not count
     for name, reason in skipped.items():
         kind, found = _find_skipped(model, name)
-        size = sum(size for size, _ in found.values())
+        size = sum(size for key, (size, _) in found.items() if key not in seen)
+        seen.update(found)
         layers.append(SkippedLayer(name, kind, size, size / max(total, 1), reason))
         if reason == BY_REQUEST:
             named.update(found)

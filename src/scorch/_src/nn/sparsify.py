@@ -30,6 +30,7 @@ from scorch._src.nn.pruned.choose_storage import (
 from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import Part, is_sparse_layer, kind_of_layer, walk_layers
 from scorch._src.nn.pruned.prune_further import prune_further
+from scorch._src.nn.pruned.tied_names import rename_tied_weights
 from scorch._src.nn.sparsification import (
     BY_REQUEST,
     NOT_STORED_SPARSE,
@@ -59,7 +60,7 @@ def sparsify(
     method: str = "magnitude",
     distribution: str = "uniform",
     prefer: str = "speed",
-    batch: int | Sequence[int] = (1, 32),
+    batch: int | Sequence[int] | None = None,
     example: Any = None,
     weight_dtype: torch.dtype | None = None,
     skip: str | type | torch.nn.Module | torch.Tensor | Iterable[Any] = (),
@@ -72,8 +73,9 @@ def sparsify(
     their masks. Layers that are sparse already are pruned further, within their sparsity patterns, if
     ``sparsity`` or ``nm`` is given; without them, they stay as they are. Other layers stay dense.
 
-    Each layer is timed dense and sparse on this machine, with the current number of threads; where sparse is
-    slower, the pruned weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
+    Each layer is timed dense and sparse on this machine, with the current number of threads, in the dtype of
+    the model, or of ``torch.autocast`` if ``sparsify`` is called under it; where sparse is slower, the pruned
+    weight stays dense. ``scorch.report`` shows the decisions. Sparse layers are fused with
     the activation after them in ``torch.nn.Sequential`` and in PyTorch's Transformer layers, convolutions
     also with the batch norm between both; layer and RMS norms, also those of Hugging Face's models, are
     computed in one pass.
@@ -91,7 +93,8 @@ def sparsify(
         distribution: ``"uniform"`` prunes the same fraction of every layer, ``"global"`` the smallest weights
             of all layers, ``"erk"`` more of large layers, which is common with ``method="random"``.
         prefer: ``"speed"`` stores a layer sparse if that is faster, ``"size"`` if that is smaller.
-        batch: the batch sizes to time layers with.
+        batch: the batch sizes to time layers with; by default 1 and 32, and in linear layers also 512 rows. A
+            layer is stored sparse if it is slower at none of them.
         example: an input of the model, or a tuple or dictionary of its arguments. Layers are then timed on
             the inputs they get, and finally the whole model is timed with all of the faster layers sparse,
             with some and with none, to choose the fastest.
@@ -123,7 +126,7 @@ def sparsify(
         raise ArgumentError("pass pattern or nm, not both")
     nm = _parse_pattern("pattern", pattern) if pattern is not None else nm
     nm = _parse_pattern("nm", nm) if isinstance(nm, str) else nm
-    batches = tuple(batch) if isinstance(batch, Iterable) else (batch,)
+    batches = None if batch is None else tuple(batch) if isinstance(batch, Iterable) else (batch,)
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify expected a torch.nn.Module, but got {kind_of(model)}")
     asked = _requested_sparsity(sparsity, nm)
@@ -131,7 +134,7 @@ def sparsify(
     check_weight_dtype(weight_dtype)
     if prefer not in ("speed", "size"):
         raise ArgumentError(f"prefer must be 'speed' or 'size', but got {prefer!r}")
-    if not batches or not all(map(_is_count, batches)):
+    if batches is not None and not all(map(_is_count, batches or (0,))):
         raise ArgumentError(f"batch must be a positive integer or a sequence of them, but got {batches!r}")
     formats = _candidate_formats(format, blocks)
     skipped_modules = _resolve_skip(model, skip)
@@ -152,6 +155,7 @@ def sparsify(
         kept = pruning.prune_further(kept)
     if weight_dtype is not None:
         store_sparse_layers(list(sparse.values()), weight_dtype)
+    rename_tied_weights(model)
     reached = sparsification_of(
         model, asked, skipped, weight_dtype, tuple(n for n in sparse if sparse[n] in kept)
     )
@@ -189,7 +193,12 @@ def _replace_layers(
         dense, *sparse = timing.compare_models(switches, timing.bind_example(example))
     fastest = min(range(len(states)), key=lambda number: sparse[number])
     kept = states[fastest] if sparse[fastest] * MIN_GAIN <= dense else set()
-    reason = f"the model as a whole takes {sparse[0] / dense:.2f} x the time with all sparse layers"
+    reason = f"the model as a whole takes {sparse[fastest] / dense:.2f} x the time with sparse layers"
+    if kept:
+        ratio = sparse[0] / sparse[fastest]
+        reason = (
+            f"the model as a whole takes {ratio:.2f} x the time if layers that gain little are sparse, too"
+        )
     for layer in set(to_dense) - kept:
         to_dense[layer].sparsified = Decision(False, reason, decisions[layer].seconds)  # type: ignore[assignment]
     return _switch(model, to_dense, kept)()
@@ -380,7 +389,7 @@ def _select_layers(
                 dense[name] = reason
         elif has_weights(module):
             dense.update(_reasons_by_parameter(name, module, reason, skip))
-    for module in _find_sharing(selected):
+    for module in _find_sharing(model, selected):
         dense[selected.pop(module)] = "it shares its weights with another layer"
     return list(selected), dense, sparse
 
@@ -420,12 +429,17 @@ def _reason_to_skip(module: torch.nn.Module, nm: tuple[int, int] | None) -> str 
     return None
 
 
-def _find_sharing(layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return layers that share a weight, unless all that do are linear layers and embeddings."""
-    parameters = {layer: [id(part.parameter) for part in _parts_of(layer)] for layer in layers}
-    counts = Counter(key for keys in parameters.values() for key in keys)
+def _find_sharing(model: torch.nn.Module, layers: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return layers that share a weight, unless all that do are linear layers and embeddings to be pruned."""
+    parameters = {layer: {id(part.parameter) for part in _parts_of(layer)} for layer in layers}
     may_share = (torch.nn.Linear, torch.nn.Embedding)
+    inside = {module for layer in parameters for module in layer.modules()}
+    others = [module._parameters.values() for module in model.modules() if module not in inside]
+    kept = {id(parameter) for of_module in others for parameter in of_module}
     tied = {key for layer, keys in parameters.items() if not isinstance(layer, may_share) for key in keys}
+    counts = Counter(key for keys in parameters.values() for key in keys)
     return [
-        layer for layer, keys in parameters.items() if any(counts[key] > 1 and key in tied for key in keys)
+        layer
+        for layer, keys in parameters.items()
+        if keys & kept or any(counts[key] > 1 and key in tied for key in keys)
     ]

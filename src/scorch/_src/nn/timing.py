@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,9 +16,12 @@ from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch.errors import OperandError
 
+RATED = (torch.float64, torch.float32, torch.bfloat16)  # dtypes in which operations are timed
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments
-MIN_SECONDS_PER_CANDIDATE = 0.05
-MIN_ROUNDS = 5
+MIN_SECONDS_PER_CANDIDATE, MAX_SECONDS_PER_CANDIDATE = 0.05, 0.25
+MAX_SECONDS_PER_STATE = 1.0  # of a whole model
+MIN_AGREEING, AGREEING = 3, 1.05  # so many times of a state are at most so many times the shortest
+MIN_ROUNDS, MIN_SLOW_ROUNDS = 5, 2  # the latter of calls that take long
 
 
 def bind_example(example: Any) -> Call:
@@ -35,20 +37,35 @@ def bind_example(example: Any) -> Call:
 
 
 def measure_fastest(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the shortest time of each call in seconds; calls alternate, so that disturbances affect all."""
+    """Return the shortest time of each call in seconds; calls alternate, so that disturbances affect all.
+
+    Under ``torch.autocast`` each call casts its weights, as it does once in each pass through a model.
+    """
     seconds: dict[str, float] = {}
     with torch.no_grad():
         for call in calls.values():
             call()
-        end, rounds = time.perf_counter() + MIN_SECONDS_PER_CANDIDATE * len(calls), 0
-        while rounds < MIN_ROUNDS or time.perf_counter() < end:
+        begin, rounds = time.perf_counter(), 0
+        while _is_measuring(time.perf_counter() - begin, rounds, len(calls)):
             rounds += 1
             for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                elapsed = time.perf_counter() - start
+                elapsed = _seconds_of(call)
                 seconds[name] = min(seconds.get(name, elapsed), elapsed)
     return seconds
+
+
+def _is_measuring(elapsed: float, rounds: int, candidates: int) -> bool:
+    """Whether another round is worth its time."""
+    is_slow = elapsed > MAX_SECONDS_PER_CANDIDATE * candidates
+    least = MIN_SLOW_ROUNDS if is_slow else MIN_ROUNDS
+    return rounds < least or elapsed < MIN_SECONDS_PER_CANDIDATE * candidates
+
+
+def _seconds_of(call: Callable[[], object]) -> float:
+    torch.clear_autocast_cache()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 @contextlib.contextmanager
@@ -77,29 +94,38 @@ def evaluating(*models: torch.nn.Module) -> Iterator[None]:
 
 
 def compare_models(switches: Sequence[Callable[[], torch.nn.Module]], call: Call) -> list[float]:
-    """Return the median time of a model in several states; a switch puts it in one and returns it."""
+    """Return the shortest time of a model in several states; a switch puts it in one and returns it.
+
+    Where other processes disturb a model, the median says more about those than about the model, and the
+    shortest time is one only if others come close to it.
+    """
     seconds: list[list[float]] = [[] for _ in switches]
-    end = time.perf_counter() + MIN_SECONDS_PER_CANDIDATE * len(switches)
-    while len(seconds[0]) <= MIN_ROUNDS or time.perf_counter() < end:
+    begin = time.perf_counter()
+    while _is_comparing((time.perf_counter() - begin) / len(switches), seconds):
         for times, switch in zip(seconds, switches, strict=True):
-            model = switch()
-            start = time.perf_counter()
-            model(*call[0], **call[1])
-            times.append(time.perf_counter() - start)
-    return [statistics.median(times[1:]) for times in seconds]  # the first calls fill caches
+            times.append(_seconds_of(functools.partial(switch(), *call[0], **call[1])))
+    return [min(times[1:]) for times in seconds]  # the first calls fill caches
+
+
+def _is_comparing(elapsed: float, seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether another round is worth its time, after so many seconds for each state."""
+    if len(seconds[0]) <= MIN_ROUNDS or elapsed < MIN_SECONDS_PER_CANDIDATE:
+        return True
+    shortest = [sorted(times[1:])[:MIN_AGREEING] for times in seconds]
+    return elapsed < MAX_SECONDS_PER_STATE and any(few[-1] > few[0] * AGREEING for few in shortest)
 
 
 class MachineRates:
     """What this machine does per second with the current threads: bytes read, operations by kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         torch_state = torch.get_rng_state()
         torch.manual_seed(0)
         size = 512
-        a, b = torch.randn(size, size, device=HOST), torch.randn(size, size, device=HOST)
+        a, b = (torch.randn(size, size, device=HOST).to(dtype) for _ in range(2))
         large = torch.randn(1 << 23, device=HOST)
-        layer = SparseLinear(1024, 1024, sparsity=0.9, bias=False, device=HOST)
-        x = torch.randn(32, 1024, device=HOST)
+        layer = SparseLinear(1024, 1024, sparsity=0.9, bias=False, device=HOST).to(dtype)
+        x = torch.randn(32, 1024, device=HOST).to(dtype)
         torch.set_rng_state(torch_state)
         seconds = measure_fastest(
             {"read": lambda: large.sum(), "dense": lambda: a @ b, "sparse": lambda: layer(x)},
@@ -110,8 +136,8 @@ class MachineRates:
 
 
 @functools.cache
-def _machine_rates(threads: int) -> MachineRates:
-    return MachineRates()
+def _machine_rates(threads: int, dtype: torch.dtype) -> MachineRates:
+    return MachineRates(dtype)
 
 
 def estimate_seconds(layer: torch.nn.Module, batch: int) -> float | None:
@@ -119,7 +145,9 @@ def estimate_seconds(layer: torch.nn.Module, batch: int) -> float | None:
     linear_or_table = (torch.nn.Linear, torch.nn.Embedding, SparseLinear, SparseEmbedding)
     if not isinstance(layer, linear_or_table):
         return None
-    rates = _machine_rates(host_threads())
+    dtypes = [parameter.dtype for parameter in layer.parameters()]
+    dtype = next((dtype for dtype in dtypes if dtype in RATED), torch.float32)
+    rates = _machine_rates(host_threads(), dtype)
     if isinstance(layer, SparseEmbedding):
         entry = layer.table.values.element_size() + 4
         share = layer.table.density * layer.embedding_dim * entry

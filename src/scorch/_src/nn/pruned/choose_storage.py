@@ -58,7 +58,7 @@ class Preference:
 
     formats: Sequence[Format]
     prefer: str
-    batches: Sequence[int]
+    batches: Sequence[int] | None  # None for those of the layer's kind
     examples: Mapping[torch.nn.Module, Call]  # what layers were called with
     weight_dtype: torch.dtype | None = None  # that sparse weights are stored in, if not in their own
 
@@ -68,10 +68,11 @@ class Preference:
         """Return a call of each candidate by batch size."""
         known = self.examples.get(layer)
         if known is None:
-            dtype = input_dtype(layer)
+            kind, dtype = kind_of_layer(layer), input_dtype(layer)
+            assert kind is not None
             return {
                 size: {name: example_call(candidate, size, dtype) for name, candidate in candidates.items()}
-                for size in self.batches
+                for size in self.batches or kind.batches
             }
         arguments, options = known
         tensors = [value for value in (*arguments, *options.values()) if isinstance(value, torch.Tensor)]
@@ -249,20 +250,33 @@ def _choose_fastest(
     candidates: Mapping[str, torch.nn.Module],
     calls: Mapping[int, Mapping[str, Callable[[], object]]],
 ) -> tuple[torch.nn.Module, Decision]:
+    """Return the fastest candidate that is slower than ``dense`` at no batch size, or ``dense``."""
     with evaluating(dense, *candidates.values()):
         by_batch = {size: timing.measure_fastest(of_batch) for size, of_batch in calls.items()}
-    gain = {
-        name: statistics.geometric_mean([seconds["dense"] / seconds[name] for seconds in by_batch.values()])
+    gains = {
+        name: {size: seconds["dense"] / seconds[name] for size, seconds in by_batch.items()}
         for name in candidates
     }
-    best = max(gain, key=lambda name: gain[name])
+    best = max(gains, key=lambda name: (min(gains[name].values()) >= 1, _mean(gains[name])))
     seconds = {size: (found["dense"], found[best]) for size, found in by_batch.items()}
-    batch_text = " and ".join(map(str, by_batch))
-    if gain[best] > 1:
-        return candidates[best], Decision(True, f"{gain[best]:.1f} x as fast at batch {batch_text}", seconds)
-    return dense, Decision(
-        False, f"sparse takes {1 / gain[best]:.1f} x the time at batch {batch_text}", seconds
-    )
+    gain, slowest = _mean(gains[best]), min(gains[best], key=lambda size: gains[best][size])
+    everywhere = _join([str(size) for size in by_batch])
+    if gain > 1 and gains[best][slowest] >= 1:
+        return candidates[best], Decision(True, f"{gain:.1f} x as fast at batch {everywhere}", seconds)
+    reason = f"sparse takes {1 / gain:.1f} x the time at batch {everywhere}"
+    if gain > 1:
+        fastest = max(gains[best], key=lambda size: gains[best][size])
+        reason = f"sparse takes {1 / gains[best][slowest]:.2f} x the time at batch {slowest}, although it is "
+        reason += f"{gains[best][fastest]:.1f} x as fast at batch {fastest}"
+    return dense, Decision(False, reason, seconds)
+
+
+def _mean(gains: Mapping[int, float]) -> float:
+    return statistics.geometric_mean(gains.values())
+
+
+def _join(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _copy_settings(

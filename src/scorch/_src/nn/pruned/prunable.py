@@ -26,6 +26,8 @@ from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Weights = Mapping[str, SparseTensor]  # by the names of their tables
+TIMM_LINEAR = "timm.layers.linear.Linear"
+EXAMPLE_ROWS = (1, 32, 512)  # a token, a batch, and the tokens of a few sentences
 EXAMPLE_PIXELS, EXAMPLE_TOKENS, EXAMPLE_STEPS = 14, 64, 16  # of inputs where the caller gives none
 
 
@@ -80,6 +82,7 @@ class Kind:
     inputs: str
     takes_any_format: bool = True
     takes_any_weight_dtype: bool = False  # sums are in another type than the values that are stored
+    batches: tuple[int, ...] = (1, 32)  # that layers are timed with where the caller names none
 
 
 def _one_part(table: str, is_transposed: bool = False) -> Callable[[Any], list[Part]]:
@@ -129,6 +132,7 @@ _LINEAR = Kind(
     lambda layer, batch, options: _rows(layer.in_features, batch, options),
     "rows in linear layers",
     takes_any_weight_dtype=True,
+    batches=EXAMPLE_ROWS,
 )
 _TRANSPOSED = Kind(
     _one_part("", is_transposed=True),
@@ -136,6 +140,7 @@ _TRANSPOSED = Kind(
     lambda layer, batch, options: _rows(layer.nx, batch, options),
     "rows in linear layers",
     takes_any_weight_dtype=True,
+    batches=EXAMPLE_ROWS,
 )
 _EMBEDDING = Kind(
     _one_part("table"),
@@ -203,7 +208,15 @@ _KINDS_OF_SPARSE: dict[type, Kind] = {
 
 def kind_of_layer(layer: torch.nn.Module) -> Kind | None:
     """Return how a dense layer becomes sparse; None if it cannot."""
-    return _TRANSPOSED if is_transposed_linear(layer) else KINDS.get(type(layer))
+    if is_transposed_linear(layer):
+        return _TRANSPOSED
+    return _LINEAR if _is_linear_of_timm(layer) else KINDS.get(type(layer))
+
+
+def _is_linear_of_timm(layer: torch.nn.Module) -> bool:
+    """Whether a layer is of timm's subclass of ``torch.nn.Linear``, which computes the same."""
+    kind = type(layer)
+    return kind.__base__ is torch.nn.Linear and f"{kind.__module__}.{kind.__name__}" == TIMM_LINEAR
 
 
 def kind_of_sparse_layer(layer: torch.nn.Module) -> Kind:

@@ -23,10 +23,10 @@ from scorch._src.ops.fallback import (
 )
 from scorch._src.ops.products.groups import Groups, find_groups, find_positions
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
-from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.statements.autocast import autocast_dtype, cast, is_autocast
 from scorch._src.statements.autograd import repeat_differentiable
 from scorch._src.statements.einsum import differentiable_einsum, einsum
-from scorch._src.storage.storage import Pattern
+from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.registry import implements
@@ -38,6 +38,7 @@ _ROWS = "ij,kj->ik"  # the rows of an input by those of a weight
 CSR = as_format("csr", 2)
 MAX_NARROW_COLUMNS = 1 << 16
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_CAST = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that autocast casts
 
 
 @implements(F.linear, differentiable=True)
@@ -77,8 +78,10 @@ def linear_of_parameter(
     An activation and a residual follow. The values of ``weight`` may have fewer bits than the input, and
     ``scales`` for its rows; such a weight is connected to nothing.
     """
-    if is_any_autocast_enabled() or not input.dim():
+    if not input.dim():
         return None
+    if is_any_autocast_enabled():
+        return _linear_under_autocast(input, weight, bias, scales, activation, residual)
     is_connected = is_grad_enabled() and any_requires_grad(input, weight.parameter)
     is_followed = activation is not None or residual is not None
     if scales is not None or is_followed or weight.storage.values.dtype is not input.dtype:
@@ -93,6 +96,22 @@ def linear_of_parameter(
             return known
     found = None if is_connected or is_differentiable(bias) else multiply_batch(input, weight, bias)
     return found if found is not None else _add_bias(_rows_by_weight(input, weight, is_connected), bias)
+
+
+def _linear_under_autocast(
+    input: torch.Tensor, weight: SparseTensor, bias: Any, scales: Any, activation: str | None, residual: Any
+) -> Any:
+    """Return ``linear_of_parameter`` of what autocast casts, where nothing is tracked; None otherwise."""
+    dtype, values = autocast_dtype(input.device), weight.storage.values
+    if scales is not None or residual is not None or dtype not in routines_for(input).batch_dtypes:
+        return None
+    if is_grad_enabled() and any_requires_grad(input, weight.parameter, bias):
+        return None
+    if not all(each is None or each.dtype in _CAST for each in (input, values, bias)):
+        return None
+    pattern, bias = weight.storage.pattern, None if bias is None else bias.to(dtype)
+    narrow = SparseTensor(Storage(pattern, values.to(dtype)))
+    return multiply_batch(input.to(dtype), narrow, bias, activation=activation)
 
 
 def _add_bias(product: Any, bias: Any) -> Any:

@@ -1,14 +1,15 @@
 /* A batch lies in tiles of WIDTH rows of X, padded by zeros, each of which has the features one after the
    other: element b of feature j of a tile is at j * WIDTH + b. Each thread copies the tile that it works on
    for itself: fetching what another core has written would take as long. ROWS, POS and CRD count blocks. */
-enum { VALUES = FIRST, SCALES, BIAS, RESIDUAL, X, SPACE, OUT, BATCH, FEATURES, WIDTH, ACTIVATION };
+enum { VALUES = FIRST, SCALES, BIAS, RESIDUAL, X, SPACE, OUT, BATCH, FEATURES, WIDTH, ACTIVATION, EXPANDS, BLOCK_DEPTH };
 enum { /* what is given: numbers, tensors, and the result at last */
-    G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_HAS_RESIDUAL, G_ACTIVATION,
+    G_BATCH = ROWS + 1, G_FEATURES, G_WIDTH, G_HAS_BIAS, G_HAS_RESIDUAL, G_ACTIVATION, G_EXPANDS, G_BLOCK_DEPTH,
     G_POS, G_CRD, G_VALUES, G_SCALES, G_BIAS, G_RESIDUAL, G_X, G_SPACE, G_OUT
 };
 enum { LINE = 64 }; /* bytes of a cache line; vectors that lie in two of them take twice as long */
 /* Rows that are copied together, since their elements are neighbours where they go, and as rows of blocks. */
 enum { LINES = 16, GROUP = LINES / BLOCK_ROWS, PACKED = 64 /* of the columns of a row */ };
+enum { WHOLE = GROUP * (HAS_PAIRS ? 2 : 1) };
 
 /* Numbers of X, BIAS, RESIDUAL and OUT as they lie in memory; those that are computed with are of the type T. */
 #ifdef BATCH_bf16
@@ -52,13 +53,16 @@ typedef struct { job_t rows; i64 tiles; next_t *next; } product_t;
 static i64 count_tiles(i64 batch, i64 width) { return (batch + width - 1) / width; }
 
 /* Elements that a thread needs: a tile, and the values of a row where those are stored otherwise. */
-static i64 space_of(i64 features, i64 width) {
-    return features * width + (IS_NARROW_WEIGHT ? (features * BLOCK_ROWS + LINE - 1) / LINE * LINE : 0);
+static i64 space_of(i64 features, i64 width, i64 expands, i64 block) {
+    const i64 space = features * width + (IS_NARROW_WEIGHT ? (features * BLOCK_ROWS + LINE - 1) / LINE * LINE : 0);
+    const i64 expanded = expands ? expanded_space(features, expands * width, block) : 0;
+    const i64 most = space < expanded ? expanded : space;
+    return (most + LINE - 1) / LINE * LINE;
 }
 
-/* The first row of blocks of a part; parts begin with whole GROUPs. */
+/* The first row of blocks of a part; parts begin with whole groups of WHOLE. */
 static i64 first_line(const job_t *rows, i64 part) {
-    const i64 row = (first_row(rows, part) + GROUP - 1) / GROUP * GROUP;
+    const i64 row = (first_row(rows, part) + WHOLE - 1) / WHOLE * WHOLE;
     return CLAMP(row, rows->args[ROWS]);
 }
 
@@ -131,6 +135,24 @@ static const T *weights_##T(const i64 *args, i64 row, i64 from, i64 n, T *space)
     return space; \
 } \
 PAIRS(T, COLUMN(I)) \
+/* Sums of so many rows of the weight times a tile become results: those for ROW begin at SUMS. */ \
+static void finish_##T(const i64 *args, i64 tile, i64 row, i64 lines, T *sums) { \
+    enum { LANES = sizeof(T##v) / sizeof(T) }; \
+    const NUMBER(T) *residual = (const NUMBER(T) *)args[RESIDUAL]; \
+    const i64 width = args[WIDTH], rows = args[ROWS] * BLOCK_ROWS, at = tile * width, to = at * rows + row; \
+    const i64 count = CLAMP(width, args[BATCH] - at), vectors = (count + LANES - 1) / LANES; \
+    const i64 is_full = vectors * LANES == width, used = is_full ? lines * width : vectors * LANES; \
+    T turned[WHOLE * BLOCK_ROWS * MOST * LANES]; \
+    for (i64 line = 0; line < (is_full ? 1 : lines); line++) \
+        activate_##T(args[ACTIVATION], sums + line * width, used); \
+    NUMBER(T) *out = (NUMBER(T) *)args[OUT] + to; \
+    const int is_stored = !residual && !IS_NARROW_BATCH; \
+    for (i64 line = 0; line < lines; line += LINES) \
+        turn_##T(sums + line * width, width, (is_stored ? (T *)out : turned) + line, is_stored ? rows : lines, \
+                 CLAMP((i64)LINES, lines - line), count, 0); \
+    if (!is_stored) store_##T(turned, residual ? residual + to : 0, out, rows, count, lines); \
+} \
+EXPANDED(T, I) \
 static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 end) { \
     enum { LANES = sizeof(T##v) / sizeof(T) }; \
     const I *pos = (const I *)args[POS]; \
@@ -139,7 +161,7 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
     const NUMBER(T) *residual = (const NUMBER(T) *)args[RESIDUAL]; \
     const i64 width = args[WIDTH], rows = args[ROWS] * BLOCK_ROWS, at = tile * width; \
     const i64 count = CLAMP(width, args[BATCH] - at), vectors = (count + LANES - 1) / LANES; \
-    T sums[LINES * MOST * LANES], turned[LINES * MOST * LANES], *space = in + args[FEATURES] * width; \
+    T sums[LINES * MOST * LANES], *space = in + args[FEATURES] * width; \
     for (i64 row = begin; row < end; row += GROUP) { \
         const i64 lines = CLAMP((i64)GROUP, end - row) * BLOCK_ROWS, to = at * rows + row * BLOCK_ROWS; \
         for (i64 b = 0; residual && b < count; b++) __builtin_prefetch(residual + to + b * rows); \
@@ -155,13 +177,7 @@ static void multiply_##T##_##I(const i64 *args, T *in, i64 tile, i64 begin, i64 
                 v += MULTIPLY_ROWS(T, crd + from, values, n, in + v * LANES, width, start, \
                                    sums + line * width + v * LANES, vectors - v); \
         } \
-        const i64 is_full = vectors * LANES == width, used = is_full ? lines * width : vectors * LANES; \
-        for (i64 line = 0; line < (is_full ? 1 : lines); line++) \
-            activate_##T(args[ACTIVATION], sums + line * width, used); \
-        NUMBER(T) *out = (NUMBER(T) *)args[OUT] + to; \
-        const int is_stored = !residual && !IS_NARROW_BATCH; \
-        turn_##T(sums, width, is_stored ? (T *)out : turned, is_stored ? rows : lines, lines, count, 0); \
-        if (!is_stored) store_##T(turned, residual ? residual + to : 0, out, rows, count, lines); \
+        finish_##T(args, tile, row * BLOCK_ROWS, lines, sums); \
     } \
 } \
 static void pack_##T(const i64 *args, i64 tile, T *to) { \
@@ -187,17 +203,25 @@ static void products_##T##_##I(i64 worker, i64 end, void *context) { \
     product_t *job = context; \
     const i64 *args = job->rows.args, tiles = job->tiles, parts = job->rows.chunks, threads = args[THREADS]; \
     const i64 home = worker * tiles / threads, homes = (end * tiles + threads - 1) / threads - home; \
-    T *in = (T *)args[SPACE] + worker * space_of(args[FEATURES], args[WIDTH]); \
+    T *in = (T *)args[SPACE] + worker * space_of(args[FEATURES], args[WIDTH], args[EXPANDS], args[BLOCK_DEPTH]); \
+    const i64 expands = args[EXPANDS]; \
+    if (expands) begin_tiles(); \
     for (i64 step = 0; step < tiles; step++) { \
         const i64 tile = (home + step) % tiles; \
         i64 *next = &job->next[tile].part, part = __atomic_load_n(next, __ATOMIC_RELAXED); \
         if (part >= parts || (step >= homes && parts - part <= parts / 4)) continue; \
         part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); \
-        if (part < parts && IS_PAIRED(args[WIDTH])) pack_pairs_##T(args, tile, in); \
-        else if (part < parts) pack_##T(args, tile, in); \
-        for (; part < parts; part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) \
-            multiply_##T##_##I(args, in, tile, first_line(&job->rows, part), first_line(&job->rows, part + 1)); \
+        for (i64 each = 0; part < parts && each < expands; each++) \
+            pack_expanded_##T(args, tile * expands + each, in + each * expanded_apart(args[FEATURES], args[WIDTH])); \
+        if (part < parts && !expands && IS_PAIRED(args[WIDTH])) pack_pairs_##T(args, tile, in); \
+        else if (part < parts && !expands) pack_##T(args, tile, in); \
+        for (; part < parts; part = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) { \
+            const i64 begin = first_line(&job->rows, part), end = first_line(&job->rows, part + 1); \
+            if (expands) multiply_expanded_##T##_##I(args, in, tile, begin, end); \
+            else multiply_##T##_##I(args, in, tile, begin, end); \
+        } \
     } \
+    if (expands) end_tiles(); \
 } \
 static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, next_t *next) { \
     const i64 threads = args[THREADS], parts = count_parts(args, sizeof(I) == 8, tiles, sizeof(T##v) / sizeof(T)); \
@@ -208,9 +232,12 @@ static void multiply_batch_##T##_##I(const i64 *args, i64 tiles, next_t *next) {
 } \
 i64 scorch_linear_##T##_##I(i64 *given) { \
     const i64 batch = given[G_BATCH], features = given[G_FEATURES], width = given[G_WIDTH]; \
-    const i64 tiles = count_tiles(batch, width), is_own = given[G_SPACE] == given[G_X]; \
-    const i64 is_tiled = batch > 1 && !IS_WINDOWED; \
-    const i64 space = is_tiled && is_own ? given[THREADS] * space_of(features, width) * sizeof(T) : 0; \
+    const i64 is_tiled = batch > 1 && !IS_WINDOWED, is_own = given[G_SPACE] == given[G_X]; \
+    const unsigned short *bits = (const unsigned short *)given[G_X]; \
+    const int may = given[G_EXPANDS] && may_expand() && all_finite(bits, batch * features); \
+    const i64 expands = may ? given[G_EXPANDS] : 0, tiles = count_tiles(batch, width * (expands ? expands : 1)); \
+    const i64 each = space_of(features, width, expands, given[G_BLOCK_DEPTH]); \
+    const i64 space = is_tiled && is_own ? given[THREADS] * each * sizeof(T) : 0; \
     /* Of a narrow batch the bias is widened first; where it is in no tiles, X and the results are, too. */ \
     const i64 rows = given[ROWS] * BLOCK_ROWS, biases = IS_NARROW_BATCH && given[G_HAS_BIAS] ? rows : 0; \
     const i64 widened = IS_NARROW_BATCH && !is_tiled ? batch * features : 0, results = widened ? batch * rows : 0; \
@@ -226,7 +253,7 @@ i64 scorch_linear_##T##_##I(i64 *given) { \
         given[PARALLEL], given[THREADS], given[ROWS], given[G_POS], given[G_CRD], given[G_VALUES], \
         HAS_SCALES ? given[G_SCALES] : 0, biases ? (i64)bias : given[G_HAS_BIAS] ? given[G_BIAS] : 0, \
         results ? 0 : (i64)residual, widened ? (i64)x : given[G_X], is_own ? (i64)(next + tiles) : given[G_SPACE], \
-        results ? (i64)out : given[G_OUT], batch, features, width, given[G_ACTIVATION]}; \
+        results ? (i64)out : given[G_OUT], batch, features, width, given[G_ACTIVATION], expands, given[G_BLOCK_DEPTH]}; \
     if (IS_WINDOWED) in_chunks(args, sizeof(I) == 8, windows_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \
     else if (batch > 1) multiply_batch_##T##_##I(args, tiles, next); \
     else in_chunks(args, sizeof(I) == 8, dots_##T##_##I, chunks_of_dots(args, sizeof(I) == 8)); \

@@ -3,6 +3,7 @@
    one; 2 * LINES rows are a group, and a tile has whole groups. Sums are floats. Where there are no such tiles,
    IS_PAIRED is 0. */
 #if defined(BATCH_bf16) && BLOCK == 1
+#define HAS_PAIRS 1
 #define IS_PAIRED(width) ((width) % (2 * LINES) == 0)
 typedef unsigned bits_at __attribute__((may_alias));
 
@@ -71,6 +72,7 @@ static void pack_pairs_##T(const i64 *args, i64 tile, T *to) { \
         } \
 }
 #else
+#define HAS_PAIRS 0
 #define IS_PAIRED(width) 0
 #define PAIRS(T, C)
 #define multiply_pairs_f32(...) ((void)0)

@@ -31,13 +31,19 @@ SOURCE = "".join(
     read_source(f"{name}.c")
     for name in (
         *("tiles", "weights", "gathers", "squares", "wide_squares", "turn", "blocks", "activations"),
-        *("windows", "bf16", "pairs", "linear"),
+        *("windows", "bf16", "pairs", "expanded", "linear"),
     )
 )
 TILE_PARTS = 2  # of a core's cache, one of which holds a tile of a batch while rows of the weight pass
 SHARED_TILE_PARTS = 8  # the same for a tile that several threads pack
 MAX_SHARING = 4  # threads that pack the same tile, where a vector is a line and packing takes little
 PAIRED = 16  # rows of a batch in bf16, beyond which two of them share the bits of a float in tiles
+PAIRED_ROWS = 32  # whose numbers lie together in such tiles
+MAX_EXPANDED = 128  # rows of a batch that dense tiles of the weight meet at a time
+MAX_HIGH = 256  # rows of the weight whose sums are kept
+PRODUCTS_BY_TILES = 18  # that an instruction for tiles does while one is done by vectors
+PRODUCTS_PER_ENTRY = 140  # by tiles, in the time in which an entry is written to one
+PRODUCTS_PER_ZERO = 40  # the same for a zero
 MIN_POOLED = 1 << 20  # elements of threads' tiles from which on they are worth memory of a pool
 STORED = {torch.bfloat16: "bf16", torch.int8: "int8"}  # values that are not of the batch's type
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # as c/activations.c counts them
@@ -160,6 +166,14 @@ def window() -> int:
     return target().vector_bytes // torch.float32.itemsize
 
 
+class _Panel(NamedTuple):
+    """How many tiles of a batch are packed at a time, the rows of each, and the features that caches keep."""
+
+    tiles: int
+    width: int
+    block: int
+
+
 class _Size(NamedTuple):
     """What plans depend on; ``rows`` are those of blocks, ``bytes`` those of a number in a tile."""
 
@@ -169,6 +183,7 @@ class _Size(NamedTuple):
     block_rows: int
     bytes: int
     is_tiled: bool
+    panel: _Panel | None  # where parts of the weight become dense tiles
 
 
 def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
@@ -177,7 +192,30 @@ def _size(weight: Matrix, x: Tensor, block: tuple[int, int]) -> _Size:
     is_tiled = batch > 1 and not is_windowed
     is_paired = is_tiled and x.dtype == torch.bfloat16 and block == (1, 1) and batch > PAIRED
     bytes = x.dtype.itemsize if is_paired else _computed(x.dtype).itemsize
-    return _Size(weight[0].numel() - 1, batch, features, block[0], bytes, is_tiled)
+    rows = weight[0].numel() - 1
+    may_expand = is_paired and target().has_tiles and target().vector_bytes == LINE
+    panel = _panel(weight[2].numel(), rows, batch, features) if may_expand else None
+    return _Size(rows, batch, features, block[0], bytes, is_tiled, panel)
+
+
+def _panel(entries: int, rows: int, batch: int, features: int) -> _Panel | None:
+    """Return how a batch meets parts of the weight as dense tiles; None where single entries are faster.
+
+    A panel of the batch takes half of the cache, or a block of its features does where they are many. For
+    each panel, the entries are written between zeros again.
+    """
+    cache = target().cache_bytes // (2 * torch.bfloat16.itemsize)
+    groups, most = -(-batch // PAIRED_ROWS), cache // features // PAIRED_ROWS
+    is_split = most < min(groups, MAX_EXPANDED // PAIRED_ROWS)  # features, as they are many
+    panels = -(-groups // (MAX_EXPANDED // PAIRED_ROWS if is_split else most))
+    each = -(-groups // panels)
+    tiles = -(-each * PAIRED_ROWS // MAX_EXPANDED)
+    width = -(-each // tiles) * PAIRED_ROWS
+    blocks = -(-features * width // cache) if is_split else 1
+    block = -(-features // (blocks * PAIRED_ROWS)) * PAIRED_ROWS
+    dense = rows * features * panels * (each * PAIRED_ROWS + PRODUCTS_PER_ZERO)
+    saved = entries * (PRODUCTS_BY_TILES * batch - panels * PRODUCTS_PER_ENTRY)
+    return _Panel(tiles, width, block) if saved > dense else None
 
 
 _Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of memory that its threads need
@@ -186,10 +224,17 @@ _Plan = tuple[bytes, int]  # the numbers that the routine takes, the elements of
 @functools.lru_cache(maxsize=1024)
 def _plan(work: tuple[int, int], size: _Size, follows: tuple[bool, bool, int]) -> _Plan:
     """Return the plan for what ``parallel.shared_by`` returns."""
-    width = _tile_width(size.batch, size.features, size.bytes, work[1])
-    tiles = work[1] * (width + size.block_rows) * size.features
-    elements = tiles + LINE * work[1] if size.is_tiled and tiles >= MIN_POOLED else 0
-    return pack([*work, size.rows, size.batch, size.features, width, *follows]), elements
+    features, panel = size.features, size.panel
+    width = panel.width if panel else _tile_width(size.batch, features, size.bytes, work[1])
+    elements = (width + size.block_rows) * features
+    if panel:  # and a strip of the weight, as in c/expanded.c
+        batch = panel.tiles * width
+        expanded = (batch + PAIRED_ROWS) * (features + 2 * PAIRED_ROWS) // 2 + MAX_HIGH * batch
+        elements = max(elements, expanded)
+    plan = (panel.tiles, panel.block) if panel else (0, 0)
+    header = pack([*work, size.rows, size.batch, features, width, *follows, *plan])
+    is_pooled = size.is_tiled and work[1] * elements >= MIN_POOLED
+    return header, work[1] * (elements + 2 * LINE) if is_pooled else 0
 
 
 def _plan_by_load(
