@@ -166,7 +166,10 @@ def test_tied_weights_are_loaded_as_tied() -> None:
     assert "out.weight" in Model._tied_weights_keys
     whole = small.state_dict()
     once = {name: value for name, value in whole.items() if name != "out.values"}
-    for state, model in ((whole, Model()), (once, Model()), (once, scorch.sparsify(Model(), prefer="size"))):
+    with torch.device("meta"):
+        empty = [Model(), Model()]
+    models = [Model(), Model(), scorch.sparsify(Model(), prefer="size"), *empty]
+    for state, model in zip((whole, once, once, whole, once), models, strict=True):
         found = scorch.nn.load_sparse(model, state)
         assert found.out.values is found.embedding.table.values
         assert "out.values" in found._tied_weights_keys

@@ -67,7 +67,8 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
     read: dict[str, Any] = {}  # patterns and parameters, in the place of what they are read from
-    tied: dict[int, SparseLinear] = {}  # matrices by the parameters that they replace
+    firsts: dict[int, SparseLinear] = {}  # matrices by the parameters that they replace
+    tied: list[tuple[SparseLinear, SparseLinear]] = []
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     for name, module in model.named_modules(remove_duplicate=False):
         was_sparse, kind = is_sparse_layer(module), kind_of_layer(module)
@@ -85,7 +86,7 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             replacement = _make_sparse(module, kind, parts, tables, state_dict, read)
         is_training = replacement.training == module.training  # as its parts are, which were just made
         replaced[module] = replacement if is_training else replacement.train(module.training)
-        _tie_weights(parts, tables, replacement, tied, read)
+        _note_tied_weights(parts, replacement, firsts, tied)
     missing = sorted(sparse - known)
     if missing:
         raise FileError(
@@ -94,29 +95,33 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
         )
     model = fuse_modules(replace_modules(model, replaced))
     rename_tied_weights(model)
+    _tie(tied)
     state: Any = OrderedDict({**state_dict, **read})
     state._metadata = getattr(state_dict, "_metadata", None) or {}
     model.load_state_dict(state, assign=is_meta)
+    if is_meta:  # each parameter was assigned by itself
+        _tie(tied)
     return model
 
 
-def _tie_weights(
+def _note_tied_weights(
     parts: list[Part],
-    tables: Mapping[str, str],
     layer: torch.nn.Module,
-    tied: dict[int, SparseLinear],
-    read: dict[str, Any],
+    firsts: dict[int, SparseLinear],
+    tied: list[tuple[SparseLinear, SparseLinear]],
 ) -> None:
-    """Have a layer that became sparse share the values of those whose dense weight was the same parameter."""
+    """Note a layer that became sparse, and one before whose dense weight was the same parameter."""
     for part in parts if is_sparse_layer(layer) else []:
         matrix = tables_of(layer)[part.table]
-        first = tied.setdefault(id(part.parameter), matrix)
+        first = firsts.setdefault(id(part.parameter), matrix)
         if first is not matrix and is_same_pattern(first.pattern, matrix.pattern):
-            for name in ("values", "scales"):
-                setattr(matrix, name, getattr(first, name))
-                own = f"{tables[part.table]}.{name}".lstrip(".")
-                if own in read:
-                    read[own] = getattr(first, name)
+            tied.append((matrix, first))
+
+
+def _tie(tied: list[tuple[SparseLinear, SparseLinear]]) -> None:
+    """Have layers share the values of others."""
+    for matrix, first in tied:
+        matrix.values, matrix.scales = first.values, first.scales
 
 
 def _with_tied_values(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
