@@ -40,6 +40,7 @@ MAX_SHARING = 4  # threads that pack the same tile, where a vector is a line and
 PAIRED = 16  # rows of a batch in bf16, beyond which two of them share the bits of a float in tiles
 PAIRED_ROWS = 32  # whose numbers lie together in such tiles
 MAX_EXPANDED = 128  # rows of a batch that dense tiles of the weight meet at a time
+MAX_PANEL = 512  # rows of a panel whose features are in blocks
 MAX_HIGH = 256  # rows of the weight whose sums are kept
 PRODUCTS_BY_TILES = 18  # that an instruction for tiles does while one is done by vectors
 PRODUCTS_PER_ENTRY = 140  # by tiles, in the time in which an entry is written to one
@@ -206,12 +207,12 @@ def _panel(entries: int, rows: int, batch: int, features: int) -> _Panel | None:
     """
     cache = target().cache_bytes // (2 * torch.bfloat16.itemsize)
     groups, most = -(-batch // PAIRED_ROWS), cache // features // PAIRED_ROWS
-    is_split = most < min(groups, MAX_EXPANDED // PAIRED_ROWS)  # features, as they are many
-    panels = -(-groups // (MAX_EXPANDED // PAIRED_ROWS if is_split else most))
+    is_split = most < min(groups, MAX_PANEL // PAIRED_ROWS)  # features, as they are many
+    panels = -(-groups // (MAX_PANEL // PAIRED_ROWS if is_split else most))
     each = -(-groups // panels)
     tiles = -(-each * PAIRED_ROWS // MAX_EXPANDED)
     width = -(-each // tiles) * PAIRED_ROWS
-    blocks = -(-features * width // cache) if is_split else 1
+    blocks = -(-features * tiles * width // cache) if is_split else 1
     block = -(-features // (blocks * PAIRED_ROWS)) * PAIRED_ROWS
     dense = rows * features * panels * (each * PAIRED_ROWS + PRODUCTS_PER_ZERO)
     saved = entries * (PRODUCTS_BY_TILES * batch - panels * PRODUCTS_PER_ENTRY)
