@@ -42,6 +42,18 @@ def test_a_kernel_with_one_parallel_loop_is_compiled_as_a_whole():
     assert efforts("C[i] = A[i,j] * B[i,j]", "dense") == {}
 
 
+def test_loops_of_several_statements_are_vectorized_with_less_effort_and_without_asking_for_overlaps():
+    A = scorch.from_torch(torch.rand(9, 9), format="csr")
+    with scorch.settings(threads=1):
+        found = scorch.explain(torch.sparse.softmax)(A, 1)
+    texts = [kernel.source for kernel in found.kernels if kernel.source and "work_1" in kernel.source]
+    assert texts
+    for text in texts:
+        assert '#pragma GCC optimize("O2", "tree-vectorize", "vect-cost-model=dynamic")' in text
+        loops = re.findall(r"#pragma GCC ivdep\n *for .*\n.*\n *(\w+)\[", text)
+        assert loops == ["E_vals", "R_vals"]  # which read workspaces, and not those that search or add
+
+
 def test_what_calls_kernels_is_compiled_with_less_effort_but_for_loops_over_values():
     (builtins,), (pool,) = launch.SOURCES, parallel.SOURCES
     assert at_most("O1") == '#ifdef __OPTIMIZE__\n#pragma GCC optimize("O1")\n#endif\n'

@@ -88,6 +88,7 @@ class Printer:
         nodes = [*chain.from_iterable(self.nodes.values())]
         self.effort, self.is_long = effort.usual_effort(nodes), effort.is_long(nodes)
         self.functions = {function.name: function for function in kernel.functions}
+        self.allocated = {node.array.name for node in nodes if isinstance(node, ir.Allocate)}
         self.used: set[str] = set()
         self.outlined: list[tuple[str, str]] = []  # texts, each after its effort
         self.workers = 0
@@ -367,6 +368,8 @@ class Scope(ExpressionPrinter):
             return ["{", *indent([*before, *self.in_turns(stmt, summed, first, last)]), "}"]
         if summed is not None:
             before.append(f"#pragma omp simd reduction(+:{safe_name(summed.name)})")
+        elif effort.has_own_memory(stmt, self.printer.allocated):
+            before.append(effort.APART)
         lines = indent(self.statement(body))
         return [*before, f"for ({first}; {name} < {last}; {name}++) {{", *lines, "}"]
 

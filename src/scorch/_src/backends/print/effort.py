@@ -16,7 +16,7 @@ well. Functions of different levels are not inlined into one another. Other comp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from scorch._src.loops import nodes as ir
@@ -24,7 +24,11 @@ from scorch._src.loops.analysis import Node, walk
 
 MANY_LOOPS = 6  # of statements that share one parallel loop
 MUCH, MERGES, ONCE_A_ROW, ONCE_A_CHUNK = "O3", "O2", "O1", "O0"
-_REPEATED = (ir.For, ir.While, ir.Fill, ir.Copy, ir.Tile, ir.LoadRun, ir.StoreRun, ir.AtomicAddRun, ir.Lanes)
+IN_VECTORS = "O2 tree-vectorize vect-cost-model=dynamic"  # vectors as at O3, fewer copies of loops
+APART = "#pragma GCC ivdep"
+_IN_ORDER = (ir.Block, ir.Comment, ir.Declare, ir.Store)  # statements that can run in vectors
+_IN_REGISTERS = (ir.Tile, ir.Lanes, ir.LoadRun, ir.StoreRun, ir.AtomicAddRun)
+_REPEATED = (ir.For, ir.While, ir.Fill, ir.Copy, *_IN_REGISTERS)
 _EFFORTS = {
     "allocate": ONCE_A_CHUNK,
     "allocate_zero": ONCE_A_CHUNK,
@@ -51,8 +55,12 @@ def is_long(nodes: Iterable[Node]) -> bool:
 def usual_effort(nodes: Sequence[Node]) -> str:
     """Return the effort for loops: less if they collect rows in a workspace and none can be vectorized.
 
-    Also if they merge rows, of which they copy little in vectors.
+    Also if they merge rows, of which they copy little in vectors, and if many run one after the other without
+    arrays in registers, for which O3 unrolls loops.
     """
+    kinds = Counter(map(type, nodes))
+    if kinds[ir.Parallel] == 1 and is_long(nodes) and not any(kinds[kind] for kind in _IN_REGISTERS):
+        return IN_VECTORS
     if any(isinstance(node, ir.Call) and node.function.startswith("is_erratic") for node in nodes):
         return MERGES
     collects_rows = any(isinstance(node, ir.Call) and node.function == "sort_places" for node in nodes)
@@ -75,9 +83,38 @@ def _has_vectors(node: Node) -> bool:
     return is_apart and all(l.index == s.index for s in stores for l in loads if l.array == s.array)
 
 
+def has_own_memory(loop: ir.For, allocated: Collection[str]) -> bool:
+    """Whether a loop that can be vectorized uses arrays that its function has allocated.
+
+    Compilers believe "restrict" of parameters only. Elsewhere they would check in every row whether arrays
+    overlap, and compile the loop for both cases, unless ``APART`` rules it out.
+    """
+    inside = walk(loop.body)
+    stores = [node for node in inside if isinstance(node, ir.Store)]
+    uses = [node for node in inside if isinstance(node, ir.Store | ir.Load)]
+    places = {store.array: store.index for store in stores}
+    if not stores or not any(use.array.name in allocated for use in uses):
+        return False
+    if any(isinstance(node, ir.Stmt) and not isinstance(node, _IN_ORDER) for node in inside):
+        return False
+    is_run = all(_is_shifted(index, loop.var) for index in places.values())
+    return is_run and all(places.get(use.array, use.index) == use.index for use in uses)
+
+
+def _is_shifted(index: ir.Expr, var: ir.Var) -> bool:
+    """Whether an index is a variable, plus or minus what does not depend on it."""
+    match index:
+        case ir.Var():
+            return index == var
+        case ir.Binary("+" | "-", a, b):
+            return _is_shifted(a, var) and not any(isinstance(n, ir.Load) or n == var for n in walk(b))
+    return False
+
+
 def pragma(level: str) -> str:
-    """Return the line that sets the effort for what follows."""
-    return f'#pragma GCC optimize("{level}")'
+    """Return the line that sets the effort for what follows: a level, and options that change it."""
+    options = ", ".join(f'"{option}"' for option in level.split())
+    return f"#pragma GCC optimize({options})"
 
 
 def at_most(level: str) -> str:

@@ -62,12 +62,12 @@ for _t, _f in (("f64", ""), ("f32", "f")):
 
 _SINGLE = {
     "allocate": """\
-static inline void *allocate(i64 count, i64 size) {
+static inline __attribute__((malloc)) void *allocate(i64 count, i64 size) {
   if (count < 0 || count > 0x3fffffffffffffff / size) return 0;
   return malloc((usize)(count ? count : 1) * (usize)size);
 }""",
     "allocate_zero": """\
-static inline void *allocate_zero(i64 count, i64 size) {
+static inline __attribute__((malloc)) void *allocate_zero(i64 count, i64 size) {
   if (count < 0 || count > 0x3fffffffffffffff / size) return 0;
   return calloc((usize)(count ? count : 1), (usize)size);
 }""",
