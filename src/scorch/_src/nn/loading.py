@@ -202,7 +202,7 @@ def _take_parameters(
 
 def _can_be_taken(value: Any, shape: tuple[int, ...]) -> TypeGuard[torch.Tensor]:
     """Whether a tensor of a file can become a parameter of this shape as it is."""
-    is_plain = type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided
+    is_plain = type(value) is torch.Tensor and value.device == HOST and value.layout == torch.strided
     return is_plain and value.shape == shape and value.is_floating_point()
 
 

@@ -87,8 +87,8 @@ def _has_vectors(node: Node) -> bool:
 def has_own_memory(loop: ir.For, allocated: Collection[str]) -> bool:
     """Whether a loop that can be vectorized uses arrays that its function has allocated.
 
-    Compilers believe "restrict" of parameters only. Elsewhere they would ask in every row whether arrays
-    overlap, and compile the loop for both answers: ``APART`` tells them.
+    Compilers believe "restrict" of parameters only. Elsewhere they would check in every row whether arrays
+    overlap, and compile the loop for both cases, unless ``APART`` rules it out.
     """
     inside = walk(loop.body)
     stores = [node for node in inside if isinstance(node, ir.Store)]
