@@ -209,7 +209,8 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "torch.nn.Module": (
         *("_call_impl", "_compiled_call_impl", "_load_from_state_dict", "_save_to_state_dict"),
         *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"),
-        *("_backward_hooks", "_backward_pre_hooks", "_load_state_dict_post_hooks", "_get_name"),
+        *("_backward_hooks", "_backward_pre_hooks", "_load_state_dict_pre_hooks"),
+        *("_load_state_dict_post_hooks", "_non_persistent_buffers_set", "_get_name"),
     ),
     "torch.nn.TransformerDecoderLayer": ("_ff_block",),
     "torch.nn.LazyLinear": ("_infer_parameters",),
