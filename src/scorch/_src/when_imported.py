@@ -19,8 +19,7 @@ from typing import Any
 
 def install_with(library: str, module: str) -> None:
     """Call ``install()`` of ``module`` once ``library`` is imported: now, if it already is."""
-    spec = getattr(sys.modules.get(library), "__spec__", None)
-    if spec is not None and not getattr(spec, "_initializing", False):
+    if sys.modules.get(library) is not None:
         _install(module)
     elif not any(isinstance(finder, LibraryFinder) and finder.library == library for finder in sys.meta_path):
         sys.meta_path.insert(0, LibraryFinder(library, module))
