@@ -162,7 +162,7 @@ def _training(
             for parameter, first in zip(parameters, begin, strict=True):
                 parameter.copy_(first)
 
-        def replay() -> list[torch.Tensor]:
+        def replay(kept: Call = call) -> list[torch.Tensor]:  # the graph reads and writes its memory
             graph.replay()
             return results
 

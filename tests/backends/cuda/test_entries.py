@@ -78,7 +78,7 @@ def test_sums_have_the_same_bits_while_their_kernel_is_compiled(
         assert isinstance(found, Sorted)
         record = Launches()
         with monkeypatch.context() as patch:
-            patch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True: may_wait)
+            patch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True, needed=(): may_wait)
             patch.setattr(kernel, "LAUNCHES", [record])
             early = routines.sum_entries(found, values)
         assert bool(record.launched) != by_steps

@@ -162,7 +162,7 @@ def test_index_select_refuses_what_torch_refuses() -> None:
 
 def test_torch_picks_rows_until_a_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     pos, crd, picked = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2]), torch.tensor([1, 0])
-    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True: may_wait)
+    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True, needed=(): may_wait)
     monkeypatch.setattr(EmulatedKernel, "launch", lambda *arguments: 1 / 0)
     found = ROUTINES.pick_rows(pos, crd, torch.arange(3), picked)
     assert found is not None and found[2].tolist() == [1, 2, 0]

@@ -302,7 +302,7 @@ def test_nothing_is_compiled_ahead_before_a_device_is_used(monkeypatch: pytest.M
 
 
 def test_torch_does_it_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel, may_wait=True: False)
+    monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel, *_, **__: False)
     pos, crd = compressed(20, 30, 0.2, torch.int32)
     found, wanted = (routines.transpose_rows(pos, crd, 30) for routines in (EmulatedRoutines(), PLAIN))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, wanted, strict=True))
