@@ -466,17 +466,20 @@ def test_the_linear_layer_of_timm_becomes_sparse() -> None:
 
 
 def test_a_layer_that_loses_at_one_batch_size_stays_dense() -> None:
-    """However much it gains at another: a model is slower at no size that it was timed at."""
+    """However much it gains at another: a model is slower at no size that it was timed at, but for noise."""
+    seconds = 3.3
 
     def loses_with_many_rows(calls: Any) -> dict[str, float]:
         rows = next(iter(calls.values()))().shape[0]
-        return {name: 4.0 if name == "dense" and rows < 512 else 3.0 for name in calls} | {"csr": 3.1}
+        return {name: 4.0 if name == "dense" and rows < 512 else 3.0 for name in calls} | {"csr": seconds}
 
     model = torch.nn.Linear(64, 32)
     with mock.patch.object(timing, "measure_fastest", loses_with_many_rows):
         found, few = scorch.sparsify(model, 0.9), scorch.sparsify(model, 0.9, batch=(1, 32))
+        seconds = 3.1
+        assert isinstance(scorch.sparsify(model, 0.9), scorch.nn.SparseLinear)
     assert isinstance(few, scorch.nn.SparseLinear) and type(found) is torch.nn.Linear
-    wanted = "sparse takes 1.03 x the time at batch 512, although it is 1.3 x as fast at batch 1"
+    wanted = "sparse takes 1.10 x the time at batch 512, although it is 1.2 x as fast at batch 1"
     assert found.sparsified.reason == wanted
     assert wanted in str(scorch.report(found, measure=False, quiet=True))
 
