@@ -812,3 +812,27 @@ def _kind_of_attribute(tensor: torch.Tensor, name: str) -> str:
     except (AttributeError, RuntimeError) as error:
         return "RuntimeError" if isinstance(error, RuntimeError) else "AttributeError"
     return "a tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def test_errors_inside_of_layers_are_not_about_keywords() -> None:
+    """Keywords that a hook has taken are not those of ``forward``."""
+    layer = scorch.nn.SparseLinear(8, 4, density=0.5)
+
+    def take(module: Any, args: Any, kwargs: Any) -> Any:
+        return args, {name: value for name, value in kwargs.items() if name != "scale"}
+
+    def fail(module: Any, args: Any, out: Any) -> Any:
+        return out + None
+
+    layer.register_forward_pre_hook(take, with_kwargs=True)
+    assert layer(torch.ones(2, 8), scale=2).shape == (2, 4)
+    layer.register_forward_hook(fail)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        layer(torch.ones(2, 8), scale=2)
+
+
+def test_keywords_of_a_builtin_in_the_place_of_forward() -> None:
+    layer = scorch.nn.SparseLinear(8, 4, density=0.5)
+    layer.forward = torch.relu
+    with pytest.raises(TypeError, match="foo"):
+        layer(torch.ones(2, 8), foo=1)

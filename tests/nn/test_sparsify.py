@@ -176,6 +176,34 @@ def test_tied_weights_are_loaded_as_tied() -> None:
         torch.testing.assert_close(found(torch.arange(30)), small(torch.arange(30)))
 
 
+def test_weights_that_a_file_has_apart_are_not_tied() -> None:
+    """As by torch, which assigns each of them to a model without memory."""
+
+    class Model(torch.nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+            self[1].weight = self[0].weight
+
+    dense = Model()
+    source = torch.nn.Sequential(*[scorch.nn.SparseLinear.from_dense(layer) for layer in dense])
+    with torch.no_grad():
+        source[1].values.mul_(2)
+    with torch.device("meta"):
+        empty = Model()
+    found = scorch.nn.load_sparse(empty, source.state_dict())
+    assert found[0].values is not found[1].values
+    torch.testing.assert_close(found(torch.eye(8)), source(torch.eye(8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_values_in_bfloat16_stay_only_in_models_that_take_them(dtype: torch.dtype) -> None:
+    """A layer in float32 may store its weight in bfloat16."""
+    saved = scorch.sparsify(torch.nn.Linear(48, 8), 0.9, prefer="size").to(torch.bfloat16).state_dict()
+    found = scorch.nn.load_sparse(torch.nn.Linear(48, 8).to(dtype), saved)
+    assert found.values.dtype == (torch.bfloat16 if dtype == torch.float32 else dtype)
+    assert found(torch.ones(2, 48, dtype=dtype)).dtype == dtype
+
+
 def test_tied_weights_stay_tied() -> None:
     for model in (scorch.sparsify(Tied(), 0.8, prefer="size"), scorch.sparsify(Tied(), 0.0, prefer="size")):
         x = torch.tensor([1, 5])

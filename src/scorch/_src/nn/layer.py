@@ -9,6 +9,7 @@ from torch.nn import Module
 
 from scorch._src.name_hints import check_keywords, keywords_of
 
+_OF_KEYWORDS = "unexpected keyword argument", "multiple values for argument"
 _call_of_modules = Module.__call__
 
 
@@ -21,13 +22,17 @@ class Layer(Module):
             if self._compiled_call_impl is None and Module.__call__ is _call_of_modules:
                 return self._call_impl(*args, **kwargs)
             return super().__call__(*args, **kwargs)  # of torch.compile, or of what traces all modules
-        except TypeError:
-            _check_keywords_of_call(self, kwargs)
+        except TypeError as error:
+            if any(words in str(error) for words in _OF_KEYWORDS):  # those of other errors may be of hooks
+                _check_keywords_of_call(self, kwargs)
             raise
 
 
 def _check_keywords_of_call(layer: Module, given: dict[str, Any]) -> None:
     """Refuse a keyword argument that ``forward`` does not have."""
-    parameters = inspect.signature(layer.forward).parameters.values()
+    try:
+        parameters = inspect.signature(layer.forward).parameters.values()
+    except ValueError:  # a builtin in its place
+        return
     if all(each.kind is not each.VAR_KEYWORD for each in parameters):
         check_keywords(f"{type(layer).__name__}.forward", given, keywords_of(layer.forward))

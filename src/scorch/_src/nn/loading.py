@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -67,8 +67,8 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
     read: dict[str, Any] = {}  # patterns and parameters, in the place of what they are read from
-    firsts: dict[int, SparseLinear] = {}  # matrices by the parameters that they replace
-    tied: list[tuple[SparseLinear, SparseLinear]] = []
+    firsts: dict[int, tuple[SparseLinear, str]] = {}  # matrices by the parameters that they replace
+    ties: list[_Tie] = []
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     for name, module in model.named_modules(remove_duplicate=False):
         was_sparse, kind = is_sparse_layer(module), kind_of_layer(module)
@@ -86,7 +86,7 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             replacement = _make_sparse(module, kind, parts, tables, state_dict, read)
         is_training = replacement.training == module.training  # as its parts are, which were just made
         replaced[module] = replacement if is_training else replacement.train(module.training)
-        _note_tied_weights(parts, replacement, firsts, tied)
+        ties += _find_ties(parts, tables, replacement, firsts)
     missing = sorted(sparse - known)
     if missing:
         raise FileError(
@@ -95,33 +95,52 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
         )
     model = fuse_modules(replace_modules(model, replaced))
     rename_tied_weights(model)
-    _tie(tied)
+    for tie in ties:
+        tie.make()
     state: Any = OrderedDict({**state_dict, **read})
     state._metadata = getattr(state_dict, "_metadata", None) or {}
     model.load_state_dict(state, assign=is_meta)
-    if is_meta:  # each parameter was assigned by itself
-        _tie(tied)
+    for tie in ties if is_meta else []:  # each parameter was assigned by itself
+        if tie.is_in(state_dict):
+            tie.make()
     return model
 
 
-def _note_tied_weights(
+class _Tie(NamedTuple):
+    """Two layers whose dense weights were the same parameter, and how a file names them."""
+
+    first: SparseLinear
+    first_prefix: str
+    other: SparseLinear
+    other_prefix: str
+
+    def make(self) -> None:
+        self.other.values, self.other.scales = self.first.values, self.first.scales
+
+    def is_in(self, state_dict: Mapping[str, Any]) -> bool:
+        """Whether both have the same values in a file; others are assigned one by one, as torch does."""
+        return all(
+            _is_same(state_dict.get(self.first_prefix + name), state_dict.get(self.other_prefix + name))
+            for name in ("values", "scales")
+        )
+
+
+def _is_same(first: Any, other: Any) -> bool:
+    return first is other or (first is not None and other is not None and torch.equal(first, other))
+
+
+def _find_ties(
     parts: list[Part],
+    tables: Mapping[str, str],
     layer: torch.nn.Module,
-    firsts: dict[int, SparseLinear],
-    tied: list[tuple[SparseLinear, SparseLinear]],
-) -> None:
-    """Note a layer that became sparse, and one before whose dense weight was the same parameter."""
+    firsts: dict[int, tuple[SparseLinear, str]],
+) -> Iterator[_Tie]:
+    """Find the layers before whose dense weights were the same parameters as those of ``parts``."""
     for part in parts if is_sparse_layer(layer) else []:
-        matrix = tables_of(layer)[part.table]
-        first = firsts.setdefault(id(part.parameter), matrix)
-        if first is not matrix and is_same_pattern(first.pattern, matrix.pattern):
-            tied.append((matrix, first))
-
-
-def _tie(tied: list[tuple[SparseLinear, SparseLinear]]) -> None:
-    """Have layers share the values of others."""
-    for matrix, first in tied:
-        matrix.values, matrix.scales = first.values, first.scales
+        own = tables_of(layer)[part.table], f"{tables[part.table]}.".lstrip(".")
+        first = firsts.setdefault(id(part.parameter), own)
+        if first is not own and is_same_pattern(first[0].pattern, own[0].pattern):
+            yield _Tie(*first, *own)
 
 
 def _with_tied_values(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -219,7 +238,7 @@ def _read_weight(
     if isinstance(values, torch.Tensor) and isinstance(words, torch.Tensor):
         with contextlib.suppress(ValueError, IndexError, TypeError):
             pattern = read[f"{prefix}pattern"] = pattern_from_words(words, shape, HOST)
-        if keeps_dtype and values.dtype == torch.bfloat16:
+        if keeps_dtype and values.dtype == torch.bfloat16 and dtype == torch.float32:
             dtype = values.dtype
     if pattern is None:
         pattern = empty_pattern(*shape)
