@@ -7,16 +7,16 @@ from typing import Any
 import torch
 
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.nn.pattern import check_features
 from scorch._src.nn.pruned.fused_modules import has_hooks
-from scorch._src.nn.untraced import Untraced
 from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.statements.operands import as_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError
 
 
-class TopKAutoencoder(Untraced):
+class TopKAutoencoder(KernelLayer):
     """A sparse autoencoder that keeps the top ``k`` features per input and decodes only these.
 
     The codes are the ``k`` largest elements of ``relu(encoder.weight @ (x - bias) + encoder.bias)``, and the

@@ -1,4 +1,8 @@
-"""``Layer``: a module that says what is wrong with the arguments of a call, as functions of Scorch do."""
+"""Base classes of modules: they say what is wrong with the arguments of a call, as functions of Scorch do.
+
+``torch.jit.trace`` records PyTorch's operators. Kernels are none, so their results would become constants,
+and the recorded program would ignore its input: layers that run kernels refuse it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 from torch.nn import Module
 
 from scorch._src.name_hints import check_keywords, keywords_of
+from scorch._src.tensor.autograd import unsupported_in_jit
 
 _OF_KEYWORDS = "unexpected keyword argument", "multiple values for argument"
 _call_of_modules = Module.__call__
@@ -26,6 +31,14 @@ class Layer(Module):
             if any(words in str(error) for words in _OF_KEYWORDS):  # those of other errors may be of hooks
                 _check_keywords_of_call(self, kwargs)
             raise
+
+
+class KernelLayer(Layer):
+    """Base class of layers that run kernels."""
+
+    def _slow_forward(self, *inputs: Any, **options: Any) -> Any:
+        """Refuse the call: torch makes it in place of ``forward`` only while a trace is recorded."""
+        raise unsupported_in_jit(self._get_name())
 
 
 def _check_keywords_of_call(layer: Module, given: dict[str, Any]) -> None:

@@ -63,13 +63,31 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             "as in scorch.nn.load_sparse(model, scorch.load(path))"
         )
     state_dict = _with_tied_values(model, state_dict)
+    is_meta = any(parameter.is_meta for parameter in model.parameters())
+    read: dict[str, Any] = {}  # patterns and parameters, in the place of what they are read from
+    replaced, ties = _convert_layers(model, state_dict, read)
+    model = fuse_modules(replace_modules(model, replaced))
+    rename_tied_weights(model)
+    for tie in ties:
+        tie.make()
+    state: Any = OrderedDict({**state_dict, **read})
+    state._metadata = getattr(state_dict, "_metadata", None) or {}
+    model.load_state_dict(state, assign=is_meta)
+    for tie in ties if is_meta else []:  # each parameter was assigned by itself
+        if tie.is_in(state_dict):
+            tie.make()
+    return model
+
+
+def _convert_layers(
+    model: torch.nn.Module, state_dict: Mapping[str, Any], read: dict[str, Any]
+) -> tuple[dict[torch.nn.Module, torch.nn.Module], list[_Tie]]:
+    """Return what replaces the layers that are stored in another way, and which of these share values."""
     sparse = _sparse_layers(state_dict)
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
     known: set[str] = set()
-    read: dict[str, Any] = {}  # patterns and parameters, in the place of what they are read from
     firsts: dict[int, tuple[SparseLinear, str]] = {}  # matrices by the parameters that they replace
     ties: list[_Tie] = []
-    is_meta = any(parameter.is_meta for parameter in model.parameters())
     for name, module in model.named_modules(remove_duplicate=False):
         was_sparse, kind = is_sparse_layer(module), kind_of_layer(module)
         parts = [] if kind is None else kind.parts(module)
@@ -93,17 +111,7 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
             f"the model has no layer {missing[0]!r}, which is sparse in the state_dict; pass a model of the "
             "same architecture as the one that was saved"
         )
-    model = fuse_modules(replace_modules(model, replaced))
-    rename_tied_weights(model)
-    for tie in ties:
-        tie.make()
-    state: Any = OrderedDict({**state_dict, **read})
-    state._metadata = getattr(state_dict, "_metadata", None) or {}
-    model.load_state_dict(state, assign=is_meta)
-    for tie in ties if is_meta else []:  # each parameter was assigned by itself
-        if tie.is_in(state_dict):
-            tie.make()
-    return model
+    return replaced, ties
 
 
 class _Tie(NamedTuple):
@@ -125,8 +133,10 @@ class _Tie(NamedTuple):
         )
 
 
-def _is_same(first: Any, other: Any) -> bool:
-    return first is other or (first is not None and other is not None and torch.equal(first, other))
+def _is_same(first: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if first is None or other is None or first.dtype != other.dtype or first.device != other.device:
+        return first is other
+    return torch.equal(first, other)
 
 
 def _find_ties(

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.nn.masks import csr_from_rows
 from scorch._src.nn.pattern import check_features
-from scorch._src.nn.untraced import Untraced
 from scorch._src.ops.sorting.topk import find_largest, from_positions
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, ShapeError, UnsupportedError
 
 
-class TopKGate(Untraced):
+class TopKGate(KernelLayer):
     """A gate that assigns each token to its ``k`` most likely experts.
 
     Returns the probabilities as a ``csr`` matrix of shape (tokens, experts). ``balance_loss`` is the
@@ -103,7 +103,7 @@ def _compute_balance_loss(chosen_experts: torch.Tensor, probabilities: torch.Ten
     return experts * (counts / max(flat.numel(), 1) * probabilities.sum(0) / max(tokens, 1)).sum()
 
 
-class MoE(Untraced):
+class MoE(KernelLayer):
     """A mixture of experts in which each token uses ``k`` experts and none is dropped.
 
     The gradients are those of computing all experts and multiplying the results of those that were not chosen

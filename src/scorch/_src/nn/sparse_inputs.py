@@ -12,10 +12,9 @@ import torch.nn.functional as F
 
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.name_hints import suggests_keywords
-from scorch._src.nn.layer import Layer
+from scorch._src.nn.layer import KernelLayer, Layer
 from scorch._src.nn.masks import csr_from_rows
 from scorch._src.nn.pattern import check_features, check_sizes
-from scorch._src.nn.untraced import Untraced
 from scorch._src.ops.embedding_bag import split_bags
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.statements.einsum import einsum
@@ -81,7 +80,7 @@ class Linear(Layer, torch.nn.Linear):
         return f"{super().extra_repr()}, sparse_grad={self.sparse_grad}"
 
 
-class SparseEmbeddingBag(Untraced):
+class SparseEmbeddingBag(KernelLayer):
     """``torch.nn.EmbeddingBag`` that also accepts a sparse matrix: one row per bag, one column per
     embedding.
 

@@ -12,8 +12,8 @@ import torch
 
 from scorch._src.formats import Format
 from scorch._src.name_hints import LAYER_HINTS, unknown_name
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.nn.pattern import refuse_masks, refuse_weight
-from scorch._src.nn.untraced import Untraced
 from scorch._src.units import format_density
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ForeignConstructor:
         )
 
 
-class SparseLayer(Untraced):
+class SparseLayer(KernelLayer):
     """Base class of layers with sparse weights."""
 
     from_linear = ForeignConstructor("from_linear")

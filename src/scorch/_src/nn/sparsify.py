@@ -94,8 +94,8 @@ def sparsify(
             of all layers, ``"erk"`` more of large layers, which is common with ``method="random"``.
         prefer: ``"speed"`` stores a layer sparse if that is faster, ``"size"`` if that is smaller.
         batch: the batch sizes to time layers with; by default 1 and 32, and in linear layers also 512 rows. A
-            layer is stored sparse if it is slower at none of them: pass 1 for a model that gets one row or
-            token at a time.
+            layer is stored sparse if it is slower by more than 5% at none of them: pass 1 for a model that
+            gets one row or token at a time.
         example: an input of the model, or a tuple or dictionary of its arguments. Layers are then timed on
             the inputs they get, and finally the whole model is timed with all of the faster layers sparse,
             with some and with none, to choose the fastest.

@@ -73,9 +73,9 @@ def _worker(
             params.append(f"const {c_name(n.type)} {name}")
     turn = safe_name(stmt.var.name)
     take = f"{scope.use('take_turn')}(&closure->closure_turns, closure_first, &closure_passed)"
-    late = []  # does not prepare anything
-    if stmt.prologue != Block(()):
-        late = [f"  if (!{scope.use('has_turns')}(&closure->closure_turns)) return;"]
+    check_for_turns = []
+    if stmt.prologue != Block(()):  # which a thread without turns need not run
+        check_for_turns = [f"  if (!{scope.use('has_turns')}(&closure->closure_turns)) return;"]
     # Compilers believe "restrict" of parameters only, and only while the function is not inlined.
     work = [
         f"struct closure_{number} {{",
@@ -95,7 +95,7 @@ def _worker(
         f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
         "  (void)end;",
         f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
-        *late,
+        *check_for_turns,
         f"  work_{number}({', '.join(values)});",
         "}",
     ]

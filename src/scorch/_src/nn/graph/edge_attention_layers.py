@@ -26,7 +26,7 @@ from scorch._src.nn.graph.graph_inputs import (
     reset_linear,
     split_nodes,
 )
-from scorch._src.nn.untraced import Untraced
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.ops.graph.aggregate import to_kernel_dtype
 from scorch._src.ops.graph.edge_attention import attend_with_weights, weights_as_given
 from scorch._src.ops.graph.joint_attention import (
@@ -45,7 +45,7 @@ def _project_heads(linear: Linear, x: Tensor, heads: int) -> Tensor:
     return to_kernel_dtype(project(linear, x)).view(x.shape[0], heads, linear.out_features // heads)
 
 
-class _EdgeAttention(Untraced):
+class _EdgeAttention(KernelLayer):
     """What both layers share: the graph, with the features of its edges."""
 
     edge_dim: int | None

@@ -23,7 +23,7 @@ from scorch._src.nn.graph.graph_inputs import (
     reset_linear,
     split_nodes,
 )
-from scorch._src.nn.untraced import Untraced
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.ops.graph.aggregate import to_dtype, to_kernel_dtype
 from scorch._src.ops.graph.edge_attention import attend_with_weights, weights_as_given
 from scorch._src.ops.graph.edge_features import FILLS
@@ -32,7 +32,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError
 
 
-class GATConv(Untraced):
+class GATConv(KernelLayer):
     """Graph attention (Veličković et al. 2018), like ``torch_geometric.nn.GATConv``.
 
     Computes ``sum_j P[i,j] W x[j] + b``, where each row of P is the softmax over the neighbors of the scores

@@ -32,7 +32,7 @@ from scorch._src.nn.graph.graph_inputs import (
     settle,
     split_nodes,
 )
-from scorch._src.nn.untraced import Untraced
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.ops.graph.aggregate import (
     as_nodes,
     dense_linear,
@@ -47,7 +47,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError, UnsupportedError, kind_of
 
 
-class GCNConv(Untraced):
+class GCNConv(KernelLayer):
     """Graph convolution (Kipf and Welling 2017), like ``torch_geometric.nn.GCNConv``.
 
     Computes ``D^-1/2 (A + I) D^-1/2 x W + b`` with the degrees D of A + I. The normalized matrix is cached
@@ -148,7 +148,7 @@ def _aggregates_first(x: Tensor, weight: Tensor) -> bool:
     return torch.is_grad_enabled() and weight.requires_grad and not x.requires_grad
 
 
-class SAGEConv(Untraced):
+class SAGEConv(KernelLayer):
     """GraphSAGE layer (Hamilton, Ying and Leskovec 2017), like ``torch_geometric.nn.SAGEConv``.
 
     Computes ``W_l aggr_j(x[j]) + b + W_r x[i]`` over the neighbors j of i.
@@ -260,7 +260,7 @@ class SAGEConv(Untraced):
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"
 
 
-class GINConv(Untraced):
+class GINConv(KernelLayer):
     """Graph isomorphism layer (Xu et al. 2019), like ``torch_geometric.nn.GINConv``.
 
     Computes ``nn((1 + eps) x[i] + sum_j x[j])`` over the neighbors j of i.

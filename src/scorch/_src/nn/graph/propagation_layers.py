@@ -9,7 +9,7 @@ from torch import Tensor
 
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import as_input, check_channels, make_linear
-from scorch._src.nn.untraced import Untraced
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.ops.graph.aggregate import (
     as_nodes,
     dense_linear,
@@ -28,7 +28,7 @@ def _check_steps(steps: Any) -> None:
         raise ArgumentError(f"K must be a non-negative integer, but got {steps!r}")
 
 
-class SGConv(Untraced):
+class SGConv(KernelLayer):
     """Simple graph convolution (Wu et al. 2019), like ``torch_geometric.nn.SGConv``.
 
     Computes ``(D^-1/2 (A + I) D^-1/2)^K x W + b`` with the degrees D of A + I. The K steps run before or
@@ -103,7 +103,7 @@ class SGConv(Untraced):
         return f"{self.in_channels}, {self.out_channels}, K={self.K}"
 
 
-class APPNP(Untraced):
+class APPNP(KernelLayer):
     """Propagation by personalized PageRank (Klicpera et al. 2019), like ``torch_geometric.nn.APPNP``.
 
     Starts with ``z = x`` and repeats ``z = (1 - alpha) Â z + alpha x`` K times, where Â is the normalized

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
+from scorch._src.nn.layer import KernelLayer
 from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm, fused_norm_like, plain_norm
 from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d
 from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear
 from scorch._src.nn.sparse_linear import SparseLinear
-from scorch._src.nn.untraced import Untraced
 from scorch._src.ops.products.activations import name_of_activation
 from scorch._src.torch_internals import has_global_hooks
 
 
-class FusedSequential(Untraced, torch.nn.Sequential):
+class FusedSequential(KernelLayer, torch.nn.Sequential):
     """A ``Sequential`` whose sparse layers are fused with the batch norms and activations after them."""
 
     def forward(self, input: Any) -> Any:
@@ -54,7 +54,7 @@ def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = N
     return output if residual is None else residual + output
 
 
-class FusedEncoderLayer(Untraced, torch.nn.TransformerEncoderLayer):
+class FusedEncoderLayer(KernelLayer, torch.nn.TransformerEncoderLayer):
     """A ``TransformerEncoderLayer`` whose feed-forward block is fused with its activation and residual."""
 
     def forward(
@@ -125,7 +125,7 @@ class FusedEncoder(torch.nn.TransformerEncoder):
         return "TransformerEncoder"
 
 
-class FusedDecoderLayer(Untraced, torch.nn.TransformerDecoderLayer):
+class FusedDecoderLayer(KernelLayer, torch.nn.TransformerDecoderLayer):
     """A ``TransformerDecoderLayer`` whose feed-forward block is fused with its activation."""
 
     def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
