@@ -214,6 +214,20 @@ def test_calls_that_convert_an_operand_take_the_short_way(monkeypatch: pytest.Mo
         torch.testing.assert_close(product(1), dense[1] @ X.T)
 
 
+@pytest.mark.parametrize("form", ["coo", "csf", "dds", "ssd"])
+@pytest.mark.parametrize("operator", ["/", "*"])
+def test_each_access_of_an_operand_is_converted_for_itself(operator: str, form: str) -> None:
+    mask = torch.rand(4, 4, 4) < 0.5
+    dense = [torch.rand(4, 4, 4) * each for each in (mask, mask.roll(1, 0))]
+    tensors = [scorch.from_torch(each, format=form) for each in dense]
+
+    def computed(T: torch.Tensor) -> torch.Tensor:
+        return scorch.evaluate(f"R[k,i] = T[k,k,i] {operator} T[k,i,k]", format="dense", T=T)
+
+    for number in (0, 0, 0, 1, 0):
+        torch.testing.assert_close(computed(tensors[number]), computed(dense[number]), equal_nan=True)
+
+
 @pytest.mark.cpu("unused memory of the host")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_large_results_take_the_short_way_while_memory_is_free(

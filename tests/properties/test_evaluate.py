@@ -530,8 +530,8 @@ def check(case: Case, result: torch.Tensor) -> None:
 def run_case(case: Case) -> None:
     operands = {name: drawn.given for name, drawn in case.drawn.items()}
     copies = {name: to_dense(operand).clone() for name, operand in operands.items()}
-    result = scorch.evaluate(case.text, format=case.requested, **operands)
-    check(case, result)
+    for _ in range(3):  # the second time by what was cached, the third by what the second one left at hand
+        check(case, scorch.evaluate(case.text, format=case.requested, **operands))
     for name, copy in copies.items():
         assert torch.equal(to_dense(operands[name]), copy), f"{name} was changed"
 

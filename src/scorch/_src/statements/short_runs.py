@@ -45,18 +45,19 @@ def run_converted(
     prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]
 ) -> Run | None:
     """Return a shorter way to run a call that converts sparse operands first; None if it converts others."""
-    forms = [form for _, form in prepared.sources]
-    changes = [(place, form) for place, form in zip(places, forms, strict=True) if form is not None]
-    if prepared.assembly != "dense" or any(type(sources[place]) is not Storage for place, _ in changes):
+    # one operand may be accessed twice, in two forms: each access has an array of its own
+    changes = [(place, form) for place, (_, form) in zip(places, prepared.sources, strict=True)]
+    is_stored = all(type(sources[place]) is Storage for place, form in changes if form is not None)
+    if prepared.assembly != "dense" or not is_stored:
         return None
 
     def convert(sources: Sequence[Any]) -> list[Any]:
-        converted = [*sources]
-        for place, form in changes:
-            converted[place] = prepared.convert(sources[place], form)
-        return converted
+        return [
+            sources[place] if form is None else prepared.convert(sources[place], form)
+            for place, form in changes
+        ]
 
-    run = run_checked(prepared, direct, places, convert(sources))
+    run = run_checked(prepared, direct, [*range(len(places))], convert(sources))
     # without it another kernel may need no conversion
     return lambda sources: run(convert(sources)) if current().deterministic else None
 
