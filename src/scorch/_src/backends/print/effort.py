@@ -37,6 +37,7 @@ _EFFORTS = {
     "list_used": ONCE_A_ROW,
     "list_marked": ONCE_A_ROW,
     "take_turn": ONCE_A_CHUNK,
+    "next_turn": ONCE_A_CHUNK,
     "has_turns": ONCE_A_CHUNK,
     "is_over": ONCE_A_CHUNK,
     "balance_i32": ONCE_A_CHUNK,

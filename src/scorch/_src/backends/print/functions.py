@@ -136,6 +136,12 @@ static i64 take_turn(struct turns *turns, i64 first, i64 *passed) {
   }
   return -1;
 }""",
+    "next_turn": """\
+static i64 next_turn(struct turns *turns, i64 first, i64 end, i64 *passed) {
+  if (turns->count > turns->shares) return take_turn(turns, first, passed);
+  const i64 turn = first + (*passed)++; /* each share is a turn, and these are those of this thread */
+  return turn < end && turn < turns->count ? turn : -1;
+}""",
     "has_turns": """\
 static i64 has_turns(const struct turns *turns) {
   for (i64 share = 0; share < turns->shares; share++)

@@ -2,13 +2,14 @@
 
     struct closure_1 { struct turns closure_turns; i64 closure_failed; const i32 *A2_pos; ... };
 
-    static void work_1(struct closure_1 *const closure, const i64 closure_first, ...) {
+    static void work_1(struct closure_1 *const closure, const i64 closure_first, const i64 closure_end, ...) {
       i64 closure_passed = 0, chunk;
-      while ((chunk = take_turn(&closure->closure_turns, closure_first, &closure_passed)) >= 0) ...
+      while ((chunk = next_turn(&closure->closure_turns, closure_first, ..., &closure_passed)) >= 0) ...
     }
 
 Every thread begins with a share of its own, so that repeated calls find their data where they left it, and
-helps with those of others when it is done.
+helps with those of others when it is done. Where every share is one turn, threads do not ask what others have
+done: to read that takes longer than such a turn may.
 """
 
 from __future__ import annotations
@@ -52,15 +53,21 @@ def _worker(
 ) -> tuple[list[str], list[str]]:
     """The function that takes turns until none are left, and the one that threads run, which calls it.
 
-    The pool may give one call the share of several threads, so the end of the range it passes says nothing.
+    The pool may give one call the shares of several threads, from ``begin`` to ``end``.
     """
     nodes = [*walk(stmt.prologue), *walk(stmt.body), *walk(stmt.epilogue)]
     changed, mutable = written(nodes, scope.printer.functions), assigned(nodes)
     fail = "{ __atomic_store_n(&closure->closure_failed, 1, __ATOMIC_RELAXED); return; }"
     inner = scope.inside(mutable, changed, fail)
     fields = ["struct turns closure_turns;", "i64 closure_failed;"]
+    is_bare = stmt.prologue == stmt.epilogue == Block(())
     params = [f"struct closure_{number} *const closure", "const i64 closure_first"]
     values = ["closure", "begin"]
+    first = "closure_first"
+    if is_bare:
+        params.append("const i64 closure_end")
+        values.append("end")
+        first = "closure_first, closure_end"
     for n in names:
         name = safe_name(n.name)
         values.append(f"closure->{name}")
@@ -72,7 +79,8 @@ def _worker(
             fields.append(f"{c_name(n.type)} {name};")
             params.append(f"const {c_name(n.type)} {name}")
     turn = safe_name(stmt.var.name)
-    take = f"{scope.use('take_turn')}(&closure->closure_turns, closure_first, &closure_passed)"
+    next_turn = scope.use("next_turn" if is_bare else "take_turn")
+    take = f"{next_turn}(&closure->closure_turns, {first}, &closure_passed)"
     check_for_turns = []
     if stmt.prologue != Block(()):  # which a thread without turns need not run
         check_for_turns = [f"  if (!{scope.use('has_turns')}(&closure->closure_turns)) return;"]
@@ -93,7 +101,7 @@ def _worker(
     ]
     begin = [
         f"static void worker_{number}(i64 begin, i64 end, void *ctx) {{",
-        "  (void)end;",
+        *["  (void)end;"] * (not is_bare),
         f"  struct closure_{number} *const closure = (struct closure_{number} *)ctx;",
         *check_for_turns,
         f"  work_{number}({', '.join(values)});",
