@@ -71,6 +71,12 @@ static void wait_for_warp(void);
 #define atomicOr(place, value) ({ \\
   __typeof__(*(place)) before_ = *(place); *(place) |= (value); before_; })
 #define atomicAdd(place, value) ((*(place) += (value)) - (value))
+#define atomicMax(place, value) ({ \\
+  __typeof__(*(place)) before_ = *(place); if (before_ < (value)) *(place) = (value); before_; })
+#define atomicCAS(place, wanted, value) ({ \\
+  __typeof__(*(place)) before_ = *(place); if (before_ == (wanted)) *(place) = (value); before_; })
+#define __syncthreads_or wait_for_any
+static int wait_for_any(int is_true);
 void *memcpy(void *, const void *, unsigned long);
 #define MATH1(name) double name(double); float name##f(float);
 #define MATH2(name) double name(double, double); float name##f(float, float);
@@ -81,10 +87,10 @@ MATH2(pow) MATH2(hypot) MATH2(atan2) MATH2(copysign)
 # The threads of a block are fibers: one runs until it waits for others or ends, then the next. All have to
 # exchange as often as others of their unit, and to wait as often as all others.
 _AFTER = """
-#define MOST 128
+#define MOST 1024
 static struct fiber {
   ucontext_t context;
-  int is_done, exchanges[6], barriers, warp_barriers, meetings;  // exchanges by the threads of a unit
+  int is_done, is_true[2], exchanges[6], barriers, warp_barriers, meetings;  // exchanges by the threads of a unit
   char values[6][16][16], stack[1 << 16];
 } fibers[MOST];
 static ucontext_t scheduler;
@@ -111,6 +117,14 @@ static void wait_for_all(void) {
       if (fibers[thread].is_done) abort();
       swapcontext(&fibers[running].context, &scheduler);
     }
+}
+static int wait_for_any(int is_true) {
+  const int turn = fibers[running].barriers & 1;  // others may be at the next one, not at that after it
+  fibers[running].is_true[turn] = is_true;
+  wait_for_all();
+  int is_any = 0;
+  for (int thread = 0; thread < blockDim.x; thread++) is_any |= fibers[thread].is_true[turn];
+  return !!is_any;
 }
 static void wait_for_warp(void) {
   const int turn = ++fibers[running].warp_barriers, first = running & ~31;
@@ -199,16 +213,18 @@ def noting(note: Callable[[str, str], Noted]) -> Iterator[list[Noted]]:
         _listeners.remove(listen)
 
 
-def run_grid(source: str, function: str, slots: Sequence[int], threads: int) -> None:
+def run_grid(
+    source: str, function: str, slots: Sequence[int], threads: int, of_block: int = THREADS
+) -> None:
     """Run a function with as many threads, up to a few blocks; the rest they do in further turns."""
     for listen in _listeners:
         listen(source, function)
     emulate, numbers = load_grids(source)
-    blocks = min(max(1, -(-threads // THREADS)), 3)
+    blocks = min(max(1, -(-threads // of_block)), 3)
     order = torch.randperm(blocks, dtype=torch.int32)
     block = (ctypes.c_longlong * len(slots))(*slots)
-    mask = int(torch.randint(THREADS, ()))  # in which order the threads of a block begin
-    emulate(numbers[function], ctypes.addressof(block), order.data_ptr(), blocks, THREADS, mask)
+    mask = int(torch.randint(of_block, ()))  # in which order the threads of a block begin
+    emulate(numbers[function], ctypes.addressof(block), order.data_ptr(), blocks, of_block, mask)
 
 
 class EmulatedKernel(CudaKernel):
@@ -231,7 +247,7 @@ class EmulatedKernel(CudaKernel):
         self, name: str, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
     ) -> None:
         self.record(Launch(name, blocks, threads, shared), None)
-        run_grid(self.source, name, slots, blocks * threads)
+        run_grid(self.source, name, slots, blocks * threads, threads)
 
 
 class EmulatedAttention(CudaAttention):

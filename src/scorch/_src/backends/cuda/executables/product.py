@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +16,7 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda.device import driver
 from scorch._src.backends.cuda.device.cost import describe_cost
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, read_text
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, read_text, refuse
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.print.cuda import print_prelude
@@ -27,15 +28,18 @@ from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
 
 ROWS = "ds"
-# Functions that count, and those that fill: of rows with few products, then of those with many.
-COUNTING = "scorch_count_few", "scorch_count_many"
-ADDS = "scorch_add_many"
-FILLING = "scorch_fill_few", "scorch_list_many", ADDS
+# Functions that count, and those that fill, but of long rows, which few matrices have.
+COUNTING = "scorch_count_few", "scorch_count_some", "scorch_count_many"
+FILLING = "scorch_fill_few", "scorch_fill_some", "scorch_list_many", "scorch_add_many"
 PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
 THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
 WARP = 32
 ROWS_OF_BLOCK = THREADS // WARP
 FEW = 128  # products of a row that a warp lists
+SOME, MORE = 512, 2048  # products of a row whose columns are hashed, in two bins
+SPREAD = 8  # columns for each of the products of such a row
+LONG_ROW = 128  # entries of a row whose products are numbered
+TICKETS = 2048  # for sums of such a row
 MAX_BLOCKS = 1 << 14
 BITS_OF_TILE = 1024  # columns come in multiples of as many
 AT_ONCE = 4  # of these that a thread compares
@@ -47,6 +51,31 @@ MIN_LONG_ROW = 512  # entries, on average, of rows that are cut
 MIN_PART = 128  # entries of a part of such a row
 WANTED_BLOCKS = 528  # that keep a device busy
 MAX_PARTS = 64  # of a row, which one thread adds up
+LAST_UINT32 = 2**32 - 1
+
+
+class Bin(NamedTuple):
+    """Rows with more than few products: how their functions are called, and the threads of a block."""
+
+    suffix: str
+    threads: int
+
+
+HASHED = "BIN_SOME", "BIN_MORE"
+BINS = {
+    "BIN_SOME": Bin("some", 32),
+    "BIN_MORE": Bin("some", 128),
+    "BIN_MANY": Bin("many", THREADS),
+    "BIN_LONG": Bin("long", 512),
+}
+
+
+class _Turn(NamedTuple):
+    """A launch with the tile of columns and the bin of rows that it is for."""
+
+    launch: Launch
+    tile: int = 0
+    bin: int = 0
 
 
 def factors_of(plan: Plan) -> tuple[Access, Access] | None:
@@ -108,6 +137,9 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
     lines += [f"#define THREADS {THREADS}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define FEW {FEW}"]
     lines += [f"#define AHEAD {AHEAD}", f"#define AT_ONCE {AT_ONCE}"]
+    lines += [f"#define SOME {SOME}", f"#define MORE {MORE}", f"#define LONG_ROW {LONG_ROW}"]
+    lines += [f"#define TICKETS {TICKETS}", f"#define R_KEY u{8 * plan.index.bytes}"]
+    lines += [f"#define {name} {number}" for number, name in enumerate(BINS)]
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), read_text(file)])
 
 
@@ -155,8 +187,11 @@ class ProductExecutable(CudaExecutable):
         return *reversed(FILLING), *COUNTING  # those first that take longest to compile
 
     def is_ready(self) -> bool:
+        if self.rows > LAST_UINT32:
+            refuse("rows are numbered by 32 bits")
+            return False
         self.load_sums()
-        return self.kernel.is_ready(needed=COUNTING)
+        return self.kernel.is_ready(needed=[launch.name for launch, *_ in self._counting(BITS_OF_TILE)])
 
     def describe(self, call: base.Call) -> base.Description:
         if self._is_by_parts(call):
@@ -164,36 +199,96 @@ class ProductExecutable(CudaExecutable):
             how = "a block of CUDA threads for each part; one launch adds up, one counts and one fills; "
             said, _ = describe_cost(self.parts_kernel, self.launches(call), call)
             return base.Description(inner, f"{how}before that the host waits for the size; {said}")
-        inner = f"rows with up to {FEW} products list them; others mark columns in shared memory"
-        how = "a warp for each of the former, a block of CUDA threads for each of the latter; "
-        how += "two launches count and three fill; in between the host waits for the size"
+        inner = f"rows with up to {FEW} products list them; "
+        inner += f"with up to {self.most:,}, hash their columns in shared memory; " if self.most else ""
+        inner += "others mark columns in shared memory"
+        how = "a warp for each of the first, a block of CUDA threads for each of the others; "
+        how += "launches count, others fill; in between the host waits for the size"
         tiles = self.tiles(self.width_of_tile(call.device))
-        how += f"; those for the latter are repeated for {tiles} tiles of columns" if tiles > 1 else ""
+        how += f"; those that mark columns are repeated for {tiles} tiles of columns" if tiles > 1 else ""
         said, _ = self._cost(call)
         return base.Description(inner, f"{how}; {said}")
 
     def launches(self, call: base.Call) -> list[Launch]:
+        """Return what a call launches, as if no row were long."""
         if not self.rows:
             return []
         if self._is_by_parts(call):
             return self._launches_of_parts(call)
         width = self.width_of_tile(call.device)
-        both = (self._launches_of_rows(names, width) for names in (COUNTING, FILLING))
-        return [launch for launches in both for launch, _ in launches]
+        rows = {name: self.rows for name in self._bins_without_long}
+        return [launch for launch, *_ in [*self._counting(width), *self._filling(width, rows)]]
 
-    def _launches_of_rows(self, names: Sequence[str], width: int) -> list[tuple[Launch, int]]:
-        """Return the launches of a function for rows with few products, then of those for rows with many.
+    @property
+    def most(self) -> int:
+        """How many products a row has at most whose columns are hashed; 0 where none are."""
+        most = min(MORE, self.result_columns // SPREAD)
+        return most if most > FEW else 0
 
-        Each comes with the tile of columns that it is for: the latter are launched for all, one by one.
+    @property
+    def _bins_without_long(self) -> list[str]:
+        """The bins that may have rows, which need not be long."""
+        hashed = ["BIN_SOME", "BIN_MORE"] if self.most > SOME else ["BIN_SOME"] if self.most else []
+        return [*hashed, "BIN_MANY"]
+
+    def _counting(self, width: int, bins: Sequence[str] | None = None) -> list[_Turn]:
+        """Return the launches that count columns: of rows in some bins, or of rows with few and all bins but
+        that of long rows.
         """
-        few, *many = names
-        shared = [bytes_of_sums(width) if name == ADDS else bytes_of_marks(width) for name in many]
-        blocks = min(self.rows, MAX_BLOCKS)
-        launches = [Launch(name, blocks, THREADS, size) for name, size in zip(many, shared, strict=True)]
-        return [
-            (Launch(few, min(-(-self.rows // ROWS_OF_BLOCK), MAX_BLOCKS), THREADS), 0),
-            *[(launch, tile) for launch in launches for tile in range(self.tiles(width))],
-        ]
+        turns = []
+        if bins is None:
+            bins = self._bins_without_long
+            turns.append(_Turn(self._launch_of_few("scorch_count_few")))
+        for name in bins:
+            turns += self._turns_of_bin("count", name, self.rows, width)
+        return turns
+
+    def _filling(self, width: int, rows: Mapping[str, int]) -> list[_Turn]:
+        """Return the launches that fill the result, from the number of rows in each bin."""
+        turns = [_Turn(self._launch_of_few("scorch_fill_few"))]
+        for name, count in rows.items():
+            for what in ("fill",) if name in HASHED else ("list", "add"):
+                turns += self._turns_of_bin(what, name, count, width) if count else []
+        return turns
+
+    def _launch_of_few(self, name: str) -> Launch:
+        return Launch(name, min(-(-self.rows // ROWS_OF_BLOCK), MAX_BLOCKS), THREADS)
+
+    def _turns_of_bin(self, what: str, name: str, rows: int, width: int) -> list[_Turn]:
+        """Return the launches of a function for the rows of a bin: for each tile, unless columns are hashed."""
+        shared = self._bytes_of_table(what, name) if name in HASHED else self._bytes_of_tile(what, name, width)
+        bin_of_rows = BINS[name]
+        launch = Launch(
+            f"scorch_{what}_{bin_of_rows.suffix}", min(rows, MAX_BLOCKS), bin_of_rows.threads, shared
+        )
+        tiles = 1 if name in HASHED else self.tiles(width)
+        return [_Turn(launch, tile, list(BINS).index(name)) for tile in range(tiles)]
+
+    def _bytes_of_table(self, what: str, name: str) -> int:
+        """Return the shared memory of a block that hashes columns: numbered products, and columns twice."""
+        most, key = SOME if name == "BIN_SOME" else MORE, self.plan.index.bytes
+        numbered, table, one = self._bytes_of_numbered(BINS[name].threads), 2 * most * key, 4
+        if what == "count":
+            return numbered + table + one
+        return numbered + most * key + max(table, most * (self.dtype.itemsize + 4)) + one
+
+    def _bytes_of_tile(self, what: str, name: str, width: int) -> int:
+        """Return the shared memory of a block that marks the columns of a tile."""
+        threads = BINS[name].threads
+        numbered = self._bytes_of_numbered(threads) if name == "BIN_LONG" else 0
+        if what != "add":
+            return numbered + bytes_of_marks(width, threads)
+        return numbered + (4 * TICKETS if name == "BIN_LONG" else 0) + bytes_of_sums(width)
+
+    def _bytes_of_numbered(self, threads: int) -> int:
+        """Return the shared memory of the products that threads have numbered."""
+        return threads * (self.dtype.itemsize + 2 * self._bytes_of_place)
+
+    @property
+    def _bytes_of_place(self) -> int:
+        second = self.places[1] // ARRAYS
+        names = list(dict.fromkeys(access.tensor for access in self.plan.step.accesses))
+        return self.plan.operand(names[second]).index.bytes
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         device = arrays[0].device
@@ -209,44 +304,44 @@ class ProductExecutable(CudaExecutable):
         width = self.width_of_tile(device)
         tiles = self.tiles(width)
         counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
-        left = torch.empty(self.rows + 1, dtype=torch.int64, device=device)
-        left[:1] = 0
+        # Behind the places, how many rows each bin has: the host reads all of it at once.
+        places = torch.zeros(counts.numel() + 1 + len(BINS), dtype=torch.int64, device=device)
+        left = places[counts.numel() + 1 :]
+        left_rows = torch.empty(self.rows * len(BINS), dtype=torch.int32, device=device)
         given = [*map(self.slot, arrays), self.rows, tiles]
-        behind = [width, self.room, self.slot(left)]
-        self._launch_rows(COUNTING, given, [*behind, self.slot(counts), 0, 0, 0], width, device)
-        places, crd, values = self._allocated(counts)
-        if crd.numel():
-            behind += [0, self.slot(places), self.slot(crd), self.slot(values)]
-            self._launch_rows(FILLING, given, behind, width, device)
-        return self._arrays(places[::tiles], crd, values)
+        lists = [self.slot(left), self.slot(left_rows), self.slot(counts)]
 
-    def _allocated(self, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return where entries begin that are counted, and memory for their columns and values."""
-        places = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
-        torch.cumsum(counts, 0, out=places[1:])
-        count = int(places[-1])
+        def launch(turns: Sequence[_Turn], result: Sequence[int] = (0, 0, 0)) -> None:
+            for (name, blocks, threads, shared), tile, number in turns if self.rows else ():
+                slots = [*given, tile, width, self.room, self.most, number, *lists, *result]
+                self.kernel.launch_blocks(name, slots, blocks, threads, shared, device.index)
+
+        def add_up() -> list[int]:
+            torch.cumsum(counts, 0, out=places[1 : counts.numel() + 1])
+            return places[counts.numel() :].tolist()
+
+        launch(self._counting(width))
+        count, *rows = add_up()
+        in_bins = dict(zip(BINS, rows, strict=True))
+        if in_bins["BIN_LONG"]:
+            launch(self._counting(width, ["BIN_LONG"]))
+            count = add_up()[0]
+        crd, values = self._allocated(count, device)
+        if count:
+            result = self.slot(places), self.slot(crd), self.slot(values)
+            launch(self._filling(width, in_bins), result)
+        return self._arrays(places[: counts.numel() + 1 : tiles], crd, values)
+
+    def _allocated(self, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return memory for the columns and values of so many entries."""
         index = torch.int32 if self.plan.index.bytes == 4 else torch.int64
-        crd = torch.empty(count, dtype=index, device=counts.device)
-        return places, crd, torch.empty(count, dtype=self.dtype, device=counts.device)
+        crd = torch.empty(count, dtype=index, device=device)
+        return crd, torch.empty(count, dtype=self.dtype, device=device)
 
     def _arrays(self, places: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> base.Arrays:
         count = crd.numel()
         index = torch.int64 if count > LAST_INT32 else crd.dtype
         return base.Arrays((None, places.to(index)), (None, crd.to(index)), (self.rows, count), values)
-
-    def _launch_rows(
-        self,
-        names: Sequence[str],
-        before: Sequence[int],
-        behind: Sequence[int],
-        width: int,
-        device: torch.device,
-    ) -> None:
-        """Launch functions with the slots before and behind the tile of columns that each launch is for."""
-        for launch, tile in self._launches_of_rows(names, width) if self.rows else ():
-            name, blocks, threads, shared = launch
-            slots = [*before, tile, *behind]
-            self.kernel.launch_blocks(name, slots, blocks, threads, shared, device.index)
 
     @property
     def room(self) -> int:
@@ -262,7 +357,7 @@ class ProductExecutable(CudaExecutable):
         columns = max(1, self.result_columns)
         most = driver.shared_memory(device.index or 0)
         width = -(-columns // BITS_OF_TILE) * BITS_OF_TILE
-        while bytes_of_sums(width) > most:
+        while self._bytes_of_tile("add", "BIN_LONG", width) > most:
             width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
         return width
 
@@ -327,16 +422,18 @@ class ProductExecutable(CudaExecutable):
         nothing = [*given, 0, 0, 0]
         kernel.launch_blocks("scorch_add_parts", nothing, rows * parts, THREADS, shared, number)
         kernel.launch_blocks("scorch_count_parts", nothing, -(-rows * words // THREADS), THREADS, 0, number)
-        places, crd, values = self._allocated(counts)
+        places = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        torch.cumsum(counts, 0, out=places[1:])
+        crd, values = self._allocated(int(places[-1]), device)
         slots = [*given, *map(self.slot, (places, crd, values))]
         kernel.launch_blocks("scorch_fill_parts", slots, -(-rows * columns // THREADS), THREADS, 0, number)
         return self._arrays(places, crd, values)
 
 
-def bytes_of_marks(width: int) -> int:
+def bytes_of_marks(width: int, threads: int) -> int:
     """Return the shared memory of a block: bits of columns, which words have some, numbers of threads."""
     words = width // 32
-    return 4 * (words + words // 32 + THREADS)
+    return 4 * (words + words // 32 + threads)
 
 
 def bytes_of_sums(width: int) -> int:
