@@ -21,6 +21,7 @@ from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.cuda.executables.group import CudaGroup, spread_group
 from scorch._src.backends.cuda.executables.new_pattern import NewPatternExecutable
 from scorch._src.backends.cuda.executables.product import ProductExecutable
+from scorch._src.backends.cuda.executables.product_turns import bytes_of_sums
 from scorch._src.backends.cuda.routines.attention import CudaAttention
 from scorch._src.backends.cuda.routines.cuda_routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
@@ -90,7 +91,8 @@ _AFTER = """
 #define MOST 1024
 static struct fiber {
   ucontext_t context;
-  int is_done, is_true[2], exchanges[6], barriers, warp_barriers, meetings;  // exchanges by the threads of a unit
+  int is_done, is_true[2], barriers, warp_barriers, meetings;
+  int exchanges[6];  // by the threads of a unit
   char values[6][16][16], stack[1 << 16];
 } fibers[MOST];
 static ucontext_t scheduler;
@@ -213,9 +215,7 @@ def noting(note: Callable[[str, str], Noted]) -> Iterator[list[Noted]]:
         _listeners.remove(listen)
 
 
-def run_grid(
-    source: str, function: str, slots: Sequence[int], threads: int, of_block: int = THREADS
-) -> None:
+def run_grid(source: str, function: str, slots: Sequence[int], threads: int, of_block: int = THREADS) -> None:
     """Run a function with as many threads, up to a few blocks; the rest they do in further turns."""
     for listen in _listeners:
         listen(source, function)
@@ -314,8 +314,8 @@ class EmulatedProduct(EmulatedExecutable, ProductExecutable):
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         return self._build(arrays, arrays[0].device)
 
-    def width_of_tile(self, device: torch.device) -> int:
-        return 1024
+    def shared_memory(self, device: torch.device) -> int:
+        return bytes_of_sums(1024)
 
 
 class EmulatedNewPattern(EmulatedExecutable, NewPatternExecutable):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
@@ -19,6 +18,22 @@ from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, read_text, refuse
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.executables.executable import CudaExecutable
+from scorch._src.backends.cuda.executables.product_turns import (
+    BINS,
+    FEW,
+    LONG_ROW,
+    LONGER_ROW,
+    MORE,
+    NUMBERS,
+    ROWS_OF_BLOCK,
+    SHORT,
+    SOME,
+    THREADS,
+    TICKETS,
+    WARP,
+    Turn,
+    Turns,
+)
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
 from scorch._src.backends.print.functions import helpers, needed_by
@@ -32,19 +47,8 @@ ROWS = "ds"
 COUNTING = "scorch_count_few", "scorch_count_some", "scorch_count_many"
 FILLING = "scorch_fill_few", "scorch_fill_some", "scorch_list_many", "scorch_add_many"
 PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
-THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
-WARP = 32
-ROWS_OF_BLOCK = THREADS // WARP
-FEW = 128  # products of a row that a warp lists
-SOME, MORE = 512, 2048  # products of a row whose columns are hashed, in two bins
-SPREAD = 8  # columns for each of the products of such a row
-LONG_ROW = 128  # entries of a row whose products are numbered
-TICKETS = 2048  # for sums of such a row
-MAX_BLOCKS = 1 << 14
-BITS_OF_TILE = 1024  # columns come in multiples of as many
 AT_ONCE = 4  # of these that a thread compares
 AHEAD = 4  # entries of a row of A whose products are read at once
-BYTES_OF_SUMS = 4 << 10  # of a row, in shared memory if there are no more
 ARRAYS = 3  # of a matrix
 MAX_FEW_ROWS = 1024
 MIN_LONG_ROW = 512  # entries, on average, of rows that are cut
@@ -52,30 +56,7 @@ MIN_PART = 128  # entries of a part of such a row
 WANTED_BLOCKS = 528  # that keep a device busy
 MAX_PARTS = 64  # of a row, which one thread adds up
 LAST_UINT32 = 2**32 - 1
-
-
-class Bin(NamedTuple):
-    """Rows with more than few products: how their functions are called, and the threads of a block."""
-
-    suffix: str
-    threads: int
-
-
-HASHED = "BIN_SOME", "BIN_MORE"
-BINS = {
-    "BIN_SOME": Bin("some", 32),
-    "BIN_MORE": Bin("some", 128),
-    "BIN_MANY": Bin("many", THREADS),
-    "BIN_LONG": Bin("long", 512),
-}
-
-
-class _Turn(NamedTuple):
-    """A launch with the tile of columns and the bin of rows that it is for."""
-
-    launch: Launch
-    tile: int = 0
-    bin: int = 0
+MAX_COLUMNS = 2**52  # which are sorted with the numbers of products
 
 
 def factors_of(plan: Plan) -> tuple[Access, Access] | None:
@@ -137,9 +118,12 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
     lines += [f"#define THREADS {THREADS}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define FEW {FEW}"]
     lines += [f"#define AHEAD {AHEAD}", f"#define AT_ONCE {AT_ONCE}"]
-    lines += [f"#define SOME {SOME}", f"#define MORE {MORE}", f"#define LONG_ROW {LONG_ROW}"]
+    lines += [f"#define SOME {SOME}", f"#define MORE {MORE}", f"#define SHORT {SHORT}"]
+    lines += [f"#define LONG_ROW {LONG_ROW}", f"#define LONGER_ROW {LONGER_ROW}"]
+    limits = {"FEW": FEW, "SOME": SOME, "MORE": MORE}
+    lines += [f"#define {name}_BITS {most.bit_length() - 1}" for name, most in limits.items()]
     lines += [f"#define TICKETS {TICKETS}", f"#define R_KEY u{8 * plan.index.bytes}"]
-    lines += [f"#define {name} {number}" for number, name in enumerate(BINS)]
+    lines += [f"#define {name} {number}" for name, number in NUMBERS.items()]
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), read_text(file)])
 
 
@@ -187,11 +171,21 @@ class ProductExecutable(CudaExecutable):
         return *reversed(FILLING), *COUNTING  # those first that take longest to compile
 
     def is_ready(self) -> bool:
-        if self.rows > LAST_UINT32:
-            refuse("rows are numbered by 32 bits")
+        if self.rows > LAST_UINT32 or self.result_columns > MAX_COLUMNS:
+            refuse("rows and columns have too few bits")
             return False
         self.load_sums()
-        return self.kernel.is_ready(needed=[launch.name for launch, *_ in self._counting(BITS_OF_TILE)])
+        return self.kernel.is_ready(needed=self.turns(torch.device("cuda")).first_functions)
+
+    def turns(self, device: torch.device) -> Turns:
+        """Return what is launched on a device."""
+        names = list(dict.fromkeys(access.tensor for access in self.plan.step.accesses))
+        second = self.plan.operand(names[self.places[1] // ARRAYS])
+        sizes = self.dtype.itemsize, self.plan.index.bytes, second.index.bytes
+        return Turns(self.rows, self.result_columns, *sizes, self.shared_memory(device))
+
+    def shared_memory(self, device: torch.device) -> int:
+        return driver.shared_memory(device.index or 0)
 
     def describe(self, call: base.Call) -> base.Description:
         if self._is_by_parts(call):
@@ -199,13 +193,16 @@ class ProductExecutable(CudaExecutable):
             how = "a block of CUDA threads for each part; one launch adds up, one counts and one fills; "
             said, _ = describe_cost(self.parts_kernel, self.launches(call), call)
             return base.Description(inner, f"{how}before that the host waits for the size; {said}")
-        inner = f"rows with up to {FEW} products list them; "
-        inner += f"with up to {self.most:,}, hash their columns in shared memory; " if self.most else ""
-        inner += "others mark columns in shared memory"
-        how = "a warp for each of the first, a block of CUDA threads for each of the others; "
-        how += "launches count, others fill; in between the host waits for the size"
-        tiles = self.tiles(self.width_of_tile(call.device))
-        how += f"; those that mark columns are repeated for {tiles} tiles of columns" if tiles > 1 else ""
+        turns = self.turns(call.device)
+        inner = f"rows with up to {turns.most or FEW:,} products sort them in shared memory; "
+        inner += "others mark columns there"
+        how = (
+            f"a warp for each row with up to {FEW} products, a block of CUDA threads for each of the others, "
+        )
+        how += f"up to {turns.cuts} blocks for a row with {LONG_ROW} entries or more; "
+        how += "some launches count and some fill; in between the host waits for the size"
+        if turns.tiles > 1:
+            how += f"; those that mark columns are repeated for {turns.tiles} tiles of columns"
         said, _ = self._cost(call)
         return base.Description(inner, f"{how}; {said}")
 
@@ -215,80 +212,9 @@ class ProductExecutable(CudaExecutable):
             return []
         if self._is_by_parts(call):
             return self._launches_of_parts(call)
-        width = self.width_of_tile(call.device)
-        rows = {name: self.rows for name in self._bins_without_long}
-        return [launch for launch, *_ in [*self._counting(width), *self._filling(width, rows)]]
-
-    @property
-    def most(self) -> int:
-        """How many products a row has at most whose columns are hashed; 0 where none are."""
-        most = min(MORE, self.result_columns // SPREAD)
-        return most if most > FEW else 0
-
-    @property
-    def _bins_without_long(self) -> list[str]:
-        """The bins that may have rows, which need not be long."""
-        hashed = ["BIN_SOME", "BIN_MORE"] if self.most > SOME else ["BIN_SOME"] if self.most else []
-        return [*hashed, "BIN_MANY"]
-
-    def _counting(self, width: int, bins: Sequence[str] | None = None) -> list[_Turn]:
-        """Return the launches that count columns: of rows in some bins, or of rows with few and all bins but
-        that of long rows.
-        """
-        turns = []
-        if bins is None:
-            bins = self._bins_without_long
-            turns.append(_Turn(self._launch_of_few("scorch_count_few")))
-        for name in bins:
-            turns += self._turns_of_bin("count", name, self.rows, width)
-        return turns
-
-    def _filling(self, width: int, rows: Mapping[str, int]) -> list[_Turn]:
-        """Return the launches that fill the result, from the number of rows in each bin."""
-        turns = [_Turn(self._launch_of_few("scorch_fill_few"))]
-        for name, count in rows.items():
-            for what in ("fill",) if name in HASHED else ("list", "add"):
-                turns += self._turns_of_bin(what, name, count, width) if count else []
-        return turns
-
-    def _launch_of_few(self, name: str) -> Launch:
-        return Launch(name, min(-(-self.rows // ROWS_OF_BLOCK), MAX_BLOCKS), THREADS)
-
-    def _turns_of_bin(self, what: str, name: str, rows: int, width: int) -> list[_Turn]:
-        """Return the launches of a function for the rows of a bin: for each tile, unless columns are hashed."""
-        shared = self._bytes_of_table(what, name) if name in HASHED else self._bytes_of_tile(what, name, width)
-        bin_of_rows = BINS[name]
-        launch = Launch(
-            f"scorch_{what}_{bin_of_rows.suffix}", min(rows, MAX_BLOCKS), bin_of_rows.threads, shared
-        )
-        tiles = 1 if name in HASHED else self.tiles(width)
-        return [_Turn(launch, tile, list(BINS).index(name)) for tile in range(tiles)]
-
-    def _bytes_of_table(self, what: str, name: str) -> int:
-        """Return the shared memory of a block that hashes columns: numbered products, and columns twice."""
-        most, key = SOME if name == "BIN_SOME" else MORE, self.plan.index.bytes
-        numbered, table, one = self._bytes_of_numbered(BINS[name].threads), 2 * most * key, 4
-        if what == "count":
-            return numbered + table + one
-        return numbered + most * key + max(table, most * (self.dtype.itemsize + 4)) + one
-
-    def _bytes_of_tile(self, what: str, name: str, width: int) -> int:
-        """Return the shared memory of a block that marks the columns of a tile."""
-        threads = BINS[name].threads
-        numbered = self._bytes_of_numbered(threads) if name == "BIN_LONG" else 0
-        if what != "add":
-            return numbered + bytes_of_marks(width, threads)
-        return numbered + (4 * TICKETS if name == "BIN_LONG" else 0) + bytes_of_sums(width)
-
-    def _bytes_of_numbered(self, threads: int) -> int:
-        """Return the shared memory of the products that threads have numbered."""
-        return threads * (self.dtype.itemsize + 2 * self._bytes_of_place)
-
-    @property
-    def _bytes_of_place(self) -> int:
-        second = self.places[1] // ARRAYS
-        names = list(dict.fromkeys(access.tensor for access in self.plan.step.accesses))
-        return self.plan.operand(names[second]).index.bytes
+        turns = self.turns(call.device)
+        rows = dict.fromkeys(turns.usual_bins, self.rows)
+        return [turn.launch for turn in [*turns.counting(), *turns.filling(rows)]]
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         device = arrays[0].device
@@ -301,36 +227,46 @@ class ProductExecutable(CudaExecutable):
         lanes = self.lanes_of_group(arrays[1].numel())
         if lanes and self.parts_kernel.is_ready():
             return self._build_by_parts(arrays, lanes, device)
-        width = self.width_of_tile(device)
-        tiles = self.tiles(width)
-        counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
+        turns = self.turns(device)
+        counts = torch.zeros(self.rows * turns.tiles, dtype=torch.int64, device=device)
         # Behind the places, how many rows each bin has: the host reads all of it at once.
         places = torch.zeros(counts.numel() + 1 + len(BINS), dtype=torch.int64, device=device)
         left = places[counts.numel() + 1 :]
         left_rows = torch.empty(self.rows * len(BINS), dtype=torch.int32, device=device)
-        given = [*map(self.slot, arrays), self.rows, tiles]
-        lists = [self.slot(left), self.slot(left_rows), self.slot(counts)]
+        cut_counts = torch.empty(0, dtype=torch.int32, device=device)
 
-        def launch(turns: Sequence[_Turn], result: Sequence[int] = (0, 0, 0)) -> None:
-            for (name, blocks, threads, shared), tile, number in turns if self.rows else ():
-                slots = [*given, tile, width, self.room, self.most, number, *lists, *result]
+        def launch(some: Sequence[Turn], *result: torch.Tensor) -> None:
+            for (name, blocks, threads, shared), number, tile, width, room, cuts in some if self.rows else ():
+                slots = [
+                    *map(self.slot, arrays),
+                    self.rows,
+                    turns.tiles,
+                    tile,
+                    width,
+                    room,
+                    turns.most,
+                    number,
+                ]
+                slots += [*map(self.slot, (left, left_rows)), cuts, *map(self.slot, (cut_counts, counts))]
+                slots += [*map(self.slot, result), 0, 0, 0][:3]
                 self.kernel.launch_blocks(name, slots, blocks, threads, shared, device.index)
 
         def add_up() -> list[int]:
             torch.cumsum(counts, 0, out=places[1 : counts.numel() + 1])
-            return places[counts.numel() :].tolist()
+            found: list[int] = places[counts.numel() :].tolist()
+            return found
 
-        launch(self._counting(width))
+        launch(turns.counting())
         count, *rows = add_up()
         in_bins = dict(zip(BINS, rows, strict=True))
-        if in_bins["BIN_LONG"]:
-            launch(self._counting(width, ["BIN_LONG"]))
+        if long := in_bins["BIN_LONG"]:
+            cut_counts = torch.empty(long * turns.cuts, dtype=torch.int32, device=device)
+            launch(turns.counting_long(long))
             count = add_up()[0]
         crd, values = self._allocated(count, device)
         if count:
-            result = self.slot(places), self.slot(crd), self.slot(values)
-            launch(self._filling(width, in_bins), result)
-        return self._arrays(places[: counts.numel() + 1 : tiles], crd, values)
+            launch(turns.filling(in_bins), places, crd, values)
+        return self._arrays(places[: counts.numel() + 1 : turns.tiles], crd, values)
 
     def _allocated(self, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return memory for the columns and values of so many entries."""
@@ -342,24 +278,6 @@ class ProductExecutable(CudaExecutable):
         count = crd.numel()
         index = torch.int64 if count > LAST_INT32 else crd.dtype
         return base.Arrays((None, places.to(index)), (None, crd.to(index)), (self.rows, count), values)
-
-    @property
-    def room(self) -> int:
-        """How many sums of a row are in shared memory."""
-        return BYTES_OF_SUMS // self.dtype.itemsize
-
-    def tiles(self, width: int) -> int:
-        """Return how many tiles of a width all columns take."""
-        return max(1, -(-self.result_columns // width))
-
-    def width_of_tile(self, device: torch.device) -> int:
-        """Return how many columns have a bit in shared memory at once."""
-        columns = max(1, self.result_columns)
-        most = driver.shared_memory(device.index or 0)
-        width = -(-columns // BITS_OF_TILE) * BITS_OF_TILE
-        while self._bytes_of_tile("add", "BIN_LONG", width) > most:
-            width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
-        return width
 
     # few rows, all of them long --------------------------------------------------------------------------
 
@@ -428,15 +346,3 @@ class ProductExecutable(CudaExecutable):
         slots = [*given, *map(self.slot, (places, crd, values))]
         kernel.launch_blocks("scorch_fill_parts", slots, -(-rows * columns // THREADS), THREADS, 0, number)
         return self._arrays(places, crd, values)
-
-
-def bytes_of_marks(width: int, threads: int) -> int:
-    """Return the shared memory of a block: bits of columns, which words have some, numbers of threads."""
-    words = width // 32
-    return 4 * (words + words // 32 + threads)
-
-
-def bytes_of_sums(width: int) -> int:
-    """Return the shared memory of a block: sums, bits of columns, and how many are before each word."""
-    words = width // 32
-    return BYTES_OF_SUMS + 6 * words + 4 * (words // 32)
