@@ -20,7 +20,7 @@ LONG_ROW, LONGER_ROW = (
     256,
 )  # entries of a row that several blocks share, with short rows of B, and in any case
 SHORT = 32  # entries of such a row of B, on average
-CUTS, MAX_CUT = 16, 1 << 16  # as many blocks, and columns that one has
+CUTS, MAX_CUT = 16, 1 << 18  # as many blocks, if each has no more columns
 TICKETS = 2048  # for the sums of such a block
 BITS_OF_TILE = 1024  # columns come in multiples of as many
 BYTES_OF_SUMS = 4 << 10  # of a row, in shared memory if there are no more
@@ -128,10 +128,8 @@ class Turns:
             shared = self._bytes_of_sorted(what, SORTED[name], threads)
         elif name == "BIN_LONG":
             width, room, cuts = self.width_of_cut, BYTES_OF_CUT // self.value, self.cuts
-            shared = self._bytes_of_numbered(threads)
-            shared += bytes_of_marks(width, threads)
-            if what == "add":
-                shared = self._bytes_of_numbered(threads) + 4 * TICKETS + bytes_of_sums(width, BYTES_OF_CUT)
+            numbered = self._bytes_of_numbered(threads)
+            shared = self._bytes_of_cut(width) if what == "add" else numbered + bytes_of_marks(width, threads)
         else:
             tiles = self.tiles
             shared = bytes_of_sums(width) if what == "add" else bytes_of_marks(width, threads)
@@ -142,8 +140,10 @@ class Turns:
     @property
     def width_of_cut(self) -> int:
         """How many columns a block has of a long row."""
-        width = -(-self.columns // (CUTS * BITS_OF_TILE)) * BITS_OF_TILE
-        return min(max(width, BITS_OF_TILE), MAX_CUT)
+        width = min(-(-max(1, self.columns) // (CUTS * BITS_OF_TILE)) * BITS_OF_TILE, MAX_CUT)
+        while self._bytes_of_cut(width) > self.shared_memory and width > BITS_OF_TILE:
+            width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
+        return width
 
     @property
     def cuts(self) -> int:
@@ -156,6 +156,11 @@ class Turns:
         if what == "count":
             return numbered + 2 * most * self.index + 4
         return numbered + most * (self.value + BYTES_OF_KEY) + 4 * (most // 32)
+
+    def _bytes_of_cut(self, width: int) -> int:
+        """Return the shared memory of a block that adds up the products in a part of a long row."""
+        numbered = self._bytes_of_numbered(BINS["BIN_LONG"].threads)
+        return numbered + 4 * TICKETS + bytes_of_sums(width, BYTES_OF_CUT)
 
     def _bytes_of_numbered(self, threads: int) -> int:
         """Return the shared memory for the products that threads have numbered."""
