@@ -138,8 +138,9 @@ def test_blocks_have_the_memory_that_they_take(
 
 
 def test_what_is_launched_is_explained() -> None:
-    A = scorch.from_torch(drawn(50, 50, 0.3, torch.float32), format="csr")
+    A, B = (scorch.from_torch(drawn(50, columns, 0.3, torch.float32), format="csr") for columns in (50, 3000))
     with scorch.settings(backend="emulated"):
-        step = scorch.explain("ij,jk->ik", A, A, format="csr").steps[-1]
-    assert "rows with up to 128 products sort them" in step.inner
-    assert "a warp for each row" in step.threads and "blocks for a row with 128 entries" in step.threads
+        short, wide = (scorch.explain("ij,jk->ik", A, other, format="csr").steps[-1] for other in (A, B))
+    assert "rows with up to 128 products sort them" in short.inner
+    assert "each of the others; some launches" in short.threads
+    assert "each of the others, 3 for a long one; some launches" in wide.threads

@@ -196,11 +196,9 @@ class ProductExecutable(CudaExecutable):
         turns = self.turns(call.device)
         inner = f"rows with up to {turns.most or FEW:,} products sort them in shared memory; "
         inner += "others mark columns there"
-        how = (
-            f"a warp for each row with up to {FEW} products, a block of CUDA threads for each of the others, "
-        )
-        how += f"up to {turns.cuts} blocks for a row with {LONG_ROW} entries or more; "
-        how += "some launches count and some fill; in between the host waits for the size"
+        how = f"a warp for each row with up to {FEW} products, a block of CUDA threads for each of the others"
+        how += f", {turns.cuts} for a long one" if turns.cuts > 1 else ""
+        how += "; some launches count and some fill; in between the host waits for the size"
         if turns.tiles > 1:
             how += f"; those that mark columns are repeated for {turns.tiles} tiles of columns"
         said, _ = self._cost(call)
