@@ -113,6 +113,36 @@ def test_lbfgs() -> None:
     pair.check()
 
 
+def test_optimizers_of_dense_parameters_go_on_after_closures() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = O.SGD([weight], lr=0.1)
+
+    def closure() -> torch.Tensor:
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.zero_grad()
+    assert weight.grad is None
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step(closure)
+    torch.testing.assert_close(weight.detach(), torch.full((3,), 0.64))
+
+
+def test_steps_with_and_without_closure_alternate() -> None:
+    pair = Pair()
+    for net in pair.both():
+        optimizer = O.Adam(net.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.step(lambda net=net, optimizer=optimizer: learn(net, optimizer))  # type: ignore[misc]
+            optimizer.zero_grad()
+            learn(net, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+    pair.check()
+
+
 def test_closures_may_call_zero_grad() -> None:
     pair = Pair()
     for net in pair.both():

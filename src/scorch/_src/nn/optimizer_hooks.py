@@ -77,8 +77,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
         _copy_gradients(replacements)
     if closure is None:
         _gather_rows(optimizer)
-    if replacements or optimizer in _lazy_rows or optimizer in _converted:
-        _guard(optimizer)
+    _guard(optimizer)
     if closure is None or not parameters:
         return None
     if args[1:]:
@@ -129,7 +128,9 @@ def _gather_rows(optimizer: Optimizer) -> None:
 
 
 def _guard(optimizer: Optimizer) -> None:
-    """Restore parameters before any other call of the optimizer, should the step raise."""
+    """Restore what is replaced, if anything, before other calls of the optimizer, should the step raise."""
+    if not _is_replaced(optimizer):
+        return
 
     def restore_and_call(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -215,14 +216,19 @@ def _replace_parameters(
         group["params"][:] = [others.get(id(tensor), tensor) for tensor in group["params"]]
 
 
+def _is_replaced(optimizer: Optimizer) -> bool:
+    """Whether a step has replaced parameters or gradients of the optimizer."""
+    if not _replaced and not _lazy_rows and not _converted:  # of any optimizer
+        return False
+    return optimizer in _replaced or optimizer in _lazy_rows or optimizer in _converted
+
+
 def _restore(optimizer: Optimizer) -> None:
     """Restore the parameters, with the state that the optimizer has for their values."""
-    if not _replaced and not _lazy_rows and not _converted:  # of any optimizer
+    if not _is_replaced(optimizer):
         return
     replacements, lazy = _replaced.pop(optimizer, []), _lazy_rows.pop(optimizer, [])
     converted = _converted.pop(optimizer, [])
-    if not replacements and not lazy and not converted:
-        return
     _unguard(optimizer)
     for parameter, gradient in converted:
         parameter.grad = gradient
