@@ -60,8 +60,8 @@ def scaled_dot_product_attention(
     assert isinstance(attn_mask, SparseTensor)
     if is_causal:
         raise CallError(
-            "scaled_dot_product_attention takes attn_mask or is_causal=True, not both; for the causal part of "
-            "a mask, pass torch.tril(attn_mask)"
+            "scaled_dot_product_attention takes attn_mask or is_causal=True, not both; for the causal part "
+            "of a mask, pass torch.tril(attn_mask)"
         )
     query, key, value = (_to_dense(tensor) for tensor in (query, key, value))
     if not 0 <= dropout_p <= 1:
