@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -174,6 +175,26 @@ def test_tied_weights_are_loaded_as_tied() -> None:
         assert found.out.values is found.embedding.table.values
         assert "out.values" in found._tied_weights_keys
         torch.testing.assert_close(found(torch.arange(30)), small(torch.arange(30)))
+
+
+def test_save_pretrained_warns_of_a_file_that_from_pretrained_cannot_load(tmp_path: Path) -> None:
+    class Pretrained(torch.nn.Sequential):
+        """Saves as Hugging Face's models do."""
+
+        def save_pretrained(self, folder: Path) -> None:
+            scorch.save(folder / "model.safetensors", self.state_dict())
+
+    def build() -> torch.nn.Module:
+        return Pretrained(torch.nn.Linear(48, 8), torch.nn.Linear(8, 48))
+
+    model = scorch.sparsify(build(), 0.9, prefer="size")
+    with pytest.warns(UserWarning, match=r"scorch\.nn\.load_sparse\(model, scorch\.load") as warned:
+        model.save_pretrained(tmp_path)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    found = scorch.nn.load_sparse(build(), scorch.load(tmp_path / "model.safetensors"))
+    assert torch.equal(found(torch.ones(2, 48)), model(torch.ones(2, 48)))
+    build().save_pretrained(tmp_path)  # of dense layers, without a warning
+    model.state_dict()
 
 
 def test_weights_that_a_file_has_apart_are_not_tied() -> None:
