@@ -1,4 +1,4 @@
-"""Ask whether torch tracks a computation: for autograd, forward mode, or ``torch.func``."""
+"""Ask whether torch tracks a computation: for autograd, forward mode, ``torch.func``, or ``torch.jit``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from scorch._src.torch_internals import (
     DispatchKey,
     any_requires_grad,
     is_dispatch_key_excluded,
+    is_jit_tracing,
     is_legacy_batchedtensor,
     len_torch_dispatch_stack,
     len_torch_function_stack,
     peek_interpreter_stack,
     tree_leaves,
 )
-from scorch.errors import UnsupportedError
+from scorch.errors import UnsupportedError, warn
 
 _depth = threading.local()
 
@@ -35,6 +36,34 @@ is_grad_enabled = torch.is_grad_enabled
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is running."""
     return peek_interpreter_stack() is not None
+
+
+def unsupported_in_jit(what: str) -> UnsupportedError:
+    """Return the error for what ``torch.jit`` meets, also when ``torch.onnx.export`` calls it."""
+    text = f"{what}: torch.jit.trace and torch.jit.script do not support sparse tensors"
+    return UnsupportedError(f"{text}; use torch.export.export or torch.compile")
+
+
+def refuse_jit(what: str) -> None:
+    """Refuse a call while ``torch.jit.trace`` records: results of kernels would be constants there."""
+    if is_jit_tracing():
+        raise unsupported_in_jit(what)
+
+
+def refuse_script() -> None:
+    """Refuse an operator that a module of ``torch.jit.script`` runs on a sparse tensor of its own.
+
+    Its result would be right, but a file of the module would have zeros in place of the tensor. Tensors that
+    are passed to such modules and functions arrive elsewhere first. The interpreter of TorchScript raises an
+    error without the message of ours, so that a warning has to say it.
+    """
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") == torch.nn.Module.__module__:
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.jit.ScriptModule):
+            error = unsupported_in_jit(module.original_name)
+            warn(str(error))
+            raise error
 
 
 def is_composed(*tensors: Any) -> bool:
@@ -61,7 +90,7 @@ def is_plain_inference(*tensors: Any) -> bool:
     """Whether nothing tracks calls on these tensors: no gradients, transforms or modes of torch."""
     if is_dynamo_compiling() or peek_interpreter_stack() is not None:
         return False
-    if len_torch_function_stack() or len_torch_dispatch_stack():
+    if len_torch_function_stack() or len_torch_dispatch_stack() or is_jit_tracing():
         return False
     if is_grad_enabled() and any_requires_grad(*tensors):
         return False
@@ -72,7 +101,7 @@ def is_tracked_by_autograd_alone() -> bool:
     """Whether no transform, forward mode or mode of torch sees calls: at most gradients are recorded."""
     if is_dynamo_compiling() or peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
-    return not len_torch_function_stack() and not len_torch_dispatch_stack()
+    return not len_torch_function_stack() and not len_torch_dispatch_stack() and not is_jit_tracing()
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:

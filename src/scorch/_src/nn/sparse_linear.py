@@ -38,7 +38,12 @@ from scorch._src.nn.pattern import (
     weight_and_bias,
     weight_format,
 )
-from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
+from scorch._src.nn.saved_pattern import (
+    pattern_from_arrays,
+    pattern_from_words,
+    pattern_to_words,
+    warn_of_save_pretrained,
+)
 from scorch._src.nn.sparse_layer import SparseLayer, describe_storage
 from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
 from scorch._src.ops.products.activations import check_activation, finish
@@ -463,6 +468,7 @@ class SparseLinear(SparseLayer):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        warn_of_save_pretrained(destination)
         destination[f"{prefix}pattern"] = pattern_to_words(self.pattern)
 
     def _load_from_state_dict(

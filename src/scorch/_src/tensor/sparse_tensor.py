@@ -28,6 +28,8 @@ from scorch._src.grad_state import (
     is_differentiable,
     is_grad_enabled,
     is_transformed,
+    refuse_jit,
+    refuse_script,
     untracked,
 )
 from scorch._src.name_hints import check_keywords, hides_unknown
@@ -59,6 +61,7 @@ from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     any_requires_grad,
     is_functorch_wrapped_tensor,
+    is_jit_tracing,
     len_torch_dispatch_stack,
     make_wrapper_subclass,
     peek_interpreter_stack,
@@ -203,6 +206,8 @@ class SparseTensor(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
             return hooks.record(func, args, kwargs or {})
+        if is_jit_tracing():
+            raise hooks.refused_by_jit(func)
         handler, keeps_gradients = entry.run, entry.is_differentiable
         try:
             count = entry.maps_values
@@ -246,6 +251,7 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
+        refuse_script()
         refuse_freed(*args, *(kwargs or {}).values())
         if registry.is_in_place(func):
             hooks.check_write(func, args, kwargs)
@@ -338,6 +344,7 @@ class SparseTensor(torch.Tensor):
             check_keywords("to_format", _unknown, ("format",))
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
+        refuse_jit("to_format")
         form = as_format(format, len(self.storage.pattern.shape))
         if is_differentiable(self):
             return hooks.convert(self, form)  # type: ignore[no-any-return]

@@ -25,6 +25,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor, join_view, tensor_wit
 from scorch._src.torch_internals import (
     any_requires_grad,
     disable_current_modes,
+    is_jit_tracing,
     is_torch_function_enabled,
     len_torch_dispatch_stack,
     len_torch_function_stack,
@@ -65,7 +66,7 @@ def getitem(self: SparseTensor, key: Any) -> Any:
     kind = type(key)
     if (kind is not int and kind is not torch.Tensor) or type(self) is not SparseTensor:
         return _getitem(self, key)
-    if is_dynamo_compiling() or len_torch_function_stack() or len_torch_dispatch_stack():
+    if is_dynamo_compiling() or len_torch_function_stack() or len_torch_dispatch_stack() or is_jit_tracing():
         return _getitem(self, key)
     is_tracked = peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or LIVE
     if is_tracked or not is_torch_function_enabled() or (is_grad_enabled() and any_requires_grad(self)):
