@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -27,6 +28,7 @@ from scorch._src.torch_internals import (
 from scorch.errors import UnsupportedError, warn
 
 _depth = threading.local()
+Result = TypeVar("Result")
 
 _AUTOGRAD = DispatchKey.AutogradFunctionality
 
@@ -131,16 +133,49 @@ def has_tangents(*values: Any) -> bool:
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:
-    """Compute index arrays inside this context: nothing is tracked, even inside ``torch.func``.
+    """Compute index arrays, and all that is cached, inside this context: they outlive the modes of a call.
 
-    ``torch.func`` would track index arrays too, and patterns outlive it.
+    ``torch.func`` would track them too, and tensors that are created in ``torch.inference_mode`` cannot be
+    saved for a backward pass later.
     """
+    if torch.is_inference_mode_enabled():
+        return _outside_inference_mode()
     if peek_interpreter_stack() is None:
         return contextlib.nullcontext()
+    return _outside_transforms()
+
+
+def _outside_transforms() -> contextlib.AbstractContextManager[Any]:
     from scorch._src.torch_internals import without_interpreters
 
     cleared: contextlib.AbstractContextManager[Any] = without_interpreters()
     return cleared
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Leave ``torch.inference_mode`` and transforms, but not switch gradients on, as leaving that does."""
+    outside = contextlib.nullcontext() if peek_interpreter_stack() is None else _outside_transforms()
+    with torch.inference_mode(False), torch.no_grad(), outside:
+        yield
+
+
+def outside_modes(make: Callable[..., Result]) -> Callable[..., Result]:
+    """Run ``make`` inside ``untracked()``: what it returns is cached."""
+
+    @functools.wraps(make)
+    def run_outside(*args: Any) -> Result:
+        if peek_interpreter_stack() is None and not torch.is_inference_mode_enabled():
+            return make(*args)
+        with untracked():
+            return make(*args)
+
+    return run_outside
+
+
+def cached_outside_modes(make: Callable[[Any], Result]) -> functools.cached_property[Result]:
+    """Return the cached property that ``make`` computes inside ``untracked()``."""
+    return functools.cached_property(outside_modes(make))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.layer_operator import trace_layer
 from scorch._src.compile.recorder import PauseRecording
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_tracked_by_autograd_alone
+from scorch._src.grad_state import is_tracked_by_autograd_alone, untracked
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import (
     check_features,
@@ -251,7 +251,8 @@ class SparseLinear(SparseLayer):
             return pattern
         reshaped: Pattern | None = pattern.structures.get(shape)
         if reshaped is None:
-            tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
+            with untracked():
+                tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
             reshaped = pattern.structures[shape] = tensor.storage.pattern
         return reshaped
 
@@ -360,7 +361,8 @@ class SparseLinear(SparseLayer):
             if storage.pattern is self.pattern and storage.values.is_set_to(values):
                 return cached
         self._check_values()
-        detached = SparseTensor(Storage(self.pattern, values.detach()))
+        with untracked():
+            detached = SparseTensor(Storage(self.pattern, values.detach()))
         detached.parameter = values
         self.__dict__["_inference_cache"] = detached
         return detached

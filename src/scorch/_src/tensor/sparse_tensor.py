@@ -7,6 +7,7 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.registry``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -252,6 +253,9 @@ class SparseTensor(torch.Tensor):
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
         refuse_script()
+        if torch.is_inference_mode_enabled() and func.is_view and is_ordinary_in_inference_mode(args[0]):
+            with untracked():
+                return cls.__torch_dispatch__(func, types, args, kwargs)
         refuse_freed(*args, *(kwargs or {}).values())
         if registry.is_in_place(func):
             hooks.check_write(func, args, kwargs)
@@ -528,6 +532,27 @@ _RESHAPED = {
 }
 
 
+def is_ordinary_in_inference_mode(source: torch.Tensor) -> bool:
+    """Whether views of ``source`` are created in ``torch.inference_mode``, and yet are ordinary tensors."""
+    if not torch.is_inference_mode_enabled():
+        return False
+    with DisableTorchFunctionSubclass():
+        return not source.is_inference()
+
+
+def ordinary_view(take: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the view of an ordinary tensor outside ``torch.inference_mode``, which has its views ordinary."""
+
+    @functools.wraps(take)
+    def take_outside(source: SparseTensor, *args: Any) -> Any:
+        if is_ordinary_in_inference_mode(source):
+            with untracked():
+                return take(source, *args)
+        return take(source, *args)
+
+    return take_outside
+
+
 def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """Link ``result``, one tensor or several, as views of the first argument by the operator ``func``."""
     source, rest, named = args[0], args[1:], dict(kwargs or {})
@@ -591,7 +616,8 @@ def without_base(result: Any) -> Any:
     if isinstance(result, SparseTensor):
         if type(result.storage) is TracedStorage or not result._is_view():
             return result
-        view = SparseTensor(result.storage)
+        with untracked() if is_ordinary_in_inference_mode(result) else contextlib.nullcontext():
+            view = SparseTensor(result.storage)
         if result.copied_by is not None:
             view.copied_by = result.copied_by
         if result.view_of is not None:
@@ -634,7 +660,8 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
         if dtype in _EXACT:  # torch would make a tensor of the number at every call, and convert it
             constant = _constants.get((number, dtype))
             if constant is None:
-                constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
+                with untracked():
+                    constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
             number = constant
         operands = values, number
     is_small = values.numel() < (MANY_VALUES if len(args) == 1 else MANY_OF_ARITHMETIC)
