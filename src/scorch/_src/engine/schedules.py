@@ -15,7 +15,7 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,8 @@ MAX_SCHEDULES = 4096
 MAX_TOTAL_SIZE_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
 MAX_SIZE_BITS = 30
 ATOMIC = (FLOAT32, FLOAT64, INT32)  # which devices add without a lock
+# Packages that stand on this one, so that no plan depends on them.
+ABOVE = ("cli", "compile", "distributed", "explain", "io", "nn", "ops", "statements", "tensor")
 
 _schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MAX_SCHEDULES, "schedules")
 _contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MAX_SCHEDULES, "contraction schedules")
@@ -186,17 +188,27 @@ def _family(problem: Problem) -> str:
 
 @functools.cache
 def _version() -> str:
-    """Hash the sources of Scorch by their times and sizes: other sources may plan otherwise."""
-    return sources_version(Path(__file__).parents[2])
+    """Hash the sources that plans depend on by their times and sizes: others may plan otherwise."""
+    return sources_version(Path(__file__).parents[1])
 
 
 def sources_version(root: Path) -> str:
-    """Hash all Python files below ``root``, by paths, times and sizes, and the version of Python."""
+    """Hash all files below ``root`` but those of packages ``ABOVE``, and the version of Python.
+
+    Files are hashed by paths, times and sizes; some are texts of kernels, which are part of a schedule.
+    """
     digest = hashlib.sha256(platform.python_version().encode())
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted({*subfolders} - {"__pycache__"})
-        for name in sorted(name for name in names if name.endswith(".py")):
-            path = os.path.join(folder, name)
-            status, place = os.stat(path), path.removeprefix(f"{root}{os.sep}")
-            digest.update(f"{place} {status.st_size} {status.st_mtime_ns}\n".encode())
+    for place, status in _files(os.fspath(root), "", ABOVE):
+        digest.update(f"{place} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _files(folder: str, place: str, without: Collection[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files in a folder and those below it, in order, with their paths behind ``place``."""
+    with os.scandir(folder) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    for entry in entries:
+        if not entry.is_dir():
+            yield f"{place}{entry.name}", entry.stat()
+        elif entry.name not in without and entry.name != "__pycache__":
+            yield from _files(entry.path, f"{place}{entry.name}/", ())

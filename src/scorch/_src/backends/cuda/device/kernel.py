@@ -108,7 +108,7 @@ class CudaKernel:
         if not may_wait and (self._compiling is not None or not self._codes) and not self._is_compiled():
             refuse("NVRTC compiles it meanwhile")
             return False
-        if needed and self._compiling is None and not self._codes:
+        if self._compiling is None and not self._codes:
             self._find_or_compile()
         if self.is_at_work and self._wait_for(needed or self._first_parts, torch.cuda.current_device()):
             return True
@@ -157,10 +157,16 @@ class CudaKernel:
         return compiling is None or not compiling.is_alive()
 
     def _find_or_compile(self) -> threading.Thread | None:
-        """Have a thread compile code for the current device, unless it is on disk."""
+        """Have a thread compile code for the current device, unless it is on disk: then keep it."""
         device = torch.cuda.current_device()
         text = self.source, architecture_of(device)
-        missing = [part for part in self._first_parts if not nvrtc.is_on_disk(*text, part)]
+        missing = []
+        for part in self._first_parts:
+            code = nvrtc.read(*text, part)
+            if code is None:
+                missing.append(part)
+            else:
+                self._keep((torch.cuda.get_device_capability(device), part), code)
         if not missing:
             return None
         # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.

@@ -38,25 +38,20 @@ def compile_cuda(
     called with what was compiled before that is stored.
     """
     key = _key(source, architecture, part)
-    found = _read_from_disk(key)
+    found = cache.read(key)
     if found is not None:
         return found
     with one_at_a_time(key):  # another process may have compiled it meanwhile
-        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label, part, tell)
+        return cache.read(key) or _compile_and_store(source, architecture, key, label, part, tell)
 
 
-def is_on_disk(source: str, architecture: str, part: str = "") -> bool:
-    """Check whether ``compile_cuda`` has nothing to compile."""
-    return cache.find(_key(source, architecture, part)) is not None
+def read(source: str, architecture: str, part: str = "") -> bytes | None:
+    """Return the machine code that is cached on disk; None if ``compile_cuda`` would compile it."""
+    return cache.read(_key(source, architecture, part))
 
 
 def _key(source: str, architecture: str, part: str) -> str:
     return cache.make_key(source, "nvrtc", identity(), architecture, part, *OPTIONS)
-
-
-def _read_from_disk(key: str) -> bytes | None:
-    path = cache.find(key)
-    return None if path is None else path.read_bytes()
 
 
 def is_busy() -> bool:
