@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.backends import cache
+from scorch._src.backends import cache, sources
 from scorch._src.backends.base import Backend, Schedule
 from scorch._src.backends.cpu import jit
 from scorch._src.compiler.plan import Step
@@ -256,14 +256,14 @@ def test_changed_source_is_another_version_however_deep(where: str, tmp_path: Pa
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    before = schedules.sources_version(tmp_path)
+    before = sources.version_of(tmp_path)
     (tmp_path / "loops/__pycache__/a.py").write_text("other")
     (tmp_path / "nn/a.py").write_text("other")
-    assert schedules.sources_version(tmp_path) == before
+    assert sources.version_of(tmp_path) == before
     (tmp_path / where).write_text("other")
-    changed = schedules.sources_version(tmp_path)
+    changed = sources.version_of(tmp_path)
     (tmp_path / where).rename(tmp_path / f"{where}.bak.py")
-    assert len({before, changed, schedules.sources_version(tmp_path)}) == 3
+    assert len({before, changed, sources.version_of(tmp_path)}) == 3
 
 
 def test_every_source_that_plans_depend_on_is_part_of_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,10 +277,10 @@ def test_every_source_that_plans_depend_on_is_part_of_their_version(monkeypatch:
         def hexdigest(self) -> str:
             return ""
 
-    monkeypatch.setattr(schedules.hashlib, "sha256", lambda *_: Spy())
-    schedules.sources_version(root)
+    monkeypatch.setattr(sources.hashlib, "sha256", lambda *_: Spy())
+    sources.version_of(root)
     files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
-    without = {"__pycache__", *schedules.ABOVE}
+    without = {"__pycache__", *sources.ABOVE}
     files = [path for path in files if without.isdisjoint(path.parts)]
     assert sorted(map(bytes.decode, hashed)) == sorted(map(Path.as_posix, files))
 
@@ -290,4 +290,4 @@ def test_plans_do_not_depend_on_packages_above_the_engine() -> None:
     layers = project.partition('containers = ["scorch._src"]')[2].partition('"engine"')[0]
     root = Path(scorch.__file__).parent / "_src"
     above = [name for name in re.findall(r'"(\w+)"', layers) if (root / name).is_dir()]
-    assert "nn" in above and sorted(above) == sorted(schedules.ABOVE)
+    assert "nn" in above and sorted(above) == sorted(sources.ABOVE)

@@ -16,8 +16,6 @@ from scorch._src.backends.cuda.device.kernel import (
     LAUNCHES,
     CudaKernel,
     Launches,
-    Text,
-    compile_ahead,
     kernel_of,
     read_text,
 )
@@ -103,28 +101,6 @@ def test_nobody_waits_for_the_rest_of_what_is_half_compiled(monkeypatch: pytest.
     assert kernel._compiling is not None
     kernel._compiling.join()
     assert kernel.is_ready(may_wait=False)
-
-
-def test_kernels_are_compiled_ahead_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    looks = iter([True, True, False, False])
-
-    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
-        compiled.append(part)
-        if part == "one":
-            raise CompilationError("NVRTC could not compile a kernel")
-        return b"code"
-
-    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
-    texts = [Text(lambda: "a text", "a label", ["one", "two"])]
-    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.cores_of_host", lambda: 2)
-    monkeypatch.setattr(nvrtc, "is_busy", lambda: next(looks))
-    compile_ahead(texts).join()
-    assert compiled == ["one", "two"] and next(looks, None) is None
-    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.cores_of_host", lambda: 16)
-    monkeypatch.setattr(nvrtc, "is_busy", lambda: pytest.fail("a core is free in any case"))
-    compile_ahead(texts).join()
-    assert compiled == ["one", "two"] * 2
 
 
 def test_what_nvrtc_is_at_work_on_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import os
-import platform
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
-from scorch._src.backends import cache
+from scorch._src.backends import cache, sources
 from scorch._src.backends.base import Backend, Schedule
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.pipeline import plan_step, result_format
@@ -39,8 +35,6 @@ MAX_SCHEDULES = 4096
 MAX_TOTAL_SIZE_BITS = 62  # of all sizes together: beyond, keys and index types may depend on the very sizes
 MAX_SIZE_BITS = 30
 ATOMIC = (FLOAT32, FLOAT64, INT32)  # which devices add without a lock
-# Packages that stand on this one, so that no plan depends on them.
-ABOVE = ("cli", "compile", "distributed", "explain", "io", "nn", "ops", "statements", "tensor")
 
 _schedules: BoundedCache[Hashable, Schedule] = BoundedCache(MAX_SCHEDULES, "schedules")
 _contractions: BoundedCache[Hashable, tuple[Step, ...]] = BoundedCache(MAX_SCHEDULES, "contraction schedules")
@@ -156,7 +150,7 @@ def _read_or_make(
     shorten: Callable[[Value], Value] = lambda value: value,
 ) -> Value:
     """Read the note of type ``kind`` that an earlier process wrote for ``problem``, or make and write it."""
-    key = cache.make_key(what, _version(), *_descriptor(problem))
+    key = cache.make_key(what, sources.version(), *_descriptor(problem))
     note = cache.read_note(key)
     if note is not None:
         try:
@@ -184,31 +178,3 @@ def _descriptor(problem: Problem) -> list[str]:
 def _family(problem: Problem) -> str:
     """Return the name that a format was requested by, in which equal formats may differ."""
     return "" if problem.requested is None else f"asked for as {problem.requested.family}"
-
-
-@functools.cache
-def _version() -> str:
-    """Hash the sources that plans depend on by their times and sizes: others may plan otherwise."""
-    return sources_version(Path(__file__).parents[1])
-
-
-def sources_version(root: Path) -> str:
-    """Hash all files below ``root`` but those of packages ``ABOVE``, and the version of Python.
-
-    Files are hashed by paths, times and sizes; some are texts of kernels, which are part of a schedule.
-    """
-    digest = hashlib.sha256(platform.python_version().encode())
-    for place, status in _files(os.fspath(root), "", ABOVE):
-        digest.update(f"{place} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def _files(folder: str, place: str, without: Collection[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files in a folder and those below it, in order, with their paths behind ``place``."""
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if not entry.is_dir():
-            yield f"{place}{entry.name}", entry.stat()
-        elif entry.name not in without and entry.name != "__pycache__":
-            yield from _files(entry.path, f"{place}{entry.name}/", ())
