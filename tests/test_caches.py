@@ -24,6 +24,8 @@ GROWING = {
     "scorch._src.backends.cuda.device.streams._free": "a few for each device",
     "scorch._src.backends.cuda.device.streams._pinned": "as many as are waited for at once, and each error",
     "scorch._src.backends.cuda.device.nvrtc._at_work": "one entry for each thread that compiles",
+    "scorch._src.backends.cuda.device.nvrtc._wanted": "one entry for each thread that waits",
+    "scorch._src.backends.base._EXPECTED": "pairs of dtypes",
     "scorch._src.backends.cuda.device.kernel.LAUNCHES": "whoever records launches leaves again",
     "scorch._src.backends.cpu.parallel.restricted_loops": "one entry for each thread, until its loop ends",
     "scorch._src.engine.by_torch.run._warned": "one entry for each backend",

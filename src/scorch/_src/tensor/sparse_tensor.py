@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from scorch._src.backends.base import MANY_VALUES, routines_for, run_among_others
+from scorch._src.backends.base import MANY_VALUES, expect, routines_for, run_among_others
 from scorch._src.bounded import BoundedCache
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
@@ -180,6 +180,8 @@ class SparseTensor(torch.Tensor):
                 f"a tensor of shape {shape} has too many elements: the product of its sizes must "
                 f"be less than 2**63"
             ) from None
+        if not values.is_cpu:
+            expect(values, storage.pattern.index_dtype)
         tensor.__dict__["storage"] = storage
         return tensor
 
