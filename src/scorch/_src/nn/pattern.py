@@ -280,6 +280,14 @@ def refuse_masks(layer: torch.nn.Module) -> NoReturn:
     )
 
 
+def refuse_parametrization(layer: torch.nn.Module) -> NoReturn:
+    """Refuse what computes a parameter of a sparse layer anew in each call."""
+    raise UnsupportedError(
+        f"torch.nn.utils.parametrize and weight_norm cannot be applied to a {type(layer).__name__}, whose "
+        "weight is sparse; apply them to layer.to_dense(), which scorch.sparsify leaves dense"
+    )
+
+
 def split_weight(new: Any, shape: Shape, form: Format) -> tuple[Pattern, torch.Tensor | None]:
     """Return the pattern of a weight, a mask or a pattern in a format, and the values of a weight."""
     if isinstance(new, Pattern):

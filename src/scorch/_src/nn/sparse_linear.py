@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.layer_operator import trace_layer
 from scorch._src.compile.recorder import PauseRecording
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_tracked_by_autograd_alone
+from scorch._src.grad_state import is_tracked_by_autograd_alone, untracked
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import (
     check_features,
@@ -38,7 +38,12 @@ from scorch._src.nn.pattern import (
     weight_and_bias,
     weight_format,
 )
-from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
+from scorch._src.nn.saved_pattern import (
+    pattern_from_arrays,
+    pattern_from_words,
+    pattern_to_words,
+    warn_of_save_pretrained,
+)
 from scorch._src.nn.sparse_layer import SparseLayer, describe_storage
 from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
 from scorch._src.ops.products.activations import check_activation, finish
@@ -246,7 +251,8 @@ class SparseLinear(SparseLayer):
             return pattern
         reshaped: Pattern | None = pattern.structures.get(shape)
         if reshaped is None:
-            tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
+            with untracked():
+                tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
             reshaped = pattern.structures[shape] = tensor.storage.pattern
         return reshaped
 
@@ -355,7 +361,8 @@ class SparseLinear(SparseLayer):
             if storage.pattern is self.pattern and storage.values.is_set_to(values):
                 return cached
         self._check_values()
-        detached = SparseTensor(Storage(self.pattern, values.detach()))
+        with untracked():
+            detached = SparseTensor(Storage(self.pattern, values.detach()))
         detached.parameter = values
         self.__dict__["_inference_cache"] = detached
         return detached
@@ -463,6 +470,7 @@ class SparseLinear(SparseLayer):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        warn_of_save_pretrained(destination)
         destination[f"{prefix}pattern"] = pattern_to_words(self.pattern)
 
     def _load_from_state_dict(

@@ -77,12 +77,6 @@ def apply(function: Any, *args: Any) -> Any:
     return _apply.__get__(None, function)(*args)
 
 
-def unsupported_in_jit(what: str) -> UnsupportedError:
-    """Return the error for what ``torch.jit.trace`` meets, also when ``torch.onnx.export`` calls it."""
-    text = f"{what}: torch.jit.trace does not record calls on sparse tensors"
-    return UnsupportedError(f"{text}; use torch.export.export or torch.compile")
-
-
 def bind_apply(function: Any) -> Callable[..., Any]:
     """Return ``apply`` of one function, for callers that know that no transform of ``torch.func`` runs."""
     return _apply.__get__(None, function)  # type: ignore[no-any-return]

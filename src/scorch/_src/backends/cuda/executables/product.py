@@ -15,7 +15,7 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda.device import driver
 from scorch._src.backends.cuda.device.cost import describe_cost
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, read_text, refuse
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, Text, read_text, refuse
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.cuda.executables.product_turns import (
@@ -38,6 +38,7 @@ from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
 from scorch._src.backends.print.functions import helpers, needed_by
 from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import Format
 from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
@@ -46,6 +47,7 @@ ROWS = "ds"
 # Functions that count, and those that fill, but of long rows, which few matrices have.
 COUNTING = "scorch_count_few", "scorch_count_some", "scorch_count_many"
 FILLING = "scorch_fill_few", "scorch_fill_some", "scorch_list_many", "scorch_add_many"
+FIRST = *reversed(FILLING), *COUNTING  # what is compiled first: what takes longest
 PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
 AT_ONCE = 4  # of these that a thread compares
 AHEAD = 4  # entries of a row of A whose products are read at once
@@ -100,17 +102,35 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
     factors = factors_of(plan)
     assert factors is not None
     a, b = (plan.operand(access.tensor) for access in factors)
-    kind = c_name(plan.element)
-    lines = [f"#define T {kind}", f"#define R_INDEX {c_name(plan.index)}"]
+    return _print_product(plan.element, plan.index, (a.element, b.element), (a.index, b.index), file)
+
+
+def usual_text(values: torch.dtype, index: torch.dtype) -> Text:
+    """The text of a product of matrices with the same dtypes, and the functions that a first call needs."""
+    element, kind = type_of_dtype(values), type_of_dtype(index)
+    types = element.computes_in, kind, (element, element), (kind, kind)
+    return Text(functools.partial(_print_product, *types), "products of sparse matrices", FIRST)
+
+
+def _print_product(
+    element: Type,
+    index: Type,
+    elements: tuple[Type, Type],
+    indices: tuple[Type, Type],
+    file: str = "product.cu",
+) -> str:
+    """The source for a result of a type, with indices of another one, and for those of both factors."""
+    kind = c_name(element)
+    lines = [f"#define T {kind}", f"#define R_INDEX {c_name(index)}"]
     used: list[str] = []
-    for name, operand in (("A", a), ("B", b)):
+    for name, given, place in zip("AB", elements, indices, strict=True):
         lines += [
-            f"#define {name}_INDEX {c_name(operand.index)}",
-            f"#define {name}_PLACE u{8 * operand.index.bytes}",  # in which one behind the last fits, too
-            f"#define {name}_TYPE {c_name(operand.element)}",
+            f"#define {name}_INDEX {c_name(place)}",
+            f"#define {name}_PLACE u{8 * place.bytes}",  # in which one behind the last fits, too
+            f"#define {name}_TYPE {c_name(given)}",
         ]
-        lines.append(f"#define {name}_VALUE(x) {_value(operand.element, plan.element, used)}")
-    if plan.element.kind == "complex":
+        lines.append(f"#define {name}_VALUE(x) {_value(given, element, used)}")
+    if element.kind == "complex":
         used += [f"{op}_{kind}" for op in ("add", "mul", "make")]
         lines += [f"#define ADD(x, y) add_{kind}(x, y)", f"#define MUL(x, y) mul_{kind}(x, y)"]
         lines.append(f"#define ZERO make_{kind}(0, 0)")
@@ -122,7 +142,7 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
     lines += [f"#define LONG_ROW {LONG_ROW}", f"#define LONGER_ROW {LONGER_ROW}"]
     limits = {"FEW": FEW, "SOME": SOME, "MORE": MORE}
     lines += [f"#define {name}_BITS {most.bit_length() - 1}" for name, most in limits.items()]
-    lines += [f"#define TICKETS {TICKETS}", f"#define R_KEY u{8 * plan.index.bytes}"]
+    lines += [f"#define TICKETS {TICKETS}", f"#define R_KEY u{8 * index.bytes}"]
     lines += [f"#define {name} {number}" for name, number in NUMBERS.items()]
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), read_text(file)])
 
@@ -168,7 +188,7 @@ class ProductExecutable(CudaExecutable):
 
     @classmethod
     def first(cls, plan: Plan) -> Sequence[str]:
-        return *reversed(FILLING), *COUNTING  # those first that take longest to compile
+        return FIRST
 
     def is_ready(self) -> bool:
         if self.rows > LAST_UINT32 or self.result_columns > MAX_COLUMNS:

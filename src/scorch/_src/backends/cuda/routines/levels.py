@@ -6,6 +6,7 @@ all levels one after another, numbers the nodes; the host waits once, to learn h
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Text
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.routines.picking import CudaPicking
 from scorch._src.backends.launcher import address_of
@@ -186,6 +187,11 @@ class CudaLevels(CudaPicking):
     def __init__(self) -> None:
         super().__init__()
         self._levels: BoundedCache[Shape, CudaKernel] = BoundedCache(MAX_KERNELS)
+
+    def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
+        rows = Shape(1, (1,), *[type_of_dtype(index)] * 2)
+        text = Text(functools.partial(print_levels, rows), LABEL, functions_of(rows))
+        return [text, *super().usual_texts(values, index)]
 
     def list_levels(
         self, sizes: Sequence[int], runs: Sequence[int], crds: Sequence[Tensor], index: torch.dtype

@@ -23,7 +23,7 @@ LAST_INT16 = (1 << 15) - 1
 
 FUNCTIONS = "scorch_list_entries", "scorch_place_entries"
 LABEL = "compressed columns"
-USUAL = torch.int32, torch.int16  # of indices, and of the columns of matrices with up to 65,536
+USUAL_KEY = torch.int16  # for the columns of matrices with up to 65,536
 
 _NAMES = {torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 
@@ -63,12 +63,9 @@ class CudaSorting(CudaCoalescing):
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         return self.transpose_rows(pos, crd, columns)
 
-    def usual_texts(self) -> list[Text]:
-        index, key = USUAL
-        return [
-            Text(functools.partial(print_transpose, index, key), LABEL, FUNCTIONS),
-            *super().usual_texts(),
-        ]
+    def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
+        text = functools.partial(print_transpose, index, USUAL_KEY)
+        return [Text(text, LABEL, FUNCTIONS), *super().usual_texts(values, index)]
 
 
 def _key_of_column(columns: int) -> torch.dtype:
