@@ -305,6 +305,7 @@ class Ahead:
         mark = self._mark(self._architecture)
         if cache.read_note(mark) is not None:
             return
+        self._compile_next(is_patient)  # alone, so that a call that comes at once has the other cores
         others: list[threading.Thread] = []
         with contextlib.suppress(RuntimeError):  # the interpreter is about to end
             for _ in range(1, min(self._cores // CORES_EACH, MAX_AHEAD)):
@@ -316,18 +317,21 @@ class Ahead:
             cache.write_note(mark, b"compiled")
 
     def _compile_parts(self, is_patient: bool) -> None:
-        """Compile parts until none is left, or the program ends."""
-        while True:
-            while is_patient and nvrtc.is_busy():
-                time.sleep(PAUSE)
-            with self._lock:
-                source, label, part = next(self._parts, ("", "", ""))
-            if not source:
-                return
-            if not threading.main_thread().is_alive():
-                self._is_whole = False
-                return
+        while self._compile_next(is_patient):
+            continue
+
+    def _compile_next(self, is_patient: bool) -> bool:
+        """Compile a part; False if none is left, or the program ends."""
+        while is_patient and nvrtc.is_busy():
+            time.sleep(PAUSE)
+        with self._lock:
+            source, label, part = next(self._parts, ("", "", ""))
+        if source and not threading.main_thread().is_alive():
+            self._is_whole = False
+        elif source:
             try:
                 nvrtc.compile_cuda(source, self._architecture, label, part, is_ahead=True)
             except (CompilationError, CompilerNotFoundError):  # which the first call raises
                 self._is_whole = False
+            return True
+        return False

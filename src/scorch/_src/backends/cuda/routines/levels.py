@@ -162,16 +162,18 @@ class _Loops:
         """Search for the first entry of a row, whose number joins the coordinates of full levels."""
         body: list[ir.Stmt] = []
         left: ir.Expr = ROW
-        for level in reversed(range(self.shape.full)):
-            body.append(ir.Declare(ir.Var(f"at{level}"), left % self.sizes[level] if level else left))
+        for level in reversed(range(1, self.shape.full)):
+            body.append(ir.Declare(ir.Var(f"at{level}"), left % self.sizes[level]))
             rest = ir.Var(f"rest{level}")
             body.append(ir.Declare(rest, left // self.sizes[level]))
             left = rest
+        body.append(ir.Declare(ir.Var("at0"), left))
         low: ir.Expr = ir.Const(0)
         high: ir.Expr = ENTRIES
         for level in range(self.shape.full):
             crd, at = self.crds[level], ir.Var(f"at{level}")
-            for name, var in (("lower", ir.Var(f"low{level}")), ("upper", ir.Var(f"high{level}"))):
+            bounds = [("lower", ir.Var(f"low{level}")), ("upper", ir.Var(f"high{level}"))]
+            for name, var in bounds if level < self.shape.full - 1 else bounds[:1]:
                 found = ir.Call(f"{name}_bound_{suffix(crd.element)}", (crd, low, high, at))
                 body.append(ir.Declare(var, found))
                 low, high = (var, high) if name == "lower" else (low, var)
