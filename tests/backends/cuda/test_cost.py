@@ -93,7 +93,9 @@ def test_products_tell_of_all_launches() -> None:
     assert grids(step) == [10, 40, 10, 40, 40]
     assert "some launches count and some fill" in step.threads and "bytes at most" in step.threads
     launched = [launch.name for _, launch, _ in record.launched]
-    assert launched == ["scorch_count_few", "scorch_count_many", "scorch_fill_few"], "no row has many products"
+    assert launched == ["scorch_count_few", "scorch_count_many", "scorch_fill_few"], (
+        "no row has many products"
+    )
 
 
 def test_operands_that_are_converted_first_have_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import scorch
 from grid_emulator import EmulatedProduct, noting
 from scorch._src.backends.cuda.executables import product, product_turns
 from scorch._src.backends.cuda.executables.product_turns import Turns, bytes_of_sums
+from scorch._src.bounded import clear_plans
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64, torch.complex128, torch.int32]
 
@@ -27,8 +28,10 @@ def ran() -> Iterator[list[str]]:
 def reprinted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Use kernels with the constants of a test, and tiles of 8,192 columns."""
     monkeypatch.setattr(EmulatedProduct, "shared_memory", lambda self, device: bytes_of_sums(8192))
+    clear_plans()
     with scorch.settings(backend="emulated", cache_directory=tmp_path):
         yield
+    clear_plans()
 
 
 def drawn(rows: int, columns: int, density: float, dtype: torch.dtype) -> torch.Tensor:
@@ -131,7 +134,7 @@ def test_blocks_have_the_memory_that_they_take(
     turns = Turns(1000, columns, value, index, place, memory)
     assert turns.width * turns.tiles >= columns and turns.width_of_cut * turns.cuts >= columns
     rows = dict.fromkeys(product_turns.BINS, 1000)
-    launched = [*turns.counting()[:4], *turns.counting_long(10)]
+    launched = [*turns.counting[:4], *turns.counting_long(10)]
     launched += turns.filling(rows)
     assert all(turn.launch.shared <= memory for turn in launched)
     assert all(turn.launch.blocks <= product_turns.MAX_BLOCKS for turn in launched)

@@ -185,6 +185,12 @@ class ProductExecutable(CudaExecutable):
         factors = factors_of(self.plan)
         assert factors is not None
         self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
+        self._bytes = (
+            self.dtype.itemsize,
+            self.plan.index.bytes,
+            self.plan.operand(factors[1].tensor).index.bytes,
+        )
+        self._turns: dict[int, Turns] = {}  # by the shared memory of a device
 
     @classmethod
     def first(cls, plan: Plan) -> Sequence[str]:
@@ -199,10 +205,11 @@ class ProductExecutable(CudaExecutable):
 
     def turns(self, device: torch.device) -> Turns:
         """Return what is launched on a device."""
-        names = list(dict.fromkeys(access.tensor for access in self.plan.step.accesses))
-        second = self.plan.operand(names[self.places[1] // ARRAYS])
-        sizes = self.dtype.itemsize, self.plan.index.bytes, second.index.bytes
-        return Turns(self.rows, self.result_columns, *sizes, self.shared_memory(device))
+        memory = self.shared_memory(device)
+        known = self._turns.get(memory)
+        if known is None:
+            known = self._turns[memory] = Turns(self.rows, self.result_columns, *self._bytes, memory)
+        return known
 
     def shared_memory(self, device: torch.device) -> int:
         return driver.shared_memory(device.index or 0)
@@ -232,7 +239,7 @@ class ProductExecutable(CudaExecutable):
             return self._launches_of_parts(call)
         turns = self.turns(call.device)
         rows = dict.fromkeys(turns.usual_bins, self.rows)
-        return [turn.launch for turn in [*turns.counting(), *turns.filling(rows)]]
+        return [turn.launch for turn in [*turns.counting, *turns.filling(rows)]]
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         device = arrays[0].device
@@ -274,7 +281,7 @@ class ProductExecutable(CudaExecutable):
             found: list[int] = places[counts.numel() :].tolist()
             return found
 
-        launch(turns.counting())
+        launch(turns.counting)
         count, *rows = add_up()
         in_bins = dict(zip(BINS, rows, strict=True))
         if long := in_bins["BIN_LONG"]:

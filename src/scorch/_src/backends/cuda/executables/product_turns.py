@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -19,7 +20,7 @@ LONG_ROW, LONGER_ROW = (
     128,
     256,
 )  # entries of a row that several blocks share, with short rows of B, and in any case
-SHORT = 32  # entries of such a row of B, on average
+SHORT = 24  # entries of such a row of B, on average
 CUTS, MAX_CUT = 16, 1 << 18  # as many blocks, if each has no more columns
 TICKETS = 2048  # for the sums of such a block
 BITS_OF_TILE = 1024  # columns come in multiples of as many
@@ -60,7 +61,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Turns:
-    """The launches of a product. Sizes of values, indices of the result, and places in B are in bytes."""
+    """The launches of a product. Sizes of values, indices of the result, and positions in B are in bytes."""
 
     rows: int
     columns: int
@@ -69,7 +70,7 @@ class Turns:
     place: int
     shared_memory: int  # that a block may have
 
-    @property
+    @functools.cached_property
     def width(self) -> int:
         """How many columns have a bit in shared memory at once: a tile."""
         columns = max(1, self.columns)
@@ -78,16 +79,16 @@ class Turns:
             width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
         return width
 
-    @property
+    @functools.cached_property
     def tiles(self) -> int:
         return max(1, -(-self.columns // self.width))
 
-    @property
+    @functools.cached_property
     def most(self) -> int:
         """How many products a row has at most that a block sorts; 0 where none does."""
         return MORE if self.columns >= MIN_COLUMNS else 0
 
-    @property
+    @functools.cached_property
     def usual_bins(self) -> list[BinName]:
         """The bins that may have rows, even if none is long."""
         bins: list[BinName] = ["BIN_SOME", "BIN_MORE", "BIN_MANY"]
@@ -99,8 +100,9 @@ class Turns:
         names = ["few", *(BINS[name].suffix for name in self.usual_bins)]
         return [f"scorch_count_{name}" for name in dict.fromkeys(names)]
 
+    @functools.cached_property
     def counting(self) -> list[Turn]:
-        """Return the launches that count columns, of all rows but long ones."""
+        """The launches that count columns, of all rows but long ones."""
         return [
             self._few("count"),
             *(turn for name in self.usual_bins for turn in self._of_bin("count", name)),
@@ -137,7 +139,7 @@ class Turns:
         launch = Launch(f"scorch_{what}_{suffix}", blocks, threads, shared)
         return [Turn(launch, NUMBERS[name], tile, width, room, cuts) for tile in range(tiles)]
 
-    @property
+    @functools.cached_property
     def width_of_cut(self) -> int:
         """How many columns a block has of a long row."""
         width = min(-(-max(1, self.columns) // (CUTS * BITS_OF_TILE)) * BITS_OF_TILE, MAX_CUT)
@@ -145,7 +147,7 @@ class Turns:
             width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
         return width
 
-    @property
+    @functools.cached_property
     def cuts(self) -> int:
         """How many blocks have parts of a long row."""
         return max(1, -(-self.columns // self.width_of_cut))
