@@ -16,8 +16,12 @@ import torch
 
 from scorch._src.backends.cuda.device.streams import check_waiting, settle
 from scorch._src.dataclass import dataclass
+from scorch._src.devices import HOST
 
 WHAT = "the lengths of rows, of a pattern that is used for the first time"
+# Up to as many are copied to the host, as fast as torch launches kernels: it takes milliseconds to load those at
+# their first use.
+MANY_ROWS = 1 << 15
 MIN_PART = 64  # entries of a part of a row, at least
 MAX_UNCUT = 4  # times as many entries as a part has are a row that is not cut
 
@@ -91,7 +95,8 @@ def longest_row(pos: torch.Tensor) -> int:
     facts = _facts_of(pos)
     if facts.longest < 0:
         check_waiting(pos.device, WHAT)
-        facts.longest = int(pos.diff().max()) if pos.numel() > 1 else 0
+        rows = pos.to(HOST) if pos.numel() <= MANY_ROWS else pos
+        facts.longest = int(rows.diff().max()) if pos.numel() > 1 else 0
     return facts.longest
 
 
