@@ -19,9 +19,7 @@ from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 
 WHAT = "the lengths of rows, of a pattern that is used for the first time"
-# Up to as many are copied to the host, as fast as torch launches kernels: it takes milliseconds to load those at
-# their first use.
-MANY_ROWS = 1 << 15
+MANY_ROWS = 1 << 15  # up to which they are copied to the host: torch would load kernels at their first use
 MIN_PART = 64  # entries of a part of a row, at least
 MAX_UNCUT = 4  # times as many entries as a part has are a row that is not cut
 
