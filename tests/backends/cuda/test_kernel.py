@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -302,3 +303,24 @@ def test_code_on_disk_is_read_without_nvrtc(tmp_path: Path, monkeypatch: pytest.
     finally:
         nvrtc.identity.cache_clear()
         nvrtc.why_missing.cache_clear()
+
+
+def test_the_library_of_torchs_version_is_found_in_few_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("other", "own", "last")]
+    for folder, version in zip(folders, ("12", "13", "13"), strict=True):
+        folder.mkdir()
+        (folder / f"libnvrtc.so.{version}").touch()
+        (folder / f"libnvrtc-builtins.so.{version}").touch()
+    read: list[Path] = []
+
+    def each() -> Iterator[Path]:
+        for folder in folders:
+            read.append(folder)
+            yield folder
+
+    monkeypatch.setattr(nvrtc, "_folders", each)
+    monkeypatch.setattr(nvrtc, "_major", lambda: "13")
+    assert next(nvrtc._files()) == folders[1] / "libnvrtc.so.13" and read == folders[:2]
+    assert [path.parent.name for path in nvrtc._files()] == ["own", "last", "other"]

@@ -284,6 +284,23 @@ def test_what_is_compiled_ahead_is_what_the_first_call_needs(count: int) -> None
     assert {(plan.launches.kernel.source, name) for name in plan.functions} <= ahead
 
 
+def test_torch_loads_its_sort_while_nvrtc_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, crd = compressed(20, 30, 0.2, torch.int32)
+    sizes: list[tuple[int, torch.dtype]] = []
+    sort = torch.sort
+
+    def recorded(keys: torch.Tensor, **options: bool) -> Any:
+        sizes.append((keys.numel(), keys.dtype))
+        return sort(keys, **options)
+
+    monkeypatch.setattr(torch, "sort", recorded)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for is_at_work in (False, True):
+        monkeypatch.setattr(EmulatedKernel, "is_at_work", is_at_work)
+        EmulatedRoutines().transpose_rows(pos, crd, 30)
+    assert sizes == [(crd.numel(), torch.int16)] * 3  # once more than the columns are sorted
+
+
 def test_torch_does_it_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EmulatedKernel, "is_ready", lambda kernel, *_, **__: False)
     pos, crd = compressed(20, 30, 0.2, torch.int32)

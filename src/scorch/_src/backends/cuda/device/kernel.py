@@ -25,6 +25,7 @@ from scorch._src.loops.grid import FUNCTIONS
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
+MAX_TEXTS = 64  # of files
 MAX_COMPILERS = 8  # at once: each needs memory
 DELAY = 0.05  # seconds before kernels are compiled ahead
 PAUSE = 0.01  # seconds between looks whether others are still being compiled
@@ -59,6 +60,7 @@ LAUNCHES: list[Launches] = []  # of those who record
 _kernels: BoundedCache[tuple[str, tuple[str, ...]], CudaKernel] = BoundedCache(MAX_KERNELS)
 
 
+@functools.lru_cache(maxsize=MAX_TEXTS)
 def read_text(*names: str) -> str:
     """Return the CUDA C of files, of which each kernel may be compiled by itself."""
     folder = Path(__file__).parents[1] / "c"

@@ -207,11 +207,13 @@ def _candidates() -> Iterator[str]:
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files of NVRTC, those of torch's version of CUDA first."""
+    """Yield the files of NVRTC, those of torch's version of CUDA first, which few folders are read for."""
     pattern = "nvrtc64_*.dll" if sys.platform == "win32" else "libnvrtc.so*"
-    found = [path for folder in _folders() for path in sorted(folder.glob(pattern))]
-    found = [path for path in found if "builtins" not in path.name]
-    yield from sorted(found, key=lambda path: f".so.{_major()}" not in path.name)
+    for is_of_version in (True, False):
+        for folder in _folders():
+            for path in sorted(folder.glob(pattern)):
+                if "builtins" not in path.name and (f".so.{_major()}" in path.name) == is_of_version:
+                    yield path
 
 
 def _major() -> str:

@@ -65,6 +65,7 @@ def shape_of(form: Format, given: Type, index: Type) -> Shape | None:
     return None if len(runs) == 1 and not full else Shape(full, runs, given, index)
 
 
+@functools.lru_cache(maxsize=MAX_KERNELS)
 def print_levels(shape: Shape) -> str:
     """The CUDA source that lists levels."""
     return print_cuda(_Loops(shape).kernel(), is_apart=True)

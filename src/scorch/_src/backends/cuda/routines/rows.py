@@ -16,9 +16,11 @@ import torch
 
 from scorch._src.backends.cuda.device.streams import check_waiting, settle
 from scorch._src.dataclass import dataclass
+from scorch._src.devices import HOST
 from scorch._src.grad_state import outside_modes, untracked
 
 WHAT = "the lengths of rows, of a pattern that is used for the first time"
+MANY_ROWS = 1 << 15  # up to which they are copied to the host: torch would load kernels at their first use
 MIN_PART = 64  # entries of a part of a row, at least
 MAX_UNCUT = 4  # times as many entries as a part has are a row that is not cut
 
@@ -94,7 +96,8 @@ def longest_row(pos: torch.Tensor) -> int:
     facts = _facts_of(pos)
     if facts.longest < 0:
         check_waiting(pos.device, WHAT)
-        facts.longest = int(pos.diff().max()) if pos.numel() > 1 else 0
+        rows = pos.to(HOST) if pos.numel() <= MANY_ROWS else pos
+        facts.longest = int(rows.diff().max()) if pos.numel() > 1 else 0
     return facts.longest
 
 
