@@ -282,7 +282,7 @@ def refuse_masks(layer: torch.nn.Module) -> NoReturn:
 
 
 def refuse_resize(layer: torch.nn.Module) -> None:
-    """Refuse ``resize_token_embeddings`` , which reads the weight of what it replaces.
+    """Refuse ``resize_token_embeddings``, which reads the weight of what it replaces.
 
     Hugging Face would say that the layer should be of another class.
     """
