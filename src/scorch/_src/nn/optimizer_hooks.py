@@ -20,7 +20,7 @@ PyTorch calls hooks before and after every step of every optimizer; two of them 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,8 +32,9 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
+from scorch._src.nn.pattern import move_values
 from scorch._src.nn.pruned.pruned_weights import are_pruned, mask_gradients, mask_weights
-from scorch._src.tensor.autograd import placed, values_at
+from scorch._src.tensor.autograd import REWIRED, placed, values_at
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError
 
@@ -44,6 +45,8 @@ _replaced: weakref.WeakKeyDictionary[Optimizer, Replacements] = weakref.WeakKeyD
 _lazy_rows: weakref.WeakKeyDictionary[Optimizer, list[LazyRows]] = weakref.WeakKeyDictionary()
 _converted: weakref.WeakKeyDictionary[Optimizer, Gradients] = weakref.WeakKeyDictionary()
 _last_patterns: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters at their last steps
+_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers that have made a step
+_outdated: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # ``LBFGS`` of parameters whose number has changed
 
 LAZY_OPTIMIZERS = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Adagrad"}
 GUARDED_METHODS = ("zero_grad", "state_dict", "load_state_dict", "add_param_group")
@@ -53,6 +56,9 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
     """Replace sparse parameters by their values."""
     _restore(optimizer)  # if the last step raised
     parameters = _parameters(optimizer)
+    _stepped.add(optimizer)
+    if REWIRED:
+        _check_rewired(optimizer, parameters)
     if are_pruned():
         mask_gradients(parameters)
     closure = args[1] if args[1:] else kwargs.get("closure")
@@ -162,11 +168,49 @@ def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, A
         elif tuple(value.shape) == (last_pattern.size,):
             converted[name] = placed(value, last_pattern, pattern)
         else:
-            raise ShapeError(
-                f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter has "
-                f"{pattern.size} stored elements; load a matching state, or create a new optimizer"
-            )
+            raise _other_state_error(name, value, pattern.size)
     return converted
+
+
+def _other_state_error(name: str, value: torch.Tensor, size: int) -> ShapeError:
+    return ShapeError(
+        f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter has {size} stored "
+        "elements; load a matching state, or create a new optimizer"
+    )
+
+
+# layers that are rewired -----------------------------------------------------------------------------
+
+
+def move_states(others: Any, parameter: torch.Tensor, old_positions: torch.Tensor, before: int) -> None:
+    """Move what optimizers have for each of ``before`` values of a layer to their new positions.
+
+    These are all optimizers that have made a step, and ``others``. New values start at zero. ``LBFGS``, whose
+    state is that of all parameters together, starts anew; it cannot go on with another number of values.
+    """
+    given = others if isinstance(others, Iterable) else () if others is None else (others,)
+    for optimizer in {*_stepped, *given}:
+        state = optimizer.state.get(parameter)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            if any(parameter is own for own in _parameters(optimizer)):
+                optimizer.state.clear()
+                if old_positions.numel() != before:
+                    _outdated.add(optimizer)
+        elif state:
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and tuple(value.shape) == (before,):
+                    state[name] = move_values(value, old_positions)
+
+
+def _check_rewired(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+    """Refuse a state for another number of values, which fused optimizers would read beyond its end."""
+    if optimizer in _outdated:
+        raise ShapeError("LBFGS cannot go on after the number of values has changed; create a new optimizer")
+    for parameter in parameters:
+        if parameter in REWIRED and not isinstance(optimizer, torch.optim.LBFGS):
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise _other_state_error(name, value, parameter.numel())
 
 
 def _copy_gradients(replacements: Replacements) -> None:
