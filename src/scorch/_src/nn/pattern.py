@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -201,17 +200,6 @@ def move_values(
     if not values.numel():
         return torch.where(old_positions >= 0, 0, fill)
     return torch.where(old_positions >= 0, values[old_positions.clamp(min=0)], fill)
-
-
-def move_optimizer_state(
-    optimizers: Any, parameter: torch.Tensor, old_positions: torch.Tensor, size: int
-) -> None:
-    """Move the state of each of ``size`` values to its new position; new ones start at zero."""
-    for optimizer in optimizers if isinstance(optimizers, Iterable) else (optimizers,):
-        state = optimizer.state.get(parameter, {})
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and tuple(value.shape) == (size,):
-                state[name] = move_values(value, old_positions)
 
 
 def compute_fingerprint(pattern: Pattern) -> int:
