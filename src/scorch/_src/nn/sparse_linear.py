@@ -52,7 +52,7 @@ from scorch._src.ops.products.layer import apply_layer
 from scorch._src.ops.products.linear import linear_of_parameter
 from scorch._src.ops.products.repeat_layer import LayerCall
 from scorch._src.statements.modes import active
-from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.storage.storage import Pattern, Storage, add_weak
 from scorch._src.tensor.autograd import REWIRED, sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.flatten import remember
@@ -142,18 +142,23 @@ class SparseLinear(SparseLayer):
         super()._apply(fn, recurse)
         if self.pattern.device != self.values.device:
             self.pattern = self.pattern.to(self.values.device)
-            remember(self.pattern)
+            self._remember_pattern()
             if self.values in REWIRED:
                 REWIRED[self.values] = self.pattern
         return self
 
+    def _remember_pattern(self) -> None:
+        """Let graphs find the pattern by its arrays, and the layer by its pattern."""
+        remember(self.pattern)
+        add_weak(self.pattern.__dict__.setdefault("layers", []), self)
+
     def _set_pattern(self, pattern: Pattern) -> None:
-        remember(pattern)  # graphs find it by its arrays
         if "pattern" in self.__dict__:
             REWIRED[self.values] = pattern
         sealed = compute_fingerprint(pattern)
         seal = self._buffers["seal"] = torch.tensor(sealed, device=pattern.device)
         self.__dict__.update(pattern=pattern, _sealed=sealed, _seen=_version(seal))  # names that pickles have
+        self._remember_pattern()
         rewire_kept_weights(self)
 
     # constructors ------------------------------------------------------------------------------------
@@ -378,7 +383,7 @@ class SparseLinear(SparseLayer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        remember(self.pattern)
+        self._remember_pattern()
 
     def _check_seal(self) -> None:
         """Raise if another process has sent a different fingerprint."""

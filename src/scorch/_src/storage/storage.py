@@ -352,6 +352,8 @@ class Storage:
     deferred: tuple[Check, Pattern, torch.Tensor] | None = None
     pending: Callable[[Storage], Storage] | None = None  # computes the arrays of a view that nobody has read
     layer_values: torch.Tensor | None = None  # the parameter of a layer whose weight this is
+    is_shared: bool = False  # whether it has views, or is one, inside a graph that is traced
+    layer: weakref.ref[Any] | None = None  # that layer, if a graph has returned its weight
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern

@@ -47,6 +47,7 @@ from scorch._src.tensor.flatten import (
     any_traced,
     array_of,
     is_tracing,
+    link_to_layer,
     names_of,
     pattern_of,
     remember,
@@ -122,7 +123,6 @@ class SparseTensor(torch.Tensor):
     weight_of: Any = None  # the layer whose weight it is (``tensor.layer_weight``)
     view_of: ViewOf | None = None
     viewed_by: list[weakref.ref[SparseTensor]] | None = None
-    is_shared_in_graph: bool = False  # whether it has views, or is one, inside a graph that is traced
     copied_by: str | None = None  # the function that returned it, where dense tensors have a view
     is_inside_dtensor: bool = False  # a DTensor's local tensor, which calls of torch do not show
     samples_gradient: bool = False  # whether gradients that arrive dense are sampled at its entries
@@ -443,7 +443,7 @@ class SparseTensor(torch.Tensor):
         pattern, values = pattern_of(format, shape, [inner[name] for name in names_of(format)]), inner[VALUES]
         if type(values) is not torch.Tensor:
             return SparseTensor(TracedStorage(pattern, values))
-        return SparseTensor(Storage(pattern, plain(values)))
+        return SparseTensor(link_to_layer(Storage(pattern, plain(values))))
 
     def _stable_hash_for_caching(self) -> str:
         """Return the key of a compiled graph, for torch's cache of graphs on disk."""
