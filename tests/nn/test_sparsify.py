@@ -245,22 +245,6 @@ def test_weights_of_sparse_layers_cannot_be_parametrized() -> None:
             torch.nn.utils.weight_norm(SparseLinear(8, 8), name, dim=None)
 
 
-def test_tokens_are_added_before_a_model_becomes_sparse() -> None:
-    """Hugging Face's models read the size of the old weight before they ask for the class of the layer."""
-
-    def _get_resized_embeddings(old: torch.nn.Module) -> None:
-        old.weight.size()
-        raise TypeError("Old embeddings are of another type")
-
-    for layer in (torch.nn.Embedding(30, 8), torch.nn.Linear(30, 8)):
-        small = scorch.sparsify(layer, 0.9, prefer="size")
-        with pytest.raises(
-            errors.UnsupportedError, match=r"resize the dense model, and then call scorch.spar"
-        ):
-            _get_resized_embeddings(small)
-        assert small.weight.size() == layer.weight.size()
-
-
 def test_weights_that_a_file_has_apart_are_not_tied() -> None:
     """As by torch, which assigns each of them to a model without memory."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from typing import Any, NoReturn
 
 import torch
@@ -267,18 +266,6 @@ def refuse_masks(layer: torch.nn.Module) -> NoReturn:
         f"torch.nn.utils.prune masks dense weights, and that of a {type(layer).__name__} is sparse; to prune "
         "it further, use scorch.sparsify(layer, sparsity=0.95), or layer.rewire(mask, new=0.0)"
     )
-
-
-def refuse_resize(layer: torch.nn.Module) -> None:
-    """Refuse ``resize_token_embeddings``, which reads the weight of what it replaces.
-
-    Hugging Face would say that the layer should be of another class.
-    """
-    if sys._getframe(2).f_code.co_name.startswith("_get_resized_"):
-        raise UnsupportedError(
-            f"resize_token_embeddings cannot resize a {type(layer).__name__}, whose weight is sparse: "
-            "resize the dense model, and then call scorch.sparsify"
-        )
 
 
 def refuse_parametrization(layer: torch.nn.Module) -> NoReturn:

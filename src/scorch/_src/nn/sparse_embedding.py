@@ -9,7 +9,7 @@ import torch
 from scorch._src.compile.capture.function_operators import operator
 from scorch._src.grad_state import untracked
 from scorch._src.name_hints import created_by_sparsify
-from scorch._src.nn.pattern import refuse_resize, refuse_weight
+from scorch._src.nn.pattern import refuse_weight
 from scorch._src.nn.sparse_layer import LayerOfOneMatrix
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.tensor.autograd import values_of
@@ -59,7 +59,6 @@ class SparseEmbedding(LayerOfOneMatrix):
     @property
     def weight(self) -> SparseTensor:
         """The table as a ``SparseTensor``, connected to its trained values."""
-        refuse_resize(self)
         return self.table.weight
 
     @weight.setter

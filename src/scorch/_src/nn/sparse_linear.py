@@ -32,7 +32,6 @@ from scorch._src.nn.pattern import (
     magnitude_pattern,
     move_values,
     pattern_of_mask,
-    refuse_resize,
     refuse_weight,
     resolve_density,
     split_weight,
@@ -243,7 +242,6 @@ class SparseLinear(SparseLayer):
         In-place functions change ``values``, under ``torch.no_grad()`` or of ``weight.data``. The sparsity
         pattern stays fixed: what they write elsewhere is dropped, or refused if it is named by an index.
         """
-        refuse_resize(self)
         self._check_values()
         values: torch.Tensor = self.values
         scales = self._buffers.get("scales")  # older pickles have none
