@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,7 +93,7 @@ MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
         lambda: scorch.from_edge_index(EDGE_INDEX, 3),
     ),
     "but got a str; load a file with scorch.load(path)": (OperandError, lambda: scorch.from_scipy("m.npz")),
-    "format 'dss' stores 3-D tensors, but this one is 2-D": (
+    "format 'dss' stores 3-D tensors, but this one is 2-D; name a level for each dimension, such as 'ss'": (
         FormatError,
         lambda: scorch.from_torch(torch.eye(3), format="dss"),
     ),
@@ -351,3 +352,12 @@ def test_cg_says_which_preconditioners_it_needs() -> None:
     assert "SciPy installed" not in str(caught.value)
     solution = scorch.linalg.gmres(A, torch.ones(30).double(), M=M)
     torch.testing.assert_close(A @ solution, torch.ones(30).double())
+
+
+def test_a_density_is_a_number_and_passed_by_name() -> None:
+    for density in ("0.1", True, b"0.1"):
+        with pytest.raises(OperandError, match="density must be a number between 0 and 1, but got"):
+            scorch.rand(10, 10, density=density)
+    with pytest.raises(TypeError, match="must be tuple of ints") as caught:
+        scorch.rand(10, 10, 0.1)
+    assert "pass a density by name, density=0.1" in "".join(traceback.format_exception(caught.value))

@@ -13,7 +13,8 @@ import torch
 from torch.nn.utils import parametrize
 
 from scorch._src.formats import Format
-from scorch._src.name_hints import LAYER_HINTS, unknown_name
+from scorch._src.hint_tables import LAYER_HINTS
+from scorch._src.name_hints import unknown_name
 from scorch._src.nn.layer import KernelLayer
 from scorch._src.nn.pattern import refuse_masks, refuse_parametrization, refuse_weight
 from scorch._src.units import format_density
