@@ -88,8 +88,8 @@ class CudaBackend(base.Backend):
 
     def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
         """Return what is compiled ahead, in this order: nobody waits long for the last of the routines."""
-        *first, coalescing = self.routines.usual_texts(values, index)
-        return [*first, product.usual_text(values, index), coalescing]
+        levels, transposition, coalescing = self.routines.usual_texts(values, index)
+        return [transposition, levels, product.usual_text(values, index), coalescing]
 
     def missing(self) -> str | None:
         return nvrtc.why_missing()

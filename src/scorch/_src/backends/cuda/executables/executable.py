@@ -102,6 +102,10 @@ class CudaExecutable(base.Executable):
     def is_ready(self) -> bool:
         return self.kernel.is_ready()
 
+    @property
+    def is_at_work(self) -> bool:
+        return self.kernel.is_at_work
+
     @functools.cached_property
     def direct(self) -> base.Direct | None:
         return CudaCall(self) if self.is_ready() else None
