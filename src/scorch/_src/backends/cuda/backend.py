@@ -43,7 +43,9 @@ class CudaBackend(base.Backend):
         A step that is no grid has no text, and runs by joins.
         """
         schedule = self._print(planned)
-        self.kind_of(schedule).kernel_of(schedule).begin()
+        kind = self.kind_of(schedule)
+        if kind.is_needed(planned):
+            kind.kernel_of(schedule).begin()
         return schedule
 
     def _print(self, planned: Planned) -> base.Schedule:

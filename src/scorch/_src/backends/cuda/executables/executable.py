@@ -20,6 +20,7 @@ from scorch._src.backends.cuda.executables.pointwise import EVERYWHERE, SAME, SO
 from scorch._src.backends.cuda.routines.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler import lattice
+from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import drivers_of
 from scorch._src.compiler.typing import dtype_of_type
@@ -92,6 +93,11 @@ class CudaExecutable(base.Executable):
     def first(cls, plan: Plan) -> Sequence[str]:
         """Return the functions that a call needs, of a text of which they are parts."""
         return ()
+
+    @classmethod
+    def is_needed(cls, planned: Planned) -> bool:
+        """Check whether the plan alone says that its kernel will be called."""
+        return True
 
     @classmethod
     def kernel_of(cls, schedule: base.Schedule) -> CudaKernel:
