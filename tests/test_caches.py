@@ -42,6 +42,7 @@ GROWING = {
     "scorch._src.torch_internals._places": "filled by an import",
     "scorch._src.torch_internals._missing": "filled by an import",
     "scorch._src.backends.cpu.jit._passed_over": "one entry for each compiler that was warned of",
+    "scorch._src.backends.cpu.jit._given_up": "one entry for each routine",
     "scorch._src.backends.cpu.toolchain._others": "one entry for each compiler",
     "scorch._src.backends.cpu.toolchain._stuck": "one entry for each compiler",
     "scorch._src.backends.cache._known_bytes": "one number for each cache directory that is used",

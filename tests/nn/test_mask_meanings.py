@@ -161,3 +161,24 @@ def test_pairs_are_checked() -> None:
         layer(x, x, x, pairs=pairs.to_dense())
     with pytest.raises(DtypeError, match="to add values to the scores, pass attn_mask"):
         layer(x, x, x, pairs=pairs.float())
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_sparse_layers_refuse_the_masks_that_torch_refuses(needs_weights: bool) -> None:
+    layer = scorch.sparsify(nn.MultiheadAttention(E, H, batch_first=True), sparsity=0.5, prefer="size")
+    layers, x = [layer, layer.to_dense()], torch.ones(2, L, E)
+    wrong = [
+        {"attn_mask": torch.zeros(1, 1)},
+        {"attn_mask": torch.zeros(L, 1) > 0},
+        {"attn_mask": torch.zeros(1, L, L)},
+        {"attn_mask": torch.zeros(2, H, L, L)},
+        {"attn_mask": torch.zeros(L, L, dtype=torch.uint8)},
+        {"attn_mask": torch.zeros(L, L, dtype=torch.float64)},
+        {"key_padding_mask": torch.zeros(1, L) > 0},
+        {"key_padding_mask": torch.zeros(L) > 0},
+        {"key_padding_mask": torch.zeros(2, L, dtype=torch.int64)},
+    ]
+    for masks in wrong:
+        for each in layers:
+            with pytest.raises((RuntimeError, AssertionError, TypeError)):
+                each(x, x, x, need_weights=needs_weights, **masks)

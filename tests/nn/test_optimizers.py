@@ -113,6 +113,36 @@ def test_lbfgs() -> None:
     pair.check()
 
 
+def test_optimizers_of_dense_parameters_go_on_after_closures() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = O.SGD([weight], lr=0.1)
+
+    def closure() -> torch.Tensor:
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.zero_grad()
+    assert weight.grad is None
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step(closure)
+    torch.testing.assert_close(weight.detach(), torch.full((3,), 0.64))
+
+
+def test_steps_with_and_without_closure_alternate() -> None:
+    pair = Pair()
+    for net in pair.both():
+        optimizer = O.Adam(net.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.step(lambda net=net, optimizer=optimizer: learn(net, optimizer))  # type: ignore[misc]
+            optimizer.zero_grad()
+            learn(net, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+    pair.check()
+
+
 def test_closures_may_call_zero_grad() -> None:
     pair = Pair()
     for net in pair.both():
@@ -236,6 +266,74 @@ def test_parameters_are_back_after_an_error_inside_of_a_step() -> None:
         optimizer.fails = False
         optimizer.step()
     pair.check()
+
+
+class Sam(O.Optimizer):
+    """Sharpness-aware minimization: a step up along the gradient, and one of another optimizer from there."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.base = O.SGD(self.param_groups, lr=0.01, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        parameters = self.param_groups[0]["params"]
+        for parameter in parameters:
+            self.state[parameter]["old"] = parameter.data.clone()
+            parameter.add_(parameter.grad, alpha=0.001)
+        self.zero_grad()
+        torch.enable_grad()(closure)()
+        for parameter in parameters:
+            parameter.data = self.state[parameter]["old"]
+            parameter.grad = parameter.grad * 0.5
+        self.base.step()
+
+
+def test_steps_contain_those_of_another_optimizer_and_assign_data_and_gradients() -> None:
+    pair = Pair()
+    for net in pair.both():
+        optimizer = Sam(net.parameters())
+        for _ in range(4):
+            optimizer.zero_grad()
+            learn(net, optimizer)
+            optimizer.step(lambda net=net, optimizer=optimizer: learn(net, optimizer))
+        assert optimizer.base.state[net.w]["momentum_buffer"].any()
+    pair.check()
+    assert isinstance(pair.sparse.w.grad, SparseTensor)
+    torch.testing.assert_close(pair.sparse.w.grad.to_dense(), pair.dense.w.grad)
+
+
+class Twice(O.SGD):
+    """Two steps of SGD, each with a gradient of its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.zero_grad()
+        return super().step(closure)
+
+
+def test_steps_may_contain_steps_of_the_same_optimizer() -> None:
+    pair = Pair()
+    for net in pair.both():
+        optimizer = Twice(net.parameters(), lr=0.01, momentum=0.9)
+        for _ in range(3):
+            optimizer.step(lambda net=net, optimizer=optimizer: learn(net, optimizer))
+            optimizer.zero_grad()
+    pair.check()
+
+
+def test_methods_that_were_set_on_an_optimizer_stay() -> None:
+    pair = Pair()
+    calls: list[None] = []
+    optimizer = O.SGD(pair.sparse.parameters(), lr=0.01)
+    zero_grad = optimizer.zero_grad
+    optimizer.zero_grad = lambda: calls.append(zero_grad())  # type: ignore
+    learn(pair.sparse, optimizer)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert len(calls) == 1 and pair.sparse.w.grad is None
 
 
 def test_an_error_inside_of_a_closure_leaves_parameters_in_place() -> None:

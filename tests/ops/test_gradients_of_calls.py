@@ -123,3 +123,32 @@ def test_products_over_stored_entries(reduce):
     truth.square().sum().backward()
     torch.testing.assert_close(S.grad.to_dense(), torch.where(D.detach() != 0, D.grad, 0))
     torch.testing.assert_close(x.grad, y.grad)
+
+
+NORMS: dict[str, Call] = {
+    "2-norm": lambda x: torch.linalg.vector_norm(x, 2, dim=1),
+    "2-norm of all": lambda x: x.norm(),
+    "3-norm": lambda x: torch.linalg.vector_norm(x, 3, dim=0),
+    "1-norm": lambda x: torch.linalg.vector_norm(x, 1, dim=1),
+    "infinite norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=1),
+    "Frobenius": lambda x: torch.linalg.matrix_norm(x),
+    "normalize": lambda x: torch.nn.functional.normalize(x, dim=1),
+    "cosine_similarity": lambda x: torch.cosine_similarity(x, torch.ones_like(x), dim=1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("name", NORMS)
+def test_second_derivatives_of_norms_at_stored_zeros(name: str, dtype: torch.dtype) -> None:
+    rows, columns = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 3, 0, 1]])
+    values = torch.tensor([1.0, 0.0, 0.0, -2.0, 3.0, 0.0], dtype=dtype, requires_grad=True)
+    S = scorch.sparse_coo_tensor(torch.stack([rows, columns]), values, (3, 4)).to_format("csr")
+    D = torch.zeros(3, 4, dtype=dtype).index_put((rows, columns), values)
+    found, expected = [], []
+    for x, parts in ((S, found), (D, expected)):
+        total = loss(NORMS[name](x))
+        assert total is not None
+        (first,) = torch.autograd.grad(total.abs(), values, create_graph=True)
+        weights = torch.linspace(-1, 2, 6)
+        parts += [first, *torch.autograd.grad((first * weights).sum().abs(), values)]
+    torch.testing.assert_close(found, expected)

@@ -16,7 +16,7 @@ from grid_emulator import EmulatedExecutable, EmulatedKernel, EmulatedRoutines, 
 from scorch._src.backends.base import Schedule, routines_for
 from scorch._src.backends.cuda.device import nvrtc, streams
 from scorch._src.backends.cuda.device.kernel import CudaKernel, kernel_of
-from scorch._src.backends.cuda.executables import product as product_of_sparse
+from scorch._src.backends.cuda.executables import product_turns
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
 from scorch._src.bounded import clear_plans
@@ -239,11 +239,11 @@ def test_products_of_sparse_matrices(
     torch.testing.assert_close(square.to_dense(), (A @ A.T).to_dense())
 
 
-@pytest.mark.parametrize("room", [product_of_sparse.BYTES_OF_SUMS, 64])
+@pytest.mark.parametrize("room", [product_turns.BYTES_OF_SUMS, 64])
 def test_products_with_long_rows(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row has more entries than a block has threads; its sums fit into shared memory, or do not."""
-    monkeypatch.setattr(product_of_sparse, "BYTES_OF_SUMS", room)
-    a, b = torch.rand(3, 300), torch.rand(300, 400) * (torch.rand(300, 400) < 0.4)
+    monkeypatch.setattr(product_turns, "BYTES_OF_SUMS", room)
+    a, b = torch.rand(3, 200), torch.rand(200, 400) * (torch.rand(200, 400) < 0.4)
     a[1] = 0
     A, B = (scorch.from_torch(dense, format="csr") for dense in (a, b))
     with scorch.settings(backend="emulated"):
@@ -285,13 +285,14 @@ def test_new_patterns_are_counted_while_the_rest_is_compiled(monkeypatch: pytest
     A = scorch.from_torch(torch.eye(5), format="csr")
     with scorch.settings(backend="emulated"):
         A @ A
-        assert waited == [product_of_sparse.COUNTING]
+        assert waited == [["scorch_count_few", "scorch_count_many"]]
         A + scorch.from_torch(torch.ones(5, 5).tril(), format="csr")
     assert ["scorch_count_0", "scorch_count_1"] in waited
 
 
 def test_products_with_more_columns_in_a_tile_than_16_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_emulator.EmulatedProduct, "width_of_tile", lambda self, device: 1 << 17)
+    memory = product_turns.bytes_of_sums(1 << 17)
+    monkeypatch.setattr(grid_emulator.EmulatedProduct, "shared_memory", lambda self, device: memory)
     A = scorch.from_torch(torch.rand(2, 200), format="csr")
     crd = torch.arange(100_000, dtype=torch.int32)
     pos = torch.arange(0, 100_001, 500, dtype=torch.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -99,3 +100,51 @@ def test_values_are_still_changed_in_one_graph() -> None:
     sparse = scorch.from_torch(X, format="csr")
     torch.compile(lambda t: t.mul_(2), backend="aot_eager", fullgraph=True)(sparse)
     torch.testing.assert_close(sparse.to_dense(), X * 2)
+
+
+WEIGHT_WRITES: dict[str, Callable[[Any], Any]] = {
+    "data": lambda layer: setattr(layer.weight, "data", layer.weight.data * 3),
+    "data of a kept weight": lambda layer: (weight := layer.weight, setattr(weight, "data", weight.data * 3)),
+    "zero_": lambda layer: layer.weight.data.zero_(),
+    "mul_": lambda layer: layer.weight.data.mul_(2),
+    "copy_": lambda layer: layer.weight.data.copy_(layer.weight.detach() * 2),
+    "assignment": lambda layer: layer.weight.data.__setitem__(slice(1, 3), 7.0),
+    "data of a view": lambda layer: layer.weight[:3].data.mul_(2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch asks for it
+@pytest.mark.skipif(not SKIPS, reason="an error in this torch, as above")
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+@pytest.mark.parametrize("name", WEIGHT_WRITES)
+def test_writes_to_the_weight_of_a_layer_reach_its_values(name: str, backend: str) -> None:
+    torch.manual_seed(0)
+    layer, x = (
+        scorch.nn.SparseLinear(16, 12, density=0.3, dtype=torch.float64),
+        torch.ones(2, 16, dtype=torch.float64),
+    )
+    compiled = copy.deepcopy(layer)
+
+    def call(own: Any, x: torch.Tensor) -> Any:
+        WEIGHT_WRITES[name](own)
+        return own(x)
+
+    expected = call(layer, x)
+    found = torch.compile(call, backend=backend)(compiled, x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(compiled.values, layer.values)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch asks for it
+def test_gradients_that_are_assigned_to_a_kept_weight_are_those_of_the_values() -> None:
+    layer = scorch.nn.SparseLinear(16, 12, density=0.3)
+
+    @torch.compile(backend="aot_eager")
+    def call(x: torch.Tensor) -> torch.Tensor:
+        weight = layer.weight
+        torch._dynamo.graph_break()
+        weight.grad = weight.detach() * 3
+        return weight @ x
+
+    call(torch.ones(16))
+    torch.testing.assert_close(layer.values.grad, layer.values.detach() * 3)

@@ -84,7 +84,8 @@ def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTens
     """Return a causal mask: each token attends to itself and to all tokens before it.
 
     The mask stores half of all pairs. Full causal attention needs no mask, only ``is_causal=True``; and with
-    ``is_causal=True``, any mask means ``mask & causal(n)`` without storing it.
+    ``is_causal=True``, ``pairs`` of ``scorch.nn.MultiheadAttention`` mean ``pairs & causal(n)`` without
+    storing it.
 
     Args:
         n: the number of queries.

@@ -14,13 +14,16 @@ a gradient, while the step count is that of the parameter.
 
 The zeros of dense parameters that ``scorch.sparsify`` pruned stay zero (``nn.pruned.pruned_weights``).
 
-PyTorch calls hooks before and after every step of every optimizer; two of them are defined here.
+PyTorch calls hooks before and after every step of every optimizer; two of them are defined here. A step may
+contain others: ``super().step()``, and those of an optimizer that shares its groups, such as the one that
+SAM or Lookahead wraps. The outermost replaces the parameters, and the others find them replaced.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,54 +35,148 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
+from scorch._src.devices import shares_memory
+from scorch._src.nn.pattern import move_values
 from scorch._src.nn.pruned.pruned_weights import are_pruned, mask_gradients, mask_weights
-from scorch._src.tensor.autograd import placed, values_at
-from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.autograd import REWIRED, placed, values_at
+from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.errors import ShapeError
-
-Replacements = list[tuple[SparseTensor, torch.Tensor]]  # parameters, and the tensors that replace them
-Gradients = list[tuple[torch.Tensor, SparseTensor]]  # parameters, and gradients that a step converts
-
-_replaced: weakref.WeakKeyDictionary[Optimizer, Replacements] = weakref.WeakKeyDictionary()
-_lazy_rows: weakref.WeakKeyDictionary[Optimizer, list[LazyRows]] = weakref.WeakKeyDictionary()
-_converted: weakref.WeakKeyDictionary[Optimizer, Gradients] = weakref.WeakKeyDictionary()
-_last_patterns: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters at their last steps
 
 LAZY_OPTIMIZERS = {"SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "Adagrad"}
 GUARDED_METHODS = ("zero_grad", "state_dict", "load_state_dict", "add_param_group")
+STEP_CODE = Optimizer.profile_hook_step(lambda optimizer: None).__code__  # torch's wrapper of every step
+
+
+# what a step replaces --------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Replacement:
+    """A sparse parameter, and its values, which replace it during a step."""
+
+    parameter: SparseTensor
+    values: torch.Tensor
+    gradient: torch.Tensor | None = None  # which the values were given
+
+    @staticmethod
+    def of(parameter: SparseTensor) -> Replacement:
+        values = parameter.storage.values.detach().requires_grad_(parameter.requires_grad)
+        replacement = Replacement(parameter, values)
+        replacement.take()
+        return replacement
+
+    def take(self) -> None:
+        """Take the current values and gradient of the parameter."""
+        stored = self.parameter.storage.values
+        if not shares_memory(stored, self.values):
+            self.values.data = stored
+        gradient, pattern = self.parameter.grad, self.parameter.storage.pattern
+        if isinstance(gradient, SparseTensor) and gradient.storage.pattern is pattern:
+            self.values.grad = gradient.storage.values.detach()
+        else:
+            self.values.grad = None if gradient is None else values_at(gradient, pattern).detach()
+        self.gradient = self.values.grad
+
+    def give_back(self) -> None:
+        """Give the parameter what was assigned to ``.data`` and ``.grad`` of its values."""
+        stored, gradient = self.parameter.storage.values, self.values.grad
+        if not shares_memory(stored, self.values):
+            with torch.no_grad():
+                stored.copy_(self.values)
+            self.values.data = stored
+        if gradient is not self.gradient:
+            self.parameter.grad = None if gradient is None else with_values(self.parameter, gradient)
+            self.gradient = gradient
+        self.parameter.storage.drop_copies()
+        torch.autograd.graph.increment_version(self.parameter)
+
+
+@dataclass(eq=False)
+class ConvertedGradient:
+    """The sparse gradient of a dense parameter, and what replaces it during a step."""
+
+    parameter: torch.Tensor
+    gradient: SparseTensor
+    converted: torch.Tensor
+
+    def restore(self) -> None:
+        if self.parameter.grad is self.converted:
+            self.parameter.grad = self.gradient
+
+
+@dataclass(eq=False)
+class RunningStep:
+    """What a step of an optimizer has replaced, until it ends."""
+
+    replacements: list[Replacement] = field(default_factory=list)
+    shared: list[Replacement] = field(default_factory=list)  # by the step of another optimizer
+    rows: list[LazyRows] = field(default_factory=list)
+    gradients: list[ConvertedGradient] = field(default_factory=list)
+    methods: dict[str, Any] = field(default_factory=dict)  # which were set on the optimizer itself
+
+    def __bool__(self) -> bool:
+        return bool(self.replacements or self.shared or self.rows or self.gradients)
+
+
+_running: weakref.WeakKeyDictionary[Optimizer, RunningStep] = weakref.WeakKeyDictionary()
+_replacements: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of values, while a step runs
+_last_patterns: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters at their last steps
+_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers that have made a step
+_outdated: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # ``LBFGS`` of parameters whose number has changed
+
+
+def _count_steps(optimizer: Optimizer) -> int:
+    """Return how many steps of the optimizer are running, one inside of another."""
+    count, frame = 0, sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is STEP_CODE and frame.f_locals["args"][0] is optimizer:
+            count += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return count
+
+
+# before, in and after a step -------------------------------------------------------------------------
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Replace sparse parameters by their values."""
-    _restore(optimizer)  # if the last step raised
+    if optimizer in _running:
+        if _count_steps(optimizer) > 1:
+            return None
+        _restore(optimizer)  # the last step raised
     parameters = _parameters(optimizer)
+    _stepped.add(optimizer)
+    if REWIRED:
+        _check_rewired(optimizer, parameters)
     if are_pruned():
         mask_gradients(parameters)
     closure = args[1] if args[1:] else kwargs.get("closure")
     if closure is None and not _has_sparse(parameters):
         return None
-    replacements: Replacements = [
-        (parameter, parameter.storage.values.detach().requires_grad_(parameter.requires_grad))
-        for parameter in parameters
-        if isinstance(parameter, SparseTensor)
-    ]
+    step = RunningStep()
+    for parameter in parameters:
+        if isinstance(parameter, SparseTensor):
+            step.replacements.append(Replacement.of(parameter))
+        elif parameter in _replacements:
+            step.shared.append(_replacements[parameter])
+    everything = (*step.replacements, *step.shared)
     states = [
-        (parameter, values, _convert_state(optimizer, parameter))
-        for parameter, values in replacements
-        if parameter in optimizer.state
+        (replacement, _convert_state(optimizer, replacement.parameter))
+        for replacement in everything
+        if replacement.parameter in optimizer.state
     ]
-    _replace_parameters(optimizer, replacements)
-    for parameter, values, state in states:
-        del optimizer.state[parameter]
-        optimizer.state[values] = state
-    if replacements:
-        _replaced[optimizer] = replacements
-        _copy_gradients(replacements)
+    for replacement, state in states:
+        del optimizer.state[replacement.parameter]
+        optimizer.state[replacement.values] = state
+    for replacement in step.replacements:
+        _replacements[replacement.values] = replacement
+    _replace_parameters(optimizer, [(each.parameter, each.values) for each in step.replacements])
+    if step:
+        _guard(optimizer, step)
     if closure is None:
         _gather_rows(optimizer)
-    if replacements or optimizer in _lazy_rows or optimizer in _converted:
-        _guard(optimizer)
-    if closure is None or not parameters:
+        return None
+    if not parameters:
         return None
     if args[1:]:
         return (args[0], _wrap_closure(optimizer, closure), *args[2:]), kwargs
@@ -95,7 +192,7 @@ def _has_sparse(parameters: Sequence[torch.Tensor]) -> bool:
     for parameter in parameters:
         if isinstance(parameter, SparseTensor) or isinstance(parameter.grad, SparseTensor):
             return True
-    return False
+    return bool(_replacements.data) and any(parameter in _replacements for parameter in parameters)
 
 
 def _gather_rows(optimizer: Optimizer) -> None:
@@ -103,7 +200,7 @@ def _gather_rows(optimizer: Optimizer) -> None:
 
     ``SparseAdam`` reads these rows itself, from PyTorch's layout; other optimizers need all rows.
     """
-    gathered, converted = [], []
+    step = _running.get(optimizer, RunningStep())
     for group in optimizer.param_groups:
         params = group["params"]
         for position, parameter in enumerate(params):
@@ -114,32 +211,32 @@ def _gather_rows(optimizer: Optimizer) -> None:
             rows = LazyRows.of(parameter, gradient) if is_lazy else None
             if rows is None:
                 is_coo = isinstance(optimizer, torch.optim.SparseAdam)
-                converted.append((parameter, gradient))
-                parameter.grad = gradient.to_torch() if is_coo else gradient.to_dense()
+                parameter.grad = converted = gradient.to_torch() if is_coo else gradient.to_dense()
+                step.gradients.append(ConvertedGradient(parameter, gradient, converted))
                 continue
             params[position] = rows.rows_parameter
             if parameter in optimizer.state:
                 optimizer.state[rows.rows_parameter] = rows.gather_state(optimizer.state.pop(parameter))
-            gathered.append(rows)
-    if gathered:
-        _lazy_rows[optimizer] = gathered
-    _converted.pop(optimizer, None)  # of the last closure
-    if converted:
-        _converted[optimizer] = converted
+            step.rows.append(rows)
+    if step and optimizer not in _running:
+        _guard(optimizer, step)
 
 
-def _guard(optimizer: Optimizer) -> None:
-    """Restore parameters before any other call of the optimizer, should the step raise."""
+def _guard(optimizer: Optimizer, step: RunningStep) -> None:
+    """Restore parameters before other calls of the optimizer, should the step raise."""
 
-    def restore_and_call(name: str) -> Callable[..., Any]:
+    def restore_and_call(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            _restore(optimizer)
-            return getattr(optimizer, name)(*args, **kwargs)
+            if not _count_steps(optimizer):
+                _restore(optimizer)
+            return method(*args, **kwargs)
 
         return call
 
+    _running[optimizer] = step
+    step.methods = {name: vars(optimizer)[name] for name in GUARDED_METHODS if name in vars(optimizer)}
     for name in GUARDED_METHODS:
-        optimizer.__dict__[name] = restore_and_call(name)
+        optimizer.__dict__[name] = restore_and_call(getattr(optimizer, name))
 
 
 def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, Any]:
@@ -162,45 +259,70 @@ def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, A
         elif tuple(value.shape) == (last_pattern.size,):
             converted[name] = placed(value, last_pattern, pattern)
         else:
-            raise ShapeError(
-                f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter has "
-                f"{pattern.size} stored elements; load a matching state, or create a new optimizer"
-            )
+            raise _other_state_error(name, value, pattern.size)
     return converted
 
 
-def _copy_gradients(replacements: Replacements) -> None:
-    """Set the gradients of values to the current ones of their parameters."""
-    for parameter, values in replacements:
-        gradient, pattern = parameter.grad, parameter.storage.pattern
-        if isinstance(gradient, SparseTensor) and gradient.storage.pattern is pattern:
-            values.grad = gradient.storage.values.detach()
-        else:
-            values.grad = None if gradient is None else values_at(gradient, pattern).detach()
+def _other_state_error(name: str, value: torch.Tensor, size: int) -> ShapeError:
+    return ShapeError(
+        f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter has {size} stored "
+        "elements; load a matching state, or create a new optimizer"
+    )
 
 
-def _unguard(optimizer: Optimizer) -> None:
-    for name in GUARDED_METHODS:
-        optimizer.__dict__.pop(name, None)
+# layers that are rewired -----------------------------------------------------------------------------
+
+
+def move_states(others: Any, parameter: torch.Tensor, old_positions: torch.Tensor, before: int) -> None:
+    """Move what optimizers have for each of ``before`` values of a layer to their new positions.
+
+    These are all optimizers that have made a step, and ``others``. New values start at zero. ``LBFGS``, whose
+    state is that of all parameters together, starts anew; it cannot go on with another number of values.
+    """
+    given = others if isinstance(others, Iterable) else () if others is None else (others,)
+    for optimizer in {*_stepped, *given}:
+        state = optimizer.state.get(parameter)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            if any(parameter is own for own in _parameters(optimizer)):
+                optimizer.state.clear()
+                if old_positions.numel() != before:
+                    _outdated.add(optimizer)
+        elif state:
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and tuple(value.shape) == (before,):
+                    state[name] = move_values(value, old_positions)
+
+
+def _check_rewired(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+    """Refuse a state for another number of values, which fused optimizers would read beyond its end."""
+    if optimizer in _outdated:
+        raise ShapeError("LBFGS cannot go on after the number of values has changed; create a new optimizer")
+    for parameter in parameters:
+        if parameter in REWIRED and not isinstance(optimizer, torch.optim.LBFGS):
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise _other_state_error(name, value, parameter.numel())
 
 
 def _wrap_closure(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Wrap ``closure``, which computes the loss again, so that gradients are copied after it."""
+    """Wrap ``closure``, which computes the loss again from the parameters and sets their gradients."""
 
     def run_closure() -> Any:
-        replacements = _replaced.get(optimizer, [])
-        _replace_parameters(optimizer, [(values, parameter) for parameter, values in replacements])
-        _unguard(optimizer)  # the closure itself calls zero_grad
+        step = _running.get(optimizer, RunningStep())
+        for replacement in step.replacements:
+            replacement.give_back()
+        _replace_parameters(optimizer, [(each.values, each.parameter) for each in step.replacements])
+        _restore_rows(optimizer, step)
         try:
             loss = closure()
         except BaseException:
             _restore(optimizer)
             raise
         mask_gradients(_parameters(optimizer))
-        _replace_parameters(optimizer, replacements)
-        _copy_gradients(replacements)
+        _replace_parameters(optimizer, [(each.parameter, each.values) for each in step.replacements])
+        for replacement in step.replacements:
+            replacement.take()
         _gather_rows(optimizer)
-        _guard(optimizer)
         return loss
 
     return run_closure
@@ -210,6 +332,8 @@ def _replace_parameters(
     optimizer: Optimizer, replacements: Sequence[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
     """Replace the first tensor of each pair by the second, in all groups."""
+    if not replacements:
+        return
     others = {id(old): new for old, new in replacements}
     for group in optimizer.param_groups:
         group["params"][:] = [others.get(id(tensor), tensor) for tensor in group["params"]]
@@ -217,27 +341,34 @@ def _replace_parameters(
 
 def _restore(optimizer: Optimizer) -> None:
     """Restore the parameters, with the state that the optimizer has for their values."""
-    if not _replaced and not _lazy_rows and not _converted:  # of any optimizer
+    step = _running.pop(optimizer, None)
+    if step is None:
         return
-    replacements, lazy = _replaced.pop(optimizer, []), _lazy_rows.pop(optimizer, [])
-    converted = _converted.pop(optimizer, [])
-    if not replacements and not lazy and not converted:
-        return
-    _unguard(optimizer)
-    for parameter, gradient in converted:
-        parameter.grad = gradient
-    originals = [(values, parameter) for parameter, values in replacements]
-    _replace_parameters(optimizer, [*originals, *((rows.rows_parameter, rows.parameter) for rows in lazy)])
-    for parameter, values in replacements:
+    for name in GUARDED_METHODS:
+        optimizer.__dict__.pop(name, None)
+    optimizer.__dict__.update(step.methods)
+    _replace_parameters(optimizer, [(each.values, each.parameter) for each in step.replacements])
+    for replacement in (*step.replacements, *step.shared):
+        parameter, values = replacement.parameter, replacement.values
         if values in optimizer.state:
             optimizer.state[parameter] = optimizer.state.pop(values)
             _last_patterns[parameter] = parameter.storage.pattern
-        parameter.storage.drop_copies()
-        torch.autograd.graph.increment_version(parameter)
-    for rows in lazy:
+    for replacement in step.replacements:
+        replacement.give_back()
+        _replacements.pop(replacement.values, None)
+    _restore_rows(optimizer, step)
+
+
+def _restore_rows(optimizer: Optimizer, step: RunningStep) -> None:
+    """Restore dense parameters and their gradients."""
+    _replace_parameters(optimizer, [(rows.rows_parameter, rows.parameter) for rows in step.rows])
+    for rows in step.rows:
         state = rows.scatter_state(optimizer.state.pop(rows.rows_parameter, {}))
         if state:
             optimizer.state[rows.parameter] = state
+    for gradient in step.gradients:
+        gradient.restore()
+    step.rows, step.gradients = [], []
 
 
 # rows of dense parameters ----------------------------------------------------------------------------
@@ -293,7 +424,8 @@ class LazyRows:
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _restore(optimizer)
+    if optimizer in _running and _count_steps(optimizer) == 1:
+        _restore(optimizer)
     if are_pruned():
         mask_weights(_parameters(optimizer))
 

@@ -352,6 +352,8 @@ class Storage:
     deferred: tuple[Check, Pattern, torch.Tensor] | None = None
     pending: Callable[[Storage], Storage] | None = None  # computes the arrays of a view that nobody has read
     layer_values: torch.Tensor | None = None  # the parameter of a layer whose weight this is
+    is_shared: bool = False  # whether it has views, or is one, inside a graph that is traced
+    layer: weakref.ref[Any] | None = None  # that layer, if a graph has returned its weight
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -457,6 +459,13 @@ class Storage:
 
     def restore(self) -> None:
         """Compute the arrays that a view has dropped or never read, or run a deferred check of them."""
+        if torch.is_inference_mode_enabled():
+            with untracked():
+                self._restore()
+        else:
+            self._restore()
+
+    def _restore(self) -> None:
         forgotten, origin, deferred, pending = self.forgotten, self.origin, self.deferred, self.pending
         if pending is not None:
             current = pending(self)

@@ -102,6 +102,15 @@ def remember(pattern: Pattern) -> None:
         _patterns[_key(pattern.format, pattern.shape, pattern.entry_arrays)] = pattern
 
 
+def link_to_layer(storage: Storage) -> Storage:
+    """Link the storage of what a graph returns to the layer whose values it has: writes reach them."""
+    for reference in storage.pattern.__dict__.get("layers", ()):
+        layer = reference()
+        if layer is not None and storage.values.is_set_to(layer.values):
+            storage.layer, storage.layer_values = reference, layer.values
+    return storage
+
+
 def _key(format: Format, shape: Sequence[int], arrays: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     return (format, *shape, *map(id, arrays))
 

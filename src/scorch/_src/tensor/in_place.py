@@ -19,7 +19,7 @@ from scorch._src.storage.storage import Pattern, Storage, plain
 from scorch._src.tensor.autograd import apply, by_formula, check_gradient, used, values_at, values_of
 from scorch._src.tensor.dispatch_rules import register_common
 from scorch._src.tensor.hooks import hooks
-from scorch._src.tensor.layer_weight import computed_weight_error
+from scorch._src.tensor.layer_weight import computed_weight_error, layer_of
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.transforms.functorch import rewrap, run_as_one_function
@@ -236,9 +236,9 @@ def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
 @implements(torch.Tensor.grad.__set__, differentiable=True)  # type: ignore[union-attr]
 def set_grad(self: torch.Tensor, gradient: Any) -> None:
     """Set the gradient of a tensor, which is no function of its values."""
-    if isinstance(self, SparseTensor) and self.weight_of is not None:
-        on_values = None if gradient is None else values_at(gradient, self.storage.pattern)
-        self.weight_of.values.grad = on_values
+    layer = layer_of(self) if isinstance(self, SparseTensor) else None
+    if layer is not None:
+        layer.values.grad = None if gradient is None else values_at(gradient, self.storage.pattern)
         return
     with DisableTorchFunctionSubclass():
         self.grad = gradient

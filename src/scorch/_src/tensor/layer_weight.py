@@ -47,6 +47,19 @@ def weight_of_layer(layer: Any, pattern: Pattern, values: torch.Tensor) -> Spars
     return weight
 
 
+def layer_of(weight: SparseTensor) -> Any:
+    """Return the layer whose weight a tensor is, also if a compiled graph has returned it; None if it is not.
+
+    To a graph, a weight and the same detached differ in whether they require a gradient.
+    """
+    reference = weight.storage.layer
+    if weight.weight_of is not None or reference is None:
+        return weight.weight_of
+    layer = reference()
+    is_detached = layer is not None and layer.values.requires_grad and not weight.requires_grad
+    return None if is_detached and torch.is_grad_enabled() else layer
+
+
 def rewire_kept_weights(layer: Any) -> None:
     """Give the weights that were read from a layer, and are still in use, the new pattern of the layer."""
     values, size = layer.values, layer.pattern.size

@@ -19,7 +19,7 @@ from scorch._src.grad_state import is_called_from
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.layer_weight import computed_weight_error
+from scorch._src.tensor.layer_weight import computed_weight_error, layer_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
@@ -187,7 +187,7 @@ def tolist(self: SparseTensor) -> Any:
 @implements(torch.Tensor.data.__set__, differentiable=True)  # type: ignore[attr-defined]
 def set_data(self: SparseTensor, other: torch.Tensor) -> None:
     """Replace the storage of a tensor, ``S.data = other``, and leave its gradient alone."""
-    if isinstance(self, SparseTensor) and self.weight_of is not None:
+    if isinstance(self, SparseTensor) and layer_of(self) is not None:
         if other.shape != self.shape or other.dtype != self.dtype:
             raise computed_weight_error("setting .data to another shape or dtype")
         self.data.copy_(other)

@@ -30,7 +30,7 @@ from scorch._src.tensor.create.torch_constructors import (
     sparse_csr_tensor,
 )
 from scorch._src.tensor.entries import entries_of, from_entries
-from scorch._src.tensor.flatten import TracedStorage, pattern_of, read_spelled
+from scorch._src.tensor.flatten import TracedStorage, link_to_layer, pattern_of, read_spelled
 from scorch._src.tensor.methods import with_values
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -127,7 +127,11 @@ entry(_sparse).stand_in = _empty
 def _assemble(format: str, shape: Sequence[Any], arrays: Tensors, values: torch.Tensor) -> SparseTensor:
     """Assemble a tensor from its arrays without computing anything."""
     pattern = pattern_of(read_spelled(format), tuple(shape), arrays)
-    return wrap_arrays(pattern, values) if _is_traced((arrays, values)) else sparse_of(pattern, values)
+    if _is_traced((arrays, values)):
+        return wrap_arrays(pattern, values)
+    tensor = sparse_of(pattern, values)
+    link_to_layer(tensor.storage)
+    return tensor
 
 
 _library.define("assemble(str format, SymInt[] shape, Tensor[] arrays, Tensor values) -> Tensor")

@@ -104,7 +104,7 @@ def _record_in_place(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[s
     if plain == "copy" and any(is_called_from(GRAPH_MAKER, depth) for depth in range(3, 7)):
         target.storage.values.copy_(args[1].storage.values)  # an argument changed as below
         return target
-    if getattr(target, "is_shared_in_graph", False):
+    if is_traced(target) and target.storage.is_shared:
         raise skip_frame(
             f"{name} modifies a sparse tensor in place that is a view or has views, which is not supported "
             "in compiled graphs"
@@ -213,8 +213,8 @@ class _Call:
             if not isinstance(meta_result, torch.Tensor) or memory_of(meta_result) not in numbers:
                 continue
             for tensor in (result, self.tensors[numbers[memory_of(meta_result)]]):
-                if isinstance(tensor, SparseTensor):
-                    tensor.is_shared_in_graph = True
+                if is_traced(tensor):
+                    tensor.storage.is_shared = True
 
     def _keeps_zeros(self) -> bool:
         with disable_current_modes():

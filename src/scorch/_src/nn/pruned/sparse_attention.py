@@ -7,12 +7,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.grad_state import is_plain_inference
+from scorch._src.grad_state import is_plain_inference, untracked
 from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.multihead_attention import MultiheadAttention, Projected, transpose_batch
 from scorch._src.nn.sparse_layer import SparseLayer
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.statements.autocast import is_autocast
 from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch.errors import DtypeError, ShapeError
 
 SETTINGS = (
     "embed_dim",
@@ -132,9 +134,11 @@ class SparseMultiheadAttention(SparseLayer, MultiheadAttention):
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")  # as torch says it
         if not self.batch_first:
             query, key, value = transpose_batch(query, key, value)
-        q, k, v = self._project(query, key, value)
         needs = need_weights is not False
         is_hint_enough = is_causal and key_padding_mask is None and not needs
+        if not is_hint_enough:
+            _check_masks(attn_mask, key_padding_mask, query, key, self.num_heads, needs)
+        q, k, v = self._project(query, key, value)
         mask = None if is_hint_enough else _merge_masks(attn_mask, key_padding_mask, q, k.shape[2])
         dropout = self.dropout if self.training else 0.0
         weights = None
@@ -192,7 +196,8 @@ class SparseMultiheadAttention(SparseLayer, MultiheadAttention):
         state = (weight.storage.pattern, version)
         known: Any = self._slices.get(key)
         if known is None or known[0] != state or not known[1].is_set_to(values):
-            known = self._slices[key] = state, values.detach(), weight[begin:end]
+            with untracked():
+                known = self._slices[key] = state, values.detach(), weight[begin:end]
         return known[2]  # type: ignore[no-any-return]
 
     def to_dense(self) -> torch.nn.MultiheadAttention:
@@ -236,6 +241,36 @@ def _get(layer: torch.nn.Module, path: str) -> Any:
     for name in path.split("."):
         layer = getattr(layer, name)
     return layer
+
+
+def _check_masks(
+    mask: torch.Tensor | None,
+    padding: torch.Tensor | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    heads: int,
+    needs_weights: bool,
+) -> None:
+    """Refuse the masks that PyTorch refuses, instead of broadcasting or converting them."""
+    (batch, queries, _), keys = query.shape, key.shape[1]
+    shapes: list[tuple[str, torch.Tensor | None, list[tuple[int, ...]]]] = [
+        ("attn_mask", mask, [(queries, keys), (batch * heads, queries, keys)]),
+        ("key_padding_mask", padding, [(batch, keys)]),
+    ]
+    added = None  # the dtype of what is added to the scores
+    for name, given, allowed in shapes:
+        if given is None:
+            continue
+        if given.dtype != torch.bool and not given.dtype.is_floating_point:
+            raise DtypeError(f"{name} must be a bool or floating-point tensor, but got {given.dtype}")
+        if tuple(given.shape) not in allowed:
+            expected = " or ".join(str(shape) for shape in allowed)
+            raise ShapeError(f"{name} must have shape {expected}, but got {tuple(given.shape)}")
+        own = query.dtype if given.dtype == torch.bool else given.dtype
+        added = own if added is None else torch.promote_types(added, own)
+    accepted = {query.dtype} if needs_weights else {query.dtype, torch.float32}
+    if added is not None and added not in accepted and not is_autocast():
+        raise DtypeError(f"a mask of numbers must have the dtype of query, {query.dtype}, but got {added}")
 
 
 def _merge_masks(

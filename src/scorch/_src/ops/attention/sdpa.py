@@ -27,7 +27,7 @@ from scorch._src.storage.budget import is_within_budget
 from scorch._src.tensor.broadcast import broadcast_shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, DtypeError, ShapeError
+from scorch.errors import ArgumentError, CallError, DtypeError, ShapeError
 
 MIN_DENSE_SHARE = 0.9  # of pairs, from which on dense attention is faster
 Batch = tuple[int, ...]
@@ -58,6 +58,11 @@ def scaled_dot_product_attention(
         options = {"scale": scale, "enable_gqa": enable_gqa}
         return run_densely(F.scaled_dot_product_attention, args, options)
     assert isinstance(attn_mask, SparseTensor)
+    if is_causal:
+        raise CallError(
+            "scaled_dot_product_attention takes attn_mask or is_causal=True, not both; for the causal part "
+            "of a mask, pass torch.tril(attn_mask)"
+        )
     query, key, value = (_to_dense(tensor) for tensor in (query, key, value))
     if not 0 <= dropout_p <= 1:
         raise ArgumentError(f"dropout_p must be a probability between 0 and 1, but got {dropout_p}")
@@ -69,10 +74,9 @@ def scaled_dot_product_attention(
     if enable_gqa:
         key, value = _repeat_heads("key", key, query), _repeat_heads("value", value, query)
     batch = _batch(query, key, value, attn_mask)
-    pairs = find_pairs(attn_mask, is_causal)
+    pairs = find_pairs(attn_mask)
     if pairs.density > MIN_DENSE_SHARE and is_within_budget(attn_mask.numel(), query.device):
-        mask = torch.tril(attn_mask) if is_causal else attn_mask
-        args = (query, key, value, mask, dropout_p)
+        args = (query, key, value, attn_mask, dropout_p)
         return run_densely(F.scaled_dot_product_attention, args, {"scale": scale})
     return attend(query, key, value, pairs, batch, scale, dropout_p)
 
@@ -89,13 +93,14 @@ def _is_pair_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Ten
     """Whether ``mask`` lists the pairs of queries and keys that attend."""
     if not isinstance(mask, SparseTensor) or mask.dtype != torch.bool:
         return False
-    if min(query.dim(), key.dim(), mask.dim()) < 2:
+    if min(query.dim(), key.dim()) < 2:
         raise ShapeError(
-            f"expected query, key and attn_mask to be at least 2-D, but got shapes {tuple(query.shape)}, "
-            f"{tuple(key.shape)} and {tuple(mask.shape)}"
+            f"expected query and key to be at least 2-D, but got shapes {tuple(query.shape)} and "
+            f"{tuple(key.shape)}"
         )
     pairs = (query.shape[-2], key.shape[-2])
-    if any(mask_size not in (1, size) for mask_size, size in zip(mask.shape[-2:], pairs, strict=True)):
+    own = (1,) * (2 - mask.dim()) + tuple(mask.shape[-2:])
+    if any(mask_size not in (1, size) for mask_size, size in zip(own, pairs, strict=True)):
         raise ShapeError(
             f"attn_mask has shape {tuple(mask.shape)}, but there are {pairs[0]} queries and {pairs[1]} keys: "
             f"it must end with {pairs}, where query has shape {tuple(query.shape)}, read as (..., tokens, "

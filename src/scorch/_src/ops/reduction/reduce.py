@@ -141,6 +141,11 @@ def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
     return torch.where(is_zero, 0, torch.where(is_zero, 1, base) ** exponent)
 
 
+def _square(values: torch.Tensor) -> torch.Tensor:
+    """Square magnitudes without ``abs``, which has no second derivative at 0."""
+    return values.real**2 + values.imag**2 if values.is_complex() else values**2
+
+
 def _with_mean(spread: Function) -> Function:
     """Return ``spread``, the variance or deviation, with the mean; None where torch's depends on order."""
 
@@ -289,6 +294,8 @@ def vector_norm(groups: Groups, values: torch.Tensor, ord: float = 2) -> Reduced
         return groups.sum(magnitudes), 0.0
     if math.isinf(ord):
         return _extreme(groups, magnitudes, "amax" if ord > 0 else "amin"), 0.0
+    if ord == 2:
+        return _power(groups.sum(_square(values)), 0.5), 0.0
     if ord > 0:
         return _power(groups.sum(magnitudes**ord if ord >= 1 else _power(magnitudes, ord)), 1 / ord), 0.0
     if is_differentiable(values) and not groups.is_masked:
