@@ -12,7 +12,7 @@ import torch
 
 import grid_emulator
 import scorch
-from grid_emulator import noting
+from grid_emulator import EmulatedExecutable, EmulatedKernel, EmulatedRoutines, noting
 from scorch._src.backends.base import Schedule, routines_for
 from scorch._src.backends.cuda.device import nvrtc, streams
 from scorch._src.backends.cuda.device.kernel import CudaKernel, kernel_of
@@ -511,3 +511,27 @@ def test_what_is_zero_everywhere_has_no_loops() -> None:
     with scorch.settings(backend="emulated"):
         found = scorch.evaluate(text, A=A, w=w, T=T, format="dense")
     torch.testing.assert_close(found, torch.zeros_like(w))
+
+
+def test_operands_are_converted_while_the_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions may wait for NVRTC, too: both wait at once."""
+    done: list[str] = []
+    is_ready, transpose = EmulatedExecutable.is_ready, EmulatedRoutines.transpose_places
+
+    def ready(executable: EmulatedExecutable) -> bool:
+        done.append("kernel")
+        return is_ready(executable)
+
+    def transposed(*given: Any) -> Any:
+        done.append("conversion")
+        return transpose(*given)
+
+    monkeypatch.setattr(EmulatedExecutable, "is_ready", ready)
+    monkeypatch.setattr(EmulatedRoutines, "transpose_places", transposed)
+    monkeypatch.setattr(EmulatedKernel, "is_at_work", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    a = drawn(23, 17, torch.float32)
+    S, x = scorch.from_torch(a, format="csr"), torch.rand(23)
+    with scorch.settings(backend="emulated"):
+        torch.testing.assert_close(S.T @ x, a.T @ x)
+    assert done[:2] == ["conversion", "kernel"] and done.count("conversion") == 1

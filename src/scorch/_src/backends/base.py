@@ -176,6 +176,11 @@ class Executable(ABC):
     def is_ready(self) -> bool:
         """Check whether there is code to call; build it if need be."""
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its code is being compiled in a thread."""
+        return False
+
     @abstractmethod
     def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
         """Compute the ``count`` values of a result whose pattern is known: dense, or that of an operand."""

@@ -43,7 +43,9 @@ class CudaBackend(base.Backend):
         A step that is no grid has no text, and runs by joins.
         """
         schedule = self._print(planned)
-        self.kind_of(schedule).kernel_of(schedule).begin()
+        kind = self.kind_of(schedule)
+        if kind.is_needed(planned):
+            kind.kernel_of(schedule).begin()
         return schedule
 
     def _print(self, planned: Planned) -> base.Schedule:
@@ -88,8 +90,8 @@ class CudaBackend(base.Backend):
 
     def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
         """Return what is compiled ahead, in this order: nobody waits long for the last of the routines."""
-        *first, coalescing = self.routines.usual_texts(values, index)
-        return [*first, product.usual_text(values, index), coalescing]
+        levels, transposition, coalescing = self.routines.usual_texts(values, index)
+        return [transposition, levels, product.usual_text(values, index), coalescing]
 
     def missing(self) -> str | None:
         return nvrtc.why_missing()
