@@ -62,6 +62,7 @@ static inline void sync(u32 threads) {
 // Return how many there are in the threads of a warp before this one, and make ``number`` how many in all.
 static inline B_PLACE count_before(B_PLACE *number) {
   B_PLACE before = 0;
+#pragma unroll 1
   for (int step = 1; step < 32; step *= 2) {
     const B_PLACE other = EXCHANGE(*number, step, 32);
     if (threadIdx.x & step) before += other;
@@ -270,6 +271,7 @@ static inline int bin_of(const struct product x, i64 row, int lane) {
       const B_PLACE length = x.B_pos[j + 1] - x.B_pos[j];
       more = length > MORE ? MORE + 1 : (int)length;
     }
+#pragma unroll 1
     for (int step = 16; step; step /= 2) more += EXCHANGE(more, step, 32);
     products += more;
     if (start == begin) of_first = more;
