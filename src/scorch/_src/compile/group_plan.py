@@ -54,6 +54,7 @@ class GroupPlan:
     eager_calls: tuple[Call, ...] = ()
     backward: BackwardPlan | None = None
     outputs: tuple[str, ...] = ()
+    constant: frozenset[int] = frozenset()  # values that depend on nothing that requires a gradient
 
     def seconds_saved(self, record: Any) -> float:
         """Return the time that a kernel of several calls saves: more than tracing ever takes."""
@@ -134,7 +135,16 @@ def plan_group(record: Any, values: Sequence[Value]) -> GroupPlan:
         return replace(plan, reason=kernel)
     if backward is not None:
         eager_calls = tuple(make_eager_call(value, record.sources) for value in order)
-        plan = replace(plan, recipes=tuple(value.recipe for value in order), eager_calls=eager_calls)
+        learned = set(differentiable)
+        for value in order:
+            if not learned.isdisjoint(value.recipe.parents.values()):
+                learned.add(value.number)
+        plan = replace(
+            plan,
+            recipes=tuple(value.recipe for value in order),
+            eager_calls=eager_calls,
+            constant=frozenset(own_numbers - learned),
+        )
         backward.prepare(order, pattern, stored, sizes, inputs, tensors)
     reads = tuple(inputs[name] for name in kernel.fused.inputs)
     return replace(plan, kernel=kernel, inputs=reads, backward=backward, outputs=outputs)
@@ -244,7 +254,9 @@ class _FusedGroup(torch.autograd.Function):
         results = plan.kernel.run(pattern, inputs)
         ctx.plan, ctx.pattern, ctx.patterns = plan, pattern, patterns
         ctx.save_for_backward(*arrays, *results)
-        ctx.mark_non_differentiable(*results[len(plan.requested) :])
+        numbered = zip(plan.requested, results, strict=False)
+        constant = (result for number, result in numbered if number in plan.constant)
+        ctx.mark_non_differentiable(*constant, *results[len(plan.requested) :])
         return tuple(results)
 
     @staticmethod
