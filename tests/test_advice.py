@@ -236,6 +236,8 @@ def test_scripts_take_sparse_tensors_as_arguments_but_have_none_of_their_own() -
     with pytest.raises(RuntimeError, match="TorchScript"), pytest.warns(UserWarning, match=message):
         scripted(torch.ones(3, 2))
     assert torch.equal(HoldsSparse()(torch.ones(3, 2)), SQUARE @ torch.ones(3, 2))
+    with pytest.raises(UnsupportedError, match=r"sparsify: torch.jit.trace and torch.jit.script do not"):
+        scorch.sparsify(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8))))
     relu = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU()))
     assert torch.equal(relu(-SQUARE).to_dense(), torch.relu(-SQUARE.to_dense()))
 
@@ -256,6 +258,21 @@ def test_a_file_of_a_layer_of_another_size_names_the_layer() -> None:
     message = r"invalid sparsity pattern of weight, which has shape \(32, 16\) in the model"
     with pytest.raises(RuntimeError, match=message):
         scorch.nn.load_sparse(torch.nn.Linear(16, 32), state)
+
+
+def test_a_file_that_cannot_be_loaded_leaves_the_layers_of_a_model() -> None:
+    def build(size: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(size, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+
+    dense, pruned = build(64), scorch.sparsify(build(64), sparsity=0.9, prefer="size")
+    for model, state in (
+        (dense, scorch.sparsify(build(48), sparsity=0.9, prefer="size").state_dict()),
+        (pruned, build(48).state_dict()),
+    ):
+        before, weights = str(model), [parameter.clone() for parameter in model[0].parameters()]
+        with pytest.raises(RuntimeError, match=r"0\.weight"):
+            scorch.nn.load_sparse(model, state)
+        assert str(model) == before and all(map(torch.equal, model[0].parameters(), weights))
 
 
 def test_padding_of_blocks_is_shown() -> None:
@@ -361,3 +378,5 @@ def test_a_density_is_a_number_and_passed_by_name() -> None:
     with pytest.raises(TypeError, match="must be tuple of ints") as caught:
         scorch.rand(10, 10, 0.1)
     assert "pass a density by name, density=0.1" in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(TypeError, match=r"^eye\(\) takes from 1 to 2 positional arguments"):
+        scorch.eye(3, 4, 5)

@@ -263,9 +263,10 @@ def test_states_that_do_not_fit_are_refused() -> None:
         (state, {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([0]), -5)}, "begin with"),
         (
             state,
-            {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([-1]), -1)},
+            {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([-5]), -1)},
             "be from 0 to 8",
         ),
+        (state, {"pattern": state["pattern"].clone().index_fill_(0, torch.tensor([-1]), -1)}, "of shape"),
         (state, {"values": torch.ones(3)}, "one per nonzero"),
     ]:
         with torch.device("meta"):
@@ -277,8 +278,10 @@ def test_states_that_do_not_fit_are_refused() -> None:
                 scorch.nn.load_sparse(dense, {**before, **change})
     with pytest.raises(RuntimeError, match=r"Missing.*pattern"):
         layer.load_state_dict({"values": state["values"], "bias": state["bias"]})
-    with pytest.raises(RuntimeError, match="5 positions above need 6"):
+    with pytest.raises(RuntimeError, match=r"it is of a weight of shape \(7, 9\)"):
         SparseLinear(8, 5, 0.5).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="5 positions above need 6"):
+        SparseLinear(8, 5, 0.5).load_state_dict({**state, "pattern": state["pattern"][:-4]})
 
 
 @pytest.mark.whole
@@ -290,7 +293,7 @@ def test_patterns_are_saved_in_as_few_bytes_as_columns_take(columns: int) -> Non
     assert torch.equal(loaded.weight.detach().to_dense(), layer.weight.detach().to_dense())
     size = 2 if columns <= 1 << 16 else 4
     words = layer.state_dict()["pattern"].numel()
-    assert words == 1 + 5 + 3 + 4 + 3 + -(-size * layer.nnz // 4)
+    assert words == 1 + 5 + 3 + 4 + 3 + -(-size * layer.nnz // 4) + 4
 
 
 def test_copies_have_values_of_their_own_and_dtypes_change() -> None:
@@ -528,3 +531,19 @@ def test_a_pattern_of_64_bit_integers_can_be_saved() -> None:
     wide = Pattern(own.format, own.shape, pos, crd, own.counts)  # as one with more than 2**31 entries
     assert compute_fingerprint(wide) == compute_fingerprint(own)
     assert is_same_pattern(pattern_from_words(pattern_to_words(wide), own.shape, own.device), own)
+
+
+def test_a_file_of_a_weight_with_fewer_columns_is_refused() -> None:
+    """Each of its entries has a place in a wider weight, too."""
+    state = SparseLinear(48, 32).state_dict()
+    wider = SparseLinear(64, 32)
+    message = r"which has shape \(32, 64\) in the model: it is of a weight of shape \(32, 48\)"
+    with pytest.raises(RuntimeError, match=message):
+        wider.load_state_dict(state)
+    with pytest.raises(RuntimeError, match=message):
+        scorch.nn.load_sparse(torch.nn.Linear(64, 32), state)
+    older = {**state, "pattern": state["pattern"][:-4]}
+    same = SparseLinear(48, 32)
+    same.load_state_dict(older)
+    found = scorch.nn.load_sparse(torch.nn.Linear(48, 32), state)
+    assert torch.equal(same(torch.ones(2, 48)), found(torch.ones(2, 48)))

@@ -67,12 +67,16 @@ def load_sparse(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> torch.
     read: dict[str, Any] = {}  # patterns and parameters, in the place of what they are read from
     replaced, ties = _convert_layers(model, state_dict, read)
     model = fuse_modules(replace_modules(model, replaced))
-    rename_tied_weights(model)
     for tie in ties:
         tie.make()
     state: Any = OrderedDict({**state_dict, **read})
     state._metadata = getattr(state_dict, "_metadata", None) or {}
-    model.load_state_dict(state, assign=is_meta)
+    try:
+        model.load_state_dict(state, assign=is_meta)
+    except Exception:  # the layers that were there still have their weights
+        fuse_modules(replace_modules(model, {new: old for old, new in replaced.items()}))
+        raise
+    rename_tied_weights(model)
     for tie in ties if is_meta else []:  # each parameter was assigned by itself
         if tie.is_in(state_dict):
             tie.make()

@@ -1,9 +1,9 @@
 """Sparsity patterns in a ``state_dict``: one integer tensor each, which any file of tensors can hold.
 
-The tensor has 32-bit words: the number of words that describe the format, these, and for each array of each
-level the bytes per element, their number in two words, and the elements. Coordinates below 65,536 take two
-bytes. It is one tensor, since many small ones take longer to load than their contents. Older files have one
-tensor per array.
+The tensor has 32-bit words: the number of words that describe the format, these, for each array of each level
+the bytes per element, their number in two words, and the elements, and finally the shape, two words for each
+size, which older files do not have. Coordinates below 65,536 take two bytes. It is one tensor, since many
+small ones take longer to load than their contents. Still older files have one tensor per array.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def pattern_to_words(pattern: Pattern) -> torch.Tensor:
         is_narrow = form.level_size(level, pattern.shape) <= MAX_NARROW
         parts += [] if pos is None else _array_to_words(pos)
         parts += [] if crd is None else _array_to_words(crd.to(torch.int16) if is_narrow else crd)
+    sizes = [word for size in pattern.shape for word in (size & (1 << _COUNT_BITS) - 1, size >> _COUNT_BITS)]
+    parts.append(torch.tensor(sizes, dtype=torch.int32, device=HOST))
     return torch.cat(parts).to(pattern.device)
 
 
@@ -83,11 +85,24 @@ def pattern_from_words(words: torch.Tensor, shape: Shape, device: torch.device) 
             if is_stored:
                 array, at = _array_from_words(numbers, at)
             arrays.append(array)
+    _check_shape(numbers[at:], shape)
     pattern = copy_rows(form, shape, pos, crd) if device == HOST else None
     if pattern is not None:
         return pattern
     pos, crd = ([_as_index(array, device) for array in arrays] for arrays in (pos, crd))
     return check_pattern(form, shape, pos, crd, is_own=True)
+
+
+def _check_shape(words: Words, shape: Shape) -> None:
+    """Refuse the pattern of a weight of another shape, which may have all its entries in this one."""
+    if words.size == 0:  # of an older file
+        return
+    if words.size != 2 * len(shape):
+        raise FileError("the sparsity pattern is truncated")
+    pairs = words.tolist()
+    sizes = tuple(low + (high << _COUNT_BITS) for low, high in zip(pairs[::2], pairs[1::2], strict=True))
+    if sizes != tuple(shape):
+        raise FileError(f"it is of a weight of shape {sizes}")
 
 
 def _read_format(numbers: Words) -> tuple[Format, int]:

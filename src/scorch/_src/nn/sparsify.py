@@ -13,6 +13,7 @@ import torch
 
 from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
+from scorch._src.grad_state import unsupported_in_jit
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import prune, timing
 from scorch._src.nn.pattern import weight_format
@@ -130,6 +131,8 @@ def sparsify(
     batches = None if batch is None else tuple(batch) if isinstance(batch, Iterable) else (batch,)
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"sparsify expected a torch.nn.Module, but got {kind_of(model)}")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise unsupported_in_jit("sparsify")
     asked = _requested_sparsity(sparsity, nm)
     pruning = _Pruning(asked, blocks, nm, method, distribution)
     check_weight_dtype(weight_dtype)

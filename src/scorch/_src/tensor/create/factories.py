@@ -234,7 +234,14 @@ def check_all_stored(
 # some of the places ----------------------------------------------------------------------------------
 
 
-@factory(lambda n, m=None, **options: torch.eye(n, n if m is None else m, **options))
+def _dense_eye(n: int, m: int | None = None, **options: Any) -> torch.Tensor:
+    return torch.eye(n, n if m is None else m, **options)
+
+
+_dense_eye.__qualname__ = "eye"  # as errors of calls name it
+
+
+@factory(_dense_eye)
 def eye(n: int, m: int | None = None, *, format: AnyFormat = None, **options: Any) -> AnyTensor:
     """Create an identity matrix, like ``torch.eye``; a sparse one stores the diagonal.
 
