@@ -237,7 +237,7 @@ def set_requires_grad(self: SparseTensor, requires_grad: bool) -> None:
 def set_grad(self: torch.Tensor, gradient: Any) -> None:
     """Set the gradient of a tensor, which is no function of its values."""
     layer = layer_of(self) if isinstance(self, SparseTensor) else None
-    if layer is not None:
+    if isinstance(self, SparseTensor) and layer is not None:
         layer.values.grad = None if gradient is None else values_at(gradient, self.storage.pattern)
         return
     with DisableTorchFunctionSubclass():
