@@ -21,6 +21,7 @@ from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.cuda.executables.group import CudaGroup, spread_group
 from scorch._src.backends.cuda.executables.new_pattern import NewPatternExecutable
 from scorch._src.backends.cuda.executables.product import ProductExecutable
+from scorch._src.backends.cuda.executables.product_turns import bytes_of_sums
 from scorch._src.backends.cuda.routines.attention import CudaAttention
 from scorch._src.backends.cuda.routines.cuda_routines import CudaRoutines
 from scorch._src.backends.interpreter import interpret
@@ -71,6 +72,12 @@ static void wait_for_warp(void);
 #define atomicOr(place, value) ({ \\
   __typeof__(*(place)) before_ = *(place); *(place) |= (value); before_; })
 #define atomicAdd(place, value) ((*(place) += (value)) - (value))
+#define atomicMax(place, value) ({ \\
+  __typeof__(*(place)) before_ = *(place); if (before_ < (value)) *(place) = (value); before_; })
+#define atomicCAS(place, wanted, value) ({ \\
+  __typeof__(*(place)) before_ = *(place); if (before_ == (wanted)) *(place) = (value); before_; })
+#define __syncthreads_or wait_for_any
+static int wait_for_any(int is_true);
 void *memcpy(void *, const void *, unsigned long);
 #define MATH1(name) double name(double); float name##f(float);
 #define MATH2(name) double name(double, double); float name##f(float, float);
@@ -81,10 +88,11 @@ MATH2(pow) MATH2(hypot) MATH2(atan2) MATH2(copysign)
 # The threads of a block are fibers: one runs until it waits for others or ends, then the next. All have to
 # exchange as often as others of their unit, and to wait as often as all others.
 _AFTER = """
-#define MOST 128
+#define MOST 1024
 static struct fiber {
   ucontext_t context;
-  int is_done, exchanges[6], barriers, warp_barriers, meetings;  // exchanges by the threads of a unit
+  int is_done, is_true[2], barriers, warp_barriers, meetings;
+  int exchanges[6];  // by the threads of a unit
   char values[6][16][16], stack[1 << 16];
 } fibers[MOST];
 static ucontext_t scheduler;
@@ -111,6 +119,14 @@ static void wait_for_all(void) {
       if (fibers[thread].is_done) abort();
       swapcontext(&fibers[running].context, &scheduler);
     }
+}
+static int wait_for_any(int is_true) {
+  const int turn = fibers[running].barriers & 1;  // others may be at the next one, not at that after it
+  fibers[running].is_true[turn] = is_true;
+  wait_for_all();
+  int is_any = 0;
+  for (int thread = 0; thread < blockDim.x; thread++) is_any |= fibers[thread].is_true[turn];
+  return !!is_any;
 }
 static void wait_for_warp(void) {
   const int turn = ++fibers[running].warp_barriers, first = running & ~31;
@@ -199,16 +215,16 @@ def noting(note: Callable[[str, str], Noted]) -> Iterator[list[Noted]]:
         _listeners.remove(listen)
 
 
-def run_grid(source: str, function: str, slots: Sequence[int], threads: int) -> None:
+def run_grid(source: str, function: str, slots: Sequence[int], threads: int, of_block: int = THREADS) -> None:
     """Run a function with as many threads, up to a few blocks; the rest they do in further turns."""
     for listen in _listeners:
         listen(source, function)
     emulate, numbers = load_grids(source)
-    blocks = min(max(1, -(-threads // THREADS)), 3)
+    blocks = min(max(1, -(-threads // of_block)), 3)
     order = torch.randperm(blocks, dtype=torch.int32)
     block = (ctypes.c_longlong * len(slots))(*slots)
-    mask = int(torch.randint(THREADS, ()))  # in which order the threads of a block begin
-    emulate(numbers[function], ctypes.addressof(block), order.data_ptr(), blocks, THREADS, mask)
+    mask = int(torch.randint(of_block, ()))  # in which order the threads of a block begin
+    emulate(numbers[function], ctypes.addressof(block), order.data_ptr(), blocks, of_block, mask)
 
 
 class EmulatedKernel(CudaKernel):
@@ -231,7 +247,7 @@ class EmulatedKernel(CudaKernel):
         self, name: str, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
     ) -> None:
         self.record(Launch(name, blocks, threads, shared), None)
-        run_grid(self.source, name, slots, blocks * threads)
+        run_grid(self.source, name, slots, blocks * threads, threads)
 
 
 class EmulatedAttention(CudaAttention):
@@ -298,8 +314,8 @@ class EmulatedProduct(EmulatedExecutable, ProductExecutable):
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         return self._build(arrays, arrays[0].device)
 
-    def width_of_tile(self, device: torch.device) -> int:
-        return 1024
+    def shared_memory(self, device: torch.device) -> int:
+        return bytes_of_sums(1024)
 
 
 class EmulatedNewPattern(EmulatedExecutable, NewPatternExecutable):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,7 +93,7 @@ MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
         lambda: scorch.from_edge_index(EDGE_INDEX, 3),
     ),
     "but got a str; load a file with scorch.load(path)": (OperandError, lambda: scorch.from_scipy("m.npz")),
-    "format 'dss' stores 3-D tensors, but this one is 2-D": (
+    "format 'dss' stores 3-D tensors, but this one is 2-D; name a level for each dimension, such as 'ss'": (
         FormatError,
         lambda: scorch.from_torch(torch.eye(3), format="dss"),
     ),
@@ -174,7 +175,9 @@ def pruned(layer: torch.nn.Module) -> torch.nn.Module:
 def test_a_trace_would_have_results_as_constants(
     layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
 ) -> None:
-    message = "torch.jit.trace does not record calls on sparse tensors; use torch.export.export"
+    message = "torch.jit.trace and torch.jit.script do not support sparse tensors; use torch.export.export"
+    with pytest.raises(UnsupportedError, match=message):
+        torch.jit.script(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sequential(layer)))
     for mode in (torch.no_grad, torch.enable_grad):
         with mode(), pytest.raises(UnsupportedError, match=message):
             layer(*inputs)
@@ -185,12 +188,67 @@ def test_a_trace_would_have_results_as_constants(
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_functions_and_torch_fx_do_not_trace() -> None:
-    with pytest.raises(UnsupportedError, match=r"@: torch.jit.trace does not record"):
+    with pytest.raises(UnsupportedError, match=r"@: torch.jit.trace and torch.jit.script do not support"):
         torch.jit.trace(lambda S, x: S @ x, (SQUARE, torch.ones(3, 5)))
     with pytest.raises(
         OperandError, match=r"torch.fx does not trace into layers of Scorch; use torch.export"
     ):
         torch.fx.symbolic_trace(torch.nn.Sequential(pruned(torch.nn.Linear(16, 16))))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_cached_calls_do_not_become_constants_of_a_trace() -> None:
+    x = torch.rand(3, 3)
+    functions = [
+        lambda x: (SQUARE * x).sum(),
+        lambda x: torch.sparse.sampled_addmm(SQUARE, x, x).values(),
+        lambda x: scorch.einsum("ij,jk->ik", SQUARE, x),
+        lambda x: scorch.evaluate("y[i] = S[i,j] * x[j,i]", S=SQUARE, x=x),
+        lambda x: SQUARE.with_values(x.flatten()[: SQUARE.nnz]).sum() + SQUARE[0].to_dense(),
+        lambda x: scorch.from_torch(x, format="csr").values(),
+        lambda x: scorch.sparse_coo_tensor(torch.arange(3)[None], x[0], (3,)).values(),
+        scorch.compile(lambda x: torch.relu(SQUARE * x).sum()),
+    ]
+    for function in functions:
+        for _ in range(3):
+            function(x)
+        with pytest.raises(UnsupportedError, match=r"torch.jit.trace and torch.jit.script do not support"):
+            torch.jit.trace(function, x, check_trace=False)
+    for method in ("sum", "values", "to_dense", "crow_indices"):
+        with pytest.raises(UnsupportedError, match=r"torch\.jit\.trace"):
+            torch.jit.trace(lambda S, method=method: getattr(S, method)(), SQUARE, check_trace=False)
+    assert torch.equal((SQUARE * x).to_dense(), SQUARE.to_dense() * x)  # afterwards as before
+
+
+class HoldsSparse(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("S", SQUARE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(self.S, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripts_take_sparse_tensors_as_arguments_but_have_none_of_their_own() -> None:
+    scripted = torch.jit.script(HoldsSparse())  # a file of it would have zeros in place of the buffer
+    message = "HoldsSparse: torch.jit.trace and torch.jit.script do not support sparse tensors; use"
+    with pytest.raises(RuntimeError, match="TorchScript"), pytest.warns(UserWarning, match=message):
+        scripted(torch.ones(3, 2))
+    assert torch.equal(HoldsSparse()(torch.ones(3, 2)), SQUARE @ torch.ones(3, 2))
+    relu = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU()))
+    assert torch.equal(relu(-SQUARE).to_dense(), torch.relu(-SQUARE.to_dense()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_norms_of_models_with_sparse_layers_are_traced_as_those_of_torch() -> None:
+    model = pruned(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)))
+    assert type(model[1]) is not torch.nn.LayerNorm
+    first, second = torch.rand(2, 8), torch.rand(2, 8)
+    with torch.no_grad():
+        model[1](first)
+        traced = torch.jit.trace(model[1], first)
+        torch.testing.assert_close(traced(second), model[1](second))
 
 
 def test_a_file_of_a_layer_of_another_size_names_the_layer() -> None:
@@ -294,3 +352,12 @@ def test_cg_says_which_preconditioners_it_needs() -> None:
     assert "SciPy installed" not in str(caught.value)
     solution = scorch.linalg.gmres(A, torch.ones(30).double(), M=M)
     torch.testing.assert_close(A @ solution, torch.ones(30).double())
+
+
+def test_a_density_is_a_number_and_passed_by_name() -> None:
+    for density in ("0.1", True, b"0.1"):
+        with pytest.raises(OperandError, match="density must be a number between 0 and 1, but got"):
+            scorch.rand(10, 10, density=density)
+    with pytest.raises(TypeError, match="must be tuple of ints") as caught:
+        scorch.rand(10, 10, 0.1)
+    assert "pass a density by name, density=0.1" in "".join(traceback.format_exception(caught.value))

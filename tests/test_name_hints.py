@@ -22,7 +22,7 @@ import scorch._src.tensor.create.factories as factories
 import scorch.compat.torch_sparse
 import scorch.distributed
 import scorch.utils.data
-from scorch._src.name_hints import (
+from scorch._src.hint_tables import (
     CALL_HINTS,
     KEYWORD_HINTS,
     LINALG_HINTS,
@@ -31,8 +31,8 @@ from scorch._src.name_hints import (
     NN_HINTS,
     SPARSE_HINTS,
     TENSOR_HINTS,
-    keywords_of,
 )
+from scorch._src.name_hints import keywords_of
 from scorch._src.nn.layer import Layer
 from scorch.errors import (
     ArgumentError,

@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import pkgutil
+import pydoc
 import sys
 import types
 
@@ -437,3 +438,14 @@ def test_python_dash_m_scorch_still_works():
 def test_it_is_a_module():
     assert isinstance(scorch, types.ModuleType) and inspect.ismodule(scorch)
     assert repr(scorch).startswith("<module 'scorch'")
+
+
+def test_help_says_where_to_start_and_leaves_out_all_of_torch() -> None:
+    text = pydoc.render_doc(scorch, renderer=pydoc.plaintext)
+    assert text.index("Creating sparse tensors") < 800 and text.count("\n") < 100
+    assert {"relu", "SparseTensor"} <= set(scorch.__all__) & set(dir(scorch))
+    assert not {"register", "namespace", "dynamo"} & set(dir(scorch))
+    scorch.nn.__all__ = before = [*scorch.nn.__all__]
+    assert scorch.nn.__all__ is before
+    with pytest.raises(AttributeError, match=r"'scorch.random' has no attribute '__all__'"):
+        scorch.random.__all__  # noqa: B018

@@ -14,7 +14,8 @@ Networks: ``scorch.nn`` has layers with sparse weights, graph layers and sparse 
 a trained model, ``scorch.nn.load_sparse`` loads it.
 Why is it slow: ``explain(function)(*arguments)``, ``doctor(model, example)``, ``report(model)``.
 
-Every name of torch is here too, so that a program may say ``import scorch as torch``.
+Every name of torch is here too, so that a program may say ``import scorch as torch``. ``help`` of one name
+describes it: ``help(scorch.einsum)``, ``help(scorch.SparseTensor)``, ``help(scorch.nn.SparseLinear)``.
 """
 
 # ruff: noqa: F401
@@ -97,3 +98,5 @@ with _paused_collection():
     dynamo.skip_tracing_all(globals()[name] for name in __all__)
     namespace.install(__all__)
     when_imported.install_with("torch_geometric", "scorch.compat.pyg")
+
+del dynamo, maskable, namespace, register, when_imported

@@ -24,7 +24,7 @@ class ScorchWarning(UserWarning):
     """Something is slower than it could be, or may not mean what it seems to; the message says what to do."""
 
 
-_NOT_USERS = {"scorch", "torch", "functools", "contextlib", "threading"}  # whose frames stand between
+_NOT_USERS = {"scorch", "torch", "transformers", "functools", "contextlib", "threading"}  # frames between
 
 
 def warn(message: str, category: type[Warning] = ScorchWarning) -> None:

@@ -33,6 +33,7 @@ OPTIMIZATIONS = {
     "prefetch": "prefetching of rows",
     "pool": "large results in huge pages and reused memory",
     "dense": "nearly full operands multiplied as dense ones",
+    "ahead": "common GPU kernels compiled in the background, before a call needs them",
 }
 
 

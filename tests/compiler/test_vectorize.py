@@ -106,16 +106,31 @@ def test_mixed_types_have_plain_loops(machine):
 def test_large_operands_are_fetched_ahead(machine):
     small = plan_of("ij,jk->ik", sparse(400, 300), torch.rand(300, 64))
     large = plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64))
-    assert small.prefetched == () and [access.tensor for access, _ in large.prefetched] == ["B"]
+    assert small.prefetched == () and [access.tensor for access, *_ in large.prefetched] == ["B"]
 
 
-def test_short_rows_are_not_fetched_where_the_core_looks_ahead(machine):
-    machine(dataclasses.replace(AVX512, looks_ahead=256))
-    assert plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 64)).prefetched == ()
-    longer = plan_of("ij,jk->ik", sparse(400, 3000), torch.rand(3000, 65))
-    assert [access.tensor for access, _ in longer.prefetched] == ["B"]
-    sums = plan_of("ij,ik,jk->ij", sparse(400, 3000), torch.rand(400, 64), torch.rand(3000, 64))
-    assert [access.tensor for access, _ in sums.prefetched] == ["C"]
+def test_what_is_fetched_where_the_core_looks_ahead(machine):
+    def fetched(equation: str, *operands: torch.Tensor) -> list[tuple[str, int, int]]:
+        found = plan_of(equation, sparse(400, 3000), *operands).prefetched
+        return [(access.tensor, count, step) for access, count, step in found]
+
+    machine(dataclasses.replace(AVX512, cache_bytes=1 << 19, looks_ahead=256))
+    assert fetched("ij,jk->ik", torch.rand(3000, 64)) == []  # short rows
+    assert fetched("ij,jk->ik", torch.rand(3000, 80)) == [("B", 80, 64)]
+    sampled = "ij,ik,jk->ij", torch.rand(400, 64), torch.rand(3000, 64)
+    assert fetched(*sampled) == [("C", 64, 0)]
+    machine(dataclasses.replace(AVX512, cache_bytes=1 << 17, shared_cache_bytes=1 << 20, looks_ahead=256))
+    assert fetched("ij,jk->ik", torch.rand(3000, 80)) == [("B", 80, 0)]  # from memory, every line
+    machine(dataclasses.replace(AVX512, cache_bytes=1 << 21, looks_ahead=256))
+    assert fetched("ij,jk->ik", torch.rand(3000, 80)) == fetched(*sampled) == []
+
+
+def test_lines_that_are_fetched_are_as_far_apart_as_the_core_looks_ahead(machine):
+    machine(dataclasses.replace(AVX512, cache_bytes=1 << 19, looks_ahead=256))
+    A, B = sparse(20, 3000), torch.rand(3000, 128)
+    source = scorch.explain("ij,jk->ik", A, B).source
+    assert "__builtin_prefetch(B_vals_ahead + 64);" in source and source.count("__builtin_prefetch(") == 2
+    torch.testing.assert_close(scorch.einsum("ij,jk->ik", A, B), A.to_dense() @ B)
 
 
 def test_stretches_are_outermost_only_where_that_fits_the_cache(machine):

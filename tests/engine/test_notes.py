@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.backends import cache
+from scorch._src.backends import cache, sources
 from scorch._src.backends.base import Backend, Schedule
 from scorch._src.backends.cpu import jit
 from scorch._src.compiler.plan import Step
@@ -243,30 +244,30 @@ def test_note_under_another_name_is_foreign(place: Path) -> None:
 # versions ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["a.py", "loops/a.py", "_src/backends/print/a.py", "x/y/z/w/a.py"])
+@pytest.mark.parametrize("where", ["a.py", "loops/a.py", "backends/cuda/c/a.cu", "loops/nn/w/a.py"])
 def test_changed_source_is_another_version_however_deep(where: str, tmp_path: Path) -> None:
     for name in (
         "a.py",
         "loops/a.py",
-        "_src/backends/print/a.py",
-        "x/y/z/w/a.py",
-        "x/__pycache__/a.py",
-        "x/a.c",
+        "backends/cuda/c/a.cu",
+        "loops/nn/w/a.py",
+        "loops/__pycache__/a.py",
+        "nn/a.py",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    before = schedules.sources_version(tmp_path)
-    (tmp_path / "x/__pycache__/a.py").write_text("other")
-    (tmp_path / "x/a.c").write_text("other")
-    assert schedules.sources_version(tmp_path) == before
+    before = sources.version_of(tmp_path)
+    (tmp_path / "loops/__pycache__/a.py").write_text("other")
+    (tmp_path / "nn/a.py").write_text("other")
+    assert sources.version_of(tmp_path) == before
     (tmp_path / where).write_text("other")
-    changed = schedules.sources_version(tmp_path)
+    changed = sources.version_of(tmp_path)
     (tmp_path / where).rename(tmp_path / f"{where}.bak.py")
-    assert len({before, changed, schedules.sources_version(tmp_path)}) == 3
+    assert len({before, changed, sources.version_of(tmp_path)}) == 3
 
 
-def test_every_source_of_scorch_is_part_of_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(scorch.__file__).parent
+def test_every_source_that_plans_depend_on_is_part_of_their_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(scorch.__file__).parent / "_src"
     hashed: list[bytes] = []
 
     class Spy:
@@ -276,6 +277,17 @@ def test_every_source_of_scorch_is_part_of_its_version(monkeypatch: pytest.Monke
         def hexdigest(self) -> str:
             return ""
 
-    monkeypatch.setattr(schedules.hashlib, "sha256", lambda *_: Spy())
-    schedules.sources_version(root)
-    assert sorted(map(bytes.decode, hashed)) == sorted(str(p.relative_to(root)) for p in root.rglob("*.py"))
+    monkeypatch.setattr(sources.hashlib, "sha256", lambda *_: Spy())
+    sources.version_of(root)
+    files = [path.relative_to(root) for path in root.rglob("*") if path.is_file()]
+    without = {"__pycache__", *sources.ABOVE}
+    files = [path for path in files if without.isdisjoint(path.parts)]
+    assert sorted(map(bytes.decode, hashed)) == sorted(map(Path.as_posix, files))
+
+
+def test_plans_do_not_depend_on_packages_above_the_engine() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    layers = project.partition('containers = ["scorch._src"]')[2].partition('"engine"')[0]
+    root = Path(scorch.__file__).parent / "_src"
+    above = [name for name in re.findall(r'"(\w+)"', layers) if (root / name).is_dir()]
+    assert "nn" in above and sorted(above) == sorted(sources.ABOVE)

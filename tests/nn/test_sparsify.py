@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
 import torch
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import prune as torch_prune
 
 import scorch
@@ -174,6 +175,74 @@ def test_tied_weights_are_loaded_as_tied() -> None:
         assert found.out.values is found.embedding.table.values
         assert "out.values" in found._tied_weights_keys
         torch.testing.assert_close(found(torch.arange(30)), small(torch.arange(30)))
+
+
+def test_save_pretrained_warns_of_a_file_that_from_pretrained_cannot_load(tmp_path: Path) -> None:
+    class Pretrained(torch.nn.Sequential):
+        """Saves as Hugging Face's models do."""
+
+        def save_pretrained(self, folder: Path) -> None:
+            scorch.save(folder / "model.safetensors", self.state_dict())
+
+    def build() -> torch.nn.Module:
+        return Pretrained(torch.nn.Linear(48, 8), torch.nn.Linear(8, 48))
+
+    model = scorch.sparsify(build(), 0.9, prefer="size")
+    with pytest.warns(UserWarning, match=r"scorch\.nn\.load_sparse\(model, scorch\.load") as warned:
+        model.save_pretrained(tmp_path)
+    assert len(warned) == 1 and warned[0].filename == __file__
+    found = scorch.nn.load_sparse(build(), scorch.load(tmp_path / "model.safetensors"))
+    assert torch.equal(found(torch.ones(2, 48)), model(torch.ones(2, 48)))
+    build().save_pretrained(tmp_path)  # of dense layers, without a warning
+    model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:requested a sparsity")
+def test_layers_whose_weights_are_computed_stay_dense() -> None:
+    for norm, reason in (
+        (torch.nn.utils.weight_norm, "its weight is computed by torch.nn.utils.weight_norm; remove it first"),
+        (torch.nn.utils.spectral_norm, "its weight is computed by torch.nn.utils.spectral_norm; remove it"),
+        (parametrizations.weight_norm, "its weight is computed by a parametrization; remove it first"),
+    ):
+        model = torch.nn.Sequential(norm(torch.nn.Linear(8, 8)), torch.nn.Linear(8, 8)).eval()
+        pruned = scorch.sparsify(model, 0.5, prefer="size")
+        (skipped,) = pruned.sparsification.skipped
+        assert skipped.name == "0" and skipped.reason.startswith(reason)
+        assert torch.equal(pruned[0](torch.ones(2, 8)), model[0](torch.ones(2, 8)))
+        assert "Linear" in str(scorch.report(model)) and scorch.doctor(model, torch.ones(2, 8), quiet=True)
+    recurrent = torch.nn.utils.weight_norm(torch.nn.LSTM(8, 8), "weight_hh_l0")
+    (skipped,) = scorch.sparsify(recurrent, 0.5, prefer="size").sparsification.skipped
+    assert skipped.reason.startswith("its weight_hh_l0 is computed by")
+    attention = torch.nn.MultiheadAttention(8, 2)
+    parametrizations.weight_norm(attention.out_proj)
+    (skipped,) = scorch.sparsify(attention, 0.5, prefer="size").sparsification.skipped
+    assert skipped.reason.startswith("its weight is computed by a parametrization")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_weights_of_sparse_layers_cannot_be_parametrized() -> None:
+    x = torch.ones(2, 8)
+    for layer, name in (
+        (torch.nn.Linear(8, 8), "weight"),
+        (torch.nn.Conv2d(2, 2, 3), "weight"),
+        (torch.nn.Embedding(8, 8), "weight"),
+        (torch.nn.LSTM(8, 8), "weight_hh_l0"),
+    ):
+        small = scorch.sparsify(layer, 0.9, prefer="size")
+        with pytest.raises(errors.UnsupportedError, match=r"apply them to layer.to_dense\(\), which"):
+            parametrizations.weight_norm(small, name)
+        parametrizations.weight_norm(small.to_dense(), name)
+    linear = SparseLinear(8, 8)
+    expected = linear(x)
+    for name in ("values", "bias"):
+        with pytest.raises(
+            errors.UnsupportedError, match=r"cannot be applied to a SparseLinear, whose weight"
+        ):
+            parametrize.register_parametrization(linear, name, torch.nn.Identity())
+        assert torch.equal(linear(x), expected)
+        with pytest.raises(errors.UnsupportedError, match="and weight_norm cannot be applied"):
+            torch.nn.utils.weight_norm(SparseLinear(8, 8), name, dim=None)
 
 
 def test_weights_that_a_file_has_apart_are_not_tied() -> None:

@@ -1,12 +1,13 @@
-"""Ask whether torch tracks a computation: for autograd, forward mode, or ``torch.func``."""
+"""Ask whether torch tracks a computation: for autograd, forward mode, ``torch.func``, or ``torch.jit``."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -17,15 +18,17 @@ from scorch._src.torch_internals import (
     DispatchKey,
     any_requires_grad,
     is_dispatch_key_excluded,
+    is_jit_tracing,
     is_legacy_batchedtensor,
     len_torch_dispatch_stack,
     len_torch_function_stack,
     peek_interpreter_stack,
     tree_leaves,
 )
-from scorch.errors import UnsupportedError
+from scorch.errors import UnsupportedError, warn
 
 _depth = threading.local()
+Result = TypeVar("Result")
 
 _AUTOGRAD = DispatchKey.AutogradFunctionality
 
@@ -35,6 +38,34 @@ is_grad_enabled = torch.is_grad_enabled
 def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` is running."""
     return peek_interpreter_stack() is not None
+
+
+def unsupported_in_jit(what: str) -> UnsupportedError:
+    """Return the error for what ``torch.jit`` meets, also when ``torch.onnx.export`` calls it."""
+    text = f"{what}: torch.jit.trace and torch.jit.script do not support sparse tensors"
+    return UnsupportedError(f"{text}; use torch.export.export or torch.compile")
+
+
+def refuse_jit(what: str) -> None:
+    """Refuse a call while ``torch.jit.trace`` records: results of kernels would be constants there."""
+    if is_jit_tracing():
+        raise unsupported_in_jit(what)
+
+
+def refuse_script() -> None:
+    """Refuse an operator that a module of ``torch.jit.script`` runs on a sparse tensor of its own.
+
+    Its result would be right, but a file of the module would have zeros in place of the tensor. Tensors that
+    are passed to such modules and functions arrive elsewhere first. The interpreter of TorchScript raises an
+    error without the message of ours, so that a warning has to say it.
+    """
+    frame = sys._getframe(2)
+    if frame.f_globals.get("__name__") == torch.nn.Module.__module__:
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.jit.ScriptModule):
+            error = unsupported_in_jit(module.original_name)
+            warn(str(error))
+            raise error
 
 
 def is_composed(*tensors: Any) -> bool:
@@ -61,7 +92,7 @@ def is_plain_inference(*tensors: Any) -> bool:
     """Whether nothing tracks calls on these tensors: no gradients, transforms or modes of torch."""
     if is_dynamo_compiling() or peek_interpreter_stack() is not None:
         return False
-    if len_torch_function_stack() or len_torch_dispatch_stack():
+    if len_torch_function_stack() or len_torch_dispatch_stack() or is_jit_tracing():
         return False
     if is_grad_enabled() and any_requires_grad(*tensors):
         return False
@@ -72,7 +103,7 @@ def is_tracked_by_autograd_alone() -> bool:
     """Whether no transform, forward mode or mode of torch sees calls: at most gradients are recorded."""
     if is_dynamo_compiling() or peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         return False
-    return not len_torch_function_stack() and not len_torch_dispatch_stack()
+    return not len_torch_function_stack() and not len_torch_dispatch_stack() and not is_jit_tracing()
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -102,16 +133,49 @@ def has_tangents(*values: Any) -> bool:
 
 
 def untracked() -> contextlib.AbstractContextManager[Any]:
-    """Compute index arrays inside this context: nothing is tracked, even inside ``torch.func``.
+    """Compute index arrays, and all that is cached, inside this context: they outlive the modes of a call.
 
-    ``torch.func`` would track index arrays too, and patterns outlive it.
+    ``torch.func`` would track them too, and tensors that are created in ``torch.inference_mode`` cannot be
+    saved for a backward pass later.
     """
+    if torch.is_inference_mode_enabled():
+        return _outside_inference_mode()
     if peek_interpreter_stack() is None:
         return contextlib.nullcontext()
+    return _outside_transforms()
+
+
+def _outside_transforms() -> contextlib.AbstractContextManager[Any]:
     from scorch._src.torch_internals import without_interpreters
 
     cleared: contextlib.AbstractContextManager[Any] = without_interpreters()
     return cleared
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Leave ``torch.inference_mode`` and transforms, but not switch gradients on, as leaving that does."""
+    outside = contextlib.nullcontext() if peek_interpreter_stack() is None else _outside_transforms()
+    with torch.inference_mode(False), torch.no_grad(), outside:
+        yield
+
+
+def outside_modes(make: Callable[..., Result]) -> Callable[..., Result]:
+    """Run ``make`` inside ``untracked()``: what it returns is cached."""
+
+    @functools.wraps(make)
+    def run_outside(*args: Any) -> Result:
+        if peek_interpreter_stack() is None and not torch.is_inference_mode_enabled():
+            return make(*args)
+        with untracked():
+            return make(*args)
+
+    return run_outside
+
+
+def cached_outside_modes(make: Callable[[Any], Result]) -> functools.cached_property[Result]:
+    """Return the cached property that ``make`` computes inside ``untracked()``."""
+    return functools.cached_property(outside_modes(make))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, NoReturn
 
-from scorch._src.name_hints import CALL_HINTS, HINTS, missing_name
+from scorch._src.hint_tables import CALL_HINTS, HINTS
+from scorch._src.name_hints import missing_name
 from scorch._src.torch_internals import all_operator_names
 from scorch.errors import OperandError, warn_deprecated
 
@@ -132,6 +133,23 @@ def _extend_submodule(module: types.ModuleType, name: str) -> None:
 
 class Namespace(types.ModuleType):
     """A module in which assigning to a name of the other module reaches the other module."""
+
+    @property
+    def __all__(self) -> list[str]:
+        """The public names, but none for ``help(scorch)``.
+
+        It would print 80,000 lines, nearly all about PyTorch, below what says where to start.
+        """
+        names: list[str] | None = vars(self).get("__all__")
+        if names is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute '__all__'")
+        return (
+            [] if self.__name__ == HERE and sys._getframe(1).f_globals.get("__name__") == "pydoc" else names
+        )
+
+    @__all__.setter
+    def __all__(self, names: list[str]) -> None:
+        vars(self)["__all__"] = names
 
     def __setattr__(self, name: str, value: Any) -> None:
         own, other = vars(self)["__namespace__"]

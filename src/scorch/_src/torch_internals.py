@@ -112,6 +112,7 @@ PROXY_MODE: Any = _find("torch._C._TorchDispatchModeKey.PROXY")
 pop_mode_temporarily: Guard = _find("torch.overrides._pop_mode_temporarily")
 disable_current_modes: Guard = _find("torch.utils._python_dispatch._disable_current_modes")
 detect_fake_mode: Callable[..., Any] = _find("torch._guards.detect_fake_mode")
+is_jit_tracing: Test = _find("torch._C._is_tracing")
 is_any_autocast_enabled: Test = _find("torch._C._is_any_autocast_enabled")
 UnsupportedFakeTensorException: type[Exception]
 UnsupportedFakeTensorException = _find("torch._subclasses.fake_tensor.UnsupportedFakeTensorException")

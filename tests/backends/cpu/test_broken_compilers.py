@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import re
 import shlex
 import time
 import warnings
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 import scorch
+from fork_server import run_python
 from scorch._src.backends.cpu import jit, toolchain
 from scorch._src.engine import execute, schedules
 from scorch._src.statements import call_cache
@@ -257,3 +260,38 @@ def test_torch_serves_where_every_compiler_fails(
         torch.testing.assert_close((S + S).to_dense(), A + A)
     (message,) = [str(w.message) for w in caught if "fall back to PyTorch operators" in str(w.message)]
     assert str(bad) in message and "I do not like it" in message
+
+
+WITHOUT_ROUTINES = """
+import sys, warnings
+import torch, scorch
+from scorch._src.backends.cpu import toolchain
+
+toolchain._zig_command = list
+dense = torch.where(torch.rand(300, 400) < 0.7, 0.0, torch.rand(300, 400))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        S = scorch.from_torch(dense, format="csr")
+        torch.testing.assert_close(S @ torch.ones(400, 3), dense @ torch.ones(400, 3))
+        torch.testing.assert_close(S.to_format("csc").to_dense(), dense)
+        scorch.save(sys.argv[1], S)
+        torch.testing.assert_close(scorch.load(sys.argv[1]).to_dense(), dense)
+for warning in caught:
+    print(warning.message)
+"""
+
+
+def test_a_slower_way_takes_the_place_of_each_routine_that_does_not_compile(
+    programs: Path, tmp_path: Path
+) -> None:
+    grep = "/usr/bin/env PATH=/usr/bin:/bin grep"
+    bad = write_compiler(programs / "gcc", FAILURES["refuse"], has="scorch_[abd-z]")  # not scorch_compute
+    bad.write_text(bad.read_text().replace("grep", grep).replace("exec", "PATH=/usr/bin:/bin exec"))
+    environment = {**os.environ, "PATH": str(programs), "SCORCH_CACHE_DIR": str(tmp_path / "new")}
+    environment.pop("SCORCH_CC", None)
+    words = ["-c", WITHOUT_ROUTINES, tmp_path / "matrix.mtx"]
+    done = run_python(words, env=environment, check=True)
+    named = re.findall("could compile the routine '(.*)'; a slower one takes its place: .*log", done.stdout)
+    assert {"rows to columns", "the reader of tables in text"} <= set(named)
+    assert len(named) == len(set(named))

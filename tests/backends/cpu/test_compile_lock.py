@@ -76,6 +76,24 @@ may_end.set()
 thread.join()
 """
 
+# A child that is forked while the file is locked has it open for as long as it lives.
+OUTLIVED = """
+import os
+from scorch._src.backends import cache, compile_lock
+reader, writer = os.pipe()
+with compile_lock.one_at_a_time("a" * 64):
+    waiting = os.open(cache.directory() / f"{'a' * 64}.lock", os.O_RDWR)
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    is_locked = not compile_lock._try_to_lock(waiting)
+print(is_locked and compile_lock._try_to_lock(waiting))
+os.close(writer)
+os.waitpid(child, 0)
+"""
+
 
 def run(program: str, folder, *words: str) -> str:
     environment = {**os.environ, "SCORCH_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -96,6 +114,11 @@ def test_each_kernel_is_compiled_by_one_process(tmp_path, cases):
 def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
     assert run(KILLED, tmp_path) == "True"
     assert not list(tmp_path.glob(f"*{SUFFIX}"))
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked")
+def test_nobody_waits_for_a_process_that_was_forked_meanwhile(tmp_path):
+    assert run(OUTLIVED, tmp_path) == "True"
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path):

@@ -12,11 +12,11 @@ import torch
 
 import grid_emulator
 import scorch
-from grid_emulator import noting
+from grid_emulator import EmulatedExecutable, EmulatedKernel, EmulatedRoutines, noting
 from scorch._src.backends.base import Schedule, routines_for
 from scorch._src.backends.cuda.device import nvrtc, streams
 from scorch._src.backends.cuda.device.kernel import CudaKernel, kernel_of
-from scorch._src.backends.cuda.executables import product as product_of_sparse
+from scorch._src.backends.cuda.executables import product_turns
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.backends.print.functions import helpers
 from scorch._src.bounded import clear_plans
@@ -239,11 +239,11 @@ def test_products_of_sparse_matrices(
     torch.testing.assert_close(square.to_dense(), (A @ A.T).to_dense())
 
 
-@pytest.mark.parametrize("room", [product_of_sparse.BYTES_OF_SUMS, 64])
+@pytest.mark.parametrize("room", [product_turns.BYTES_OF_SUMS, 64])
 def test_products_with_long_rows(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row has more entries than a block has threads; its sums fit into shared memory, or do not."""
-    monkeypatch.setattr(product_of_sparse, "BYTES_OF_SUMS", room)
-    a, b = torch.rand(3, 300), torch.rand(300, 400) * (torch.rand(300, 400) < 0.4)
+    monkeypatch.setattr(product_turns, "BYTES_OF_SUMS", room)
+    a, b = torch.rand(3, 200), torch.rand(200, 400) * (torch.rand(200, 400) < 0.4)
     a[1] = 0
     A, B = (scorch.from_torch(dense, format="csr") for dense in (a, b))
     with scorch.settings(backend="emulated"):
@@ -285,13 +285,14 @@ def test_new_patterns_are_counted_while_the_rest_is_compiled(monkeypatch: pytest
     A = scorch.from_torch(torch.eye(5), format="csr")
     with scorch.settings(backend="emulated"):
         A @ A
-        assert waited == [product_of_sparse.COUNTING]
+        assert waited == [["scorch_count_few", "scorch_count_many"]]
         A + scorch.from_torch(torch.ones(5, 5).tril(), format="csr")
     assert ["scorch_count_0", "scorch_count_1"] in waited
 
 
 def test_products_with_more_columns_in_a_tile_than_16_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_emulator.EmulatedProduct, "width_of_tile", lambda self, device: 1 << 17)
+    memory = product_turns.bytes_of_sums(1 << 17)
+    monkeypatch.setattr(grid_emulator.EmulatedProduct, "shared_memory", lambda self, device: memory)
     A = scorch.from_torch(torch.rand(2, 200), format="csr")
     crd = torch.arange(100_000, dtype=torch.int32)
     pos = torch.arange(0, 100_001, 500, dtype=torch.int32)
@@ -510,3 +511,27 @@ def test_what_is_zero_everywhere_has_no_loops() -> None:
     with scorch.settings(backend="emulated"):
         found = scorch.evaluate(text, A=A, w=w, T=T, format="dense")
     torch.testing.assert_close(found, torch.zeros_like(w))
+
+
+def test_operands_are_converted_while_the_kernel_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions may wait for NVRTC, too: both wait at once."""
+    done: list[str] = []
+    is_ready, transpose = EmulatedExecutable.is_ready, EmulatedRoutines.transpose_places
+
+    def ready(executable: EmulatedExecutable) -> bool:
+        done.append("kernel")
+        return is_ready(executable)
+
+    def transposed(*given: Any) -> Any:
+        done.append("conversion")
+        return transpose(*given)
+
+    monkeypatch.setattr(EmulatedExecutable, "is_ready", ready)
+    monkeypatch.setattr(EmulatedRoutines, "transpose_places", transposed)
+    monkeypatch.setattr(EmulatedKernel, "is_at_work", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    a = drawn(23, 17, torch.float32)
+    S, x = scorch.from_torch(a, format="csr"), torch.rand(23)
+    with scorch.settings(backend="emulated"):
+        torch.testing.assert_close(S.T @ x, a.T @ x)
+    assert done[:2] == ["conversion", "kernel"] and done.count("conversion") == 1

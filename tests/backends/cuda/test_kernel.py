@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,6 @@ from scorch._src.backends.cuda.device.kernel import (
     LAUNCHES,
     CudaKernel,
     Launches,
-    Text,
-    compile_ahead,
     kernel_of,
     read_text,
 )
@@ -28,7 +27,7 @@ from scorch.errors import CompilationError, CompilerNotFoundError
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.PATIENCE", 0.0)
     monkeypatch.setattr(nvrtc, "is_there", lambda: True)
-    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture, part: False)
+    monkeypatch.setattr(nvrtc, "read", lambda source, architecture, part: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
@@ -103,28 +102,6 @@ def test_nobody_waits_for_the_rest_of_what_is_half_compiled(monkeypatch: pytest.
     assert kernel._compiling is not None
     kernel._compiling.join()
     assert kernel.is_ready(may_wait=False)
-
-
-def test_kernels_are_compiled_ahead_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    looks = iter([True, True, False, False])
-
-    def compile_cuda(source: str, architecture: str, label: str, part: str, tell: object = None) -> bytes:
-        compiled.append(part)
-        if part == "one":
-            raise CompilationError("NVRTC could not compile a kernel")
-        return b"code"
-
-    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
-    texts = [Text(lambda: "a text", "a label", ["one", "two"])]
-    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.cores_of_host", lambda: 2)
-    monkeypatch.setattr(nvrtc, "is_busy", lambda: next(looks))
-    compile_ahead(texts).join()
-    assert compiled == ["one", "two"] and next(looks, None) is None
-    monkeypatch.setattr("scorch._src.backends.cuda.device.kernel.cores_of_host", lambda: 16)
-    monkeypatch.setattr(nvrtc, "is_busy", lambda: pytest.fail("a core is free in any case"))
-    compile_ahead(texts).join()
-    assert compiled == ["one", "two"] * 2
 
 
 def test_what_nvrtc_is_at_work_on_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +184,7 @@ def test_nvrtc_is_at_work_when_the_caller_goes_on(monkeypatch: pytest.MonkeyPatc
         return b"code", ""
 
     monkeypatch.setattr(nvrtc, "compile_text", compile_text)
-    monkeypatch.setattr(nvrtc, "_read_from_disk", lambda key: None)
+    monkeypatch.setattr(cache, "read", lambda key: None)
     monkeypatch.setattr(nvrtc, "_key", lambda source, architecture, part: part)
     monkeypatch.setattr(cache, "store", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -263,10 +240,20 @@ def test_every_kernel_of_a_file_is_a_part(path: Path) -> None:
 
 
 def test_code_on_disk_is_ready_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc, "is_on_disk", lambda source, architecture, part: architecture == "sm_90")
-    monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: b"code")
-    kernel = CudaKernel("a text", "a label")
-    assert kernel.is_ready(may_wait=False) and kernel._compiling is None
+    read: list[str] = []
+
+    def read_once(source: str, architecture: str, part: str) -> bytes | None:
+        read.append(part)
+        return b"code" if architecture == "sm_90" else None
+
+    monkeypatch.setattr(nvrtc, "read", read_once)
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: pytest.fail("nothing is left to compile"))
+    monkeypatch.setattr(driver, "load", lambda code, name, device: (code, name))
+    for may_wait in (True, False):
+        kernel = CudaKernel("a text", "a label", ["one", "two"])
+        assert kernel.is_ready(may_wait=may_wait) and kernel._compiling is None
+        assert kernel.function("two", 0) == (b"code", "two")
+    assert read == ["one", "two"] * 2
 
 
 def test_a_text_that_a_thread_could_not_compile_warns_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,9 +297,30 @@ def test_code_on_disk_is_read_without_nvrtc(tmp_path: Path, monkeypatch: pytest.
     nvrtc.why_missing.cache_clear()
     try:
         assert nvrtc.is_there() and nvrtc.identity() == "libnvrtc.so.13, 9 bytes"
-        assert not nvrtc.is_on_disk(text, "sm_90")
+        assert nvrtc.read(text, "sm_90") is None
         cache.store(nvrtc._key(text, "sm_90", ""), b"code", text)
-        assert nvrtc.is_on_disk(text, "sm_90") and nvrtc.compile_cuda(text, "sm_90") == b"code"
+        assert nvrtc.read(text, "sm_90") == b"code" == nvrtc.compile_cuda(text, "sm_90")
     finally:
         nvrtc.identity.cache_clear()
         nvrtc.why_missing.cache_clear()
+
+
+def test_the_library_of_torchs_version_is_found_in_few_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("other", "own", "last")]
+    for folder, version in zip(folders, ("12", "13", "13"), strict=True):
+        folder.mkdir()
+        (folder / f"libnvrtc.so.{version}").touch()
+        (folder / f"libnvrtc-builtins.so.{version}").touch()
+    read: list[Path] = []
+
+    def each() -> Iterator[Path]:
+        for folder in folders:
+            read.append(folder)
+            yield folder
+
+    monkeypatch.setattr(nvrtc, "_folders", each)
+    monkeypatch.setattr(nvrtc, "_major", lambda: "13")
+    assert next(nvrtc._files()) == folders[1] / "libnvrtc.so.13" and read == folders[:2]
+    assert [path.parent.name for path in nvrtc._files()] == ["own", "last", "other"]

@@ -315,3 +315,17 @@ def test_a_kernel_that_nobody_runs_is_not_lowered(monkeypatch: pytest.MonkeyPatc
     with scorch.settings(backend="emulated"):
         for statement in ("C[i,j] = A[i,j] + B[i,j]", "C[i,k] = sum(j, A[i,j] * B[j,k])"):
             assert scorch.explain(statement, A=A, B=A, format="csr").steps[0].source
+
+
+def test_kernels_of_a_pattern_that_is_known_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``S * S`` has the pattern of S, so that nothing is counted; that of ``S + B`` may differ."""
+    begun: list[str] = []
+    kernel = grid_emulator.EmulatedKernel
+    monkeypatch.setattr(kernel, "begin", lambda self: begun.extend(self.first))
+    clear_plans()
+    S, B = (scorch.from_torch(drawn(2, 0.4, torch.float32), format="csr") for _ in range(2))
+    with scorch.settings(backend="emulated"):
+        torch.testing.assert_close((S * S).to_dense(), S.to_dense() ** 2)
+        assert not begun
+        torch.testing.assert_close((S + B).to_dense(), S.to_dense() + B.to_dense())
+    assert {"scorch_count_0", "scorch_fill_1", "scorch_rows"} <= {*begun}

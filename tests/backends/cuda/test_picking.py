@@ -166,3 +166,13 @@ def test_torch_picks_rows_until_a_kernel_is_compiled(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(EmulatedKernel, "launch", lambda *arguments: 1 / 0)
     found = ROUTINES.pick_rows(pos, crd, torch.arange(3), picked)
     assert found is not None and found[2].tolist() == [1, 2, 0]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("on_host", [True, False])
+def test_the_longest_row_is_found_on_the_host_and_on_the_device(
+    on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "MANY_ROWS", 100 if on_host else 0)
+    for lengths, longest in (([], 0), ([0, 0], 0), ([3, 0, 9, 1], 9)):
+        assert rows.longest_row(torch.tensor([0, *lengths]).cumsum(0)) == longest

@@ -13,7 +13,7 @@ import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
 from scorch._src.backends.cuda.device import kernel, streams
 from scorch._src.backends.cuda.device.kernel import Launches
-from scorch._src.backends.cuda.routines import coalescing, sorting
+from scorch._src.backends.cuda.routines import coalescing
 from scorch._src.backends.routines import Routines
 from scorch.errors import DtypeError, IndexRangeError
 
@@ -272,33 +272,33 @@ def test_all_is_launched_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("count", [100, 5_000, 200_000, 1_000_000])
-def test_what_is_compiled_ahead_is_what_the_first_call_needs(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead: list[tuple[str, str]] = []
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(coalescing.nvrtc, "is_there", lambda: True)
-    monkeypatch.setattr(
-        coalescing,
-        "compile_ahead",
-        lambda texts: ahead.extend((text.print_source(), part) for text in texts for part in text.parts),
-    )
+def test_what_is_compiled_ahead_is_what_the_first_call_needs(count: int) -> None:
     routines = EmulatedRoutines()
+    texts = routines.usual_texts(torch.float32, torch.int32)
+    ahead = {(text.print_source(), part) for text in texts for part in text.parts}
     routines.most_threads, routines.widest = 512, 1024
-    for _ in range(2):
-        routines.compile_ahead()
-    assert len(ahead) == len(sorting.FUNCTIONS) + len(coalescing.USUAL_FUNCTIONS)
     columns = [torch.zeros(1, dtype=torch.int64).expand(count) for _ in range(2)]
     values = torch.empty(count)
     plan = routines._plan_entries(columns, (1 << 16, 1 << 16), values, torch.int32, count)
     assert plan is not None
-    assert {(plan.launches.kernel.source, name) for name in plan.functions} <= {*ahead}
+    assert {(plan.launches.kernel.source, name) for name in plan.functions} <= ahead
 
 
-def test_nothing_is_compiled_ahead_before_a_device_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coalescing, "compile_ahead", lambda *_: pytest.fail("a thread begins"))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    EmulatedRoutines().compile_ahead()
+def test_torch_loads_its_sort_while_nvrtc_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, crd = compressed(20, 30, 0.2, torch.int32)
+    sizes: list[tuple[int, torch.dtype]] = []
+    sort = torch.sort
+
+    def recorded(keys: torch.Tensor, **options: bool) -> Any:
+        sizes.append((keys.numel(), keys.dtype))
+        return sort(keys, **options)
+
+    monkeypatch.setattr(torch, "sort", recorded)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for is_at_work in (False, True):
+        monkeypatch.setattr(EmulatedKernel, "is_at_work", is_at_work)
+        EmulatedRoutines().transpose_rows(pos, crd, 30)
+    assert sizes == [(crd.numel(), torch.int16)] * 3  # once more than the columns are sorted
 
 
 def test_torch_does_it_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import scorch
 from scorch import SparseTensor
-from scorch._src.name_hints import TENSOR_HINTS
+from scorch._src.hint_tables import TENSOR_HINTS
 from scorch.errors import UnsupportedError
 from torch_has import needs_export_of_sparse_arguments
 

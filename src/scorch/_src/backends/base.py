@@ -176,6 +176,11 @@ class Executable(ABC):
     def is_ready(self) -> bool:
         """Check whether there is code to call; build it if need be."""
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its code is being compiled in a thread."""
+        return False
+
     @abstractmethod
     def fill(self, arrays: Sequence[torch.Tensor], count: int) -> torch.Tensor:
         """Compute the ``count`` values of a result whose pattern is known: dense, or that of an operand."""
@@ -285,6 +290,11 @@ class Backend(ABC):
         """Compile kernels side by side that will be called one after the other."""
         del sources  # where nothing is compiled
 
+    def expect(self, device: torch.device, values: torch.dtype, index: torch.dtype) -> bool:
+        """Prepare for operations on tensors with these dtypes, of which there is one now; False: not yet."""
+        del device, values, index
+        return True
+
     def missing(self) -> str | None:
         """Describe what this machine lacks to run kernels, and how to get it; None if nothing is missing."""
         return None
@@ -324,6 +334,7 @@ class Needs(NamedTuple):
 
 _BACKENDS: dict[str, Backend] = {}
 _ROUTINES: dict[torch.device, Routines] = {}  # of the backend of each device
+_EXPECTED: set[tuple[torch.dtype, torch.dtype]] = set()  # dtypes that backends have prepared for
 _DEVICES: dict[str, None] = {}  # types of devices that some backend computes on
 _NEEDS: dict[str, Needs] = {}  # by type of device, also of those that this machine or build of torch lacks
 _DEFAULT = "cpu"  # also plans what is to run on tensors without memory
@@ -429,6 +440,15 @@ def routines_for(tensor: torch.Tensor) -> Routines:
         if not current().backend:
             _ROUTINES[device] = known
     return known
+
+
+def expect(values: torch.Tensor, index: torch.dtype) -> None:
+    """Have the backend of a device prepare for sparse tensors with the dtypes of one, once for each pair."""
+    dtypes = values.dtype, index
+    if dtypes not in _EXPECTED:
+        backend = _BACKENDS.get(values.device.type)
+        if backend is not None and backend.expect(values.device, *dtypes):
+            _EXPECTED.add(dtypes)
 
 
 def check_waiting(device: torch.device, what: str) -> None:

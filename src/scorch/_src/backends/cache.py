@@ -107,12 +107,24 @@ def make_key(*parts: str) -> str:
 
 def find(key: str) -> Path | None:
     """Look up the library stored under ``key``; None where there is none or it is damaged."""
+    found = _find(key)
+    return None if found is None else found[0]
+
+
+def read(key: str) -> bytes | None:
+    """Read the library stored under ``key``, in the same way."""
+    found = _find(key)
+    return None if found is None else found[1]
+
+
+def _find(key: str) -> tuple[Path, bytes] | None:
     for place in (directory(), _spare):
-        if place is not None and _is_sound(place, key):
+        content = None if place is None else _read_sound(place, key)
+        if place is not None and content is not None:
             library = place / f"{key}.so"
             with contextlib.suppress(OSError):  # a read-only cache still serves, in no order of use
                 os.utime(library)
-            return library
+            return library, content
     return None
 
 
@@ -211,13 +223,14 @@ def clear() -> int:
     return sum(entry.whole for entry in entries.values())
 
 
-def _is_sound(place: Path, key: str) -> bool:
+def _read_sound(place: Path, key: str) -> bytes | None:
+    """Read a library, unless it does not match its manifest."""
     try:
         manifest = json.loads(private_files.read_private(place / f"{key}.json"))
         library = private_files.read_private(place / f"{key}.so")
     except (OSError, ValueError):
-        return False
-    return bool(manifest == _manifest(key, library))
+        return None
+    return library if manifest == _manifest(key, library) else None
 
 
 def _manifest(key: str, library: bytes) -> dict[str, str | int]:

@@ -37,6 +37,9 @@ if sys.platform == "win32":
             return False
         return True
 
+    def _unlock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
 else:
     import fcntl
 
@@ -46,6 +49,9 @@ else:
         except BlockingIOError:
             return False
         return True
+
+    def _unlock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
@@ -70,9 +76,13 @@ def _one_process(key: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if is_locked:  # by us: whoever waits for the file that goes away has the entry to look up
+        if descriptor is not None and is_locked:
+            # By us: whoever waits for the file that goes away has the entry to look up. A process that was
+            # forked meanwhile has the file open, too, so that closing it unlocks nothing.
             with contextlib.suppress(OSError):
                 os.unlink(path)
+            with contextlib.suppress(OSError):
+                _unlock(descriptor)
         if descriptor is not None:
             os.close(descriptor)
 

@@ -12,6 +12,7 @@ from scorch._src.dataclass import dataclass
 from scorch._src.engine.execute import convert
 from scorch._src.engine.fused_executable import FusedKernel, Steps, fused_kernel
 from scorch._src.formats import as_format
+from scorch._src.grad_state import untracked
 from scorch._src.notation.nodes import Access
 from scorch._src.notation.trees import accesses, substitute
 from scorch._src.storage.storage import Pattern, Storage
@@ -84,7 +85,8 @@ def as_row_pattern(pattern: Pattern) -> Pattern | None:
     key = (_CSR, pattern.shape)
     rows = pattern.relatives.get(key)
     if rows is None:
-        converted = convert(Storage(pattern, pattern.present), _CSR)
+        with untracked():
+            converted = convert(Storage(pattern, pattern.present), _CSR)
         assert isinstance(converted, Storage)
         rows = pattern.relatives[key] = converted.pattern
     return rows

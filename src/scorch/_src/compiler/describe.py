@@ -18,7 +18,7 @@ def describe_inner(plan: Plan) -> str:
         loops = ", ".join(plan.order[depth : _innermost(plan)])
         parts.append(f"{access.tensor} is multiplied once, after {loops}")
     if plan.prefetched:
-        names = " and ".join(dict.fromkeys(access.tensor for access, _ in plan.prefetched))
+        names = " and ".join(dict.fromkeys(access.tensor for access, _, _ in plan.prefetched))
         parts.append(f"rows of {names} are prefetched")
     return "; ".join(parts)
 

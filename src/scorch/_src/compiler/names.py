@@ -75,5 +75,5 @@ def with_safe_names(plan: Plan) -> Plan:
         searched=frozenset((access(old), level) for old, level in plan.searched),
         vectors=plan.vectors and replace(plan.vectors, loop=loop(plan.vectors.loop)),
         factors=tuple((access(old), depth) for old, depth in plan.factors),
-        prefetched=tuple((access(old), count) for old, count in plan.prefetched),
+        prefetched=tuple((access(old), count, step) for old, count, step in plan.prefetched),
     )

@@ -226,7 +226,8 @@ class Plan:
     many registers of these it ends (``nodes.For``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
     the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
-    over a stored level, the last before the innermost one, and how many elements.
+    over a stored level, the last before the innermost one, how many elements, and how far apart
+    (``nodes.Prefetch``).
     ``value`` and ``reads``: what is computed at each point, where that is not the body of ``step`` because
     several tensors have their values at the entries of one; each access with the one that is walked for it.
     ``in_strip``: tensors of which only the rows at hand are kept (``fuse``).
@@ -265,7 +266,7 @@ class Plan:
     masked: int = 1
     vectors: Vectors | None = None
     factors: tuple[tuple[Access, int], ...] = ()
-    prefetched: tuple[tuple[Access, int], ...] = ()
+    prefetched: tuple[tuple[Access, int, int], ...] = ()
     value: notation.Expr | None = None
     reads: tuple[tuple[Access, Access], ...] = ()
     in_strip: frozenset[str] = frozenset()

@@ -17,6 +17,7 @@ from scorch._src.distributed.communication.agreement import all_say
 from scorch._src.distributed.dropout import draw_edges
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.distributed.statements import einsum
+from scorch._src.grad_state import outside_modes
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.graph.aggregate import attend_composed
 from scorch._src.ops.graph.graph import graph_of
@@ -35,7 +36,7 @@ def _kept(adj: RowSharded, key: Any, make: Callable[[], Any]) -> Any:
     facts = storage.pattern, storage.values, storage.values._version
     is_kept = found is not None and not adj.requires_grad and _are_same(found[0], facts)
     if not all_say(is_kept, adj.group, adj.rows.ghosts) or found is None:
-        made = make()
+        made = outside_modes(make)()
         if adj.requires_grad:
             return made
         found = adj.derived[key] = facts, made

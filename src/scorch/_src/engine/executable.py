@@ -104,12 +104,24 @@ class Prepared:
 
         ``contiguous``: the caller knows that all dense ones are.
         """
+        if self.converts and self.kernel.is_at_work:
+            self._begin_conversions(sources)
         if self.direct is None and not self.kernel.is_ready():
             return self._run_by_torch(sources)
         if LISTENERS:
             return self._run_and_emit(sources)
         operands = sources if contiguous and not self.converts else self._converted(sources)
         return self._run(operands)
+
+    def _begin_conversions(self, sources: Sequence[Tensor]) -> None:
+        """Convert sparse operands, whose new patterns are cached, before waiting for the kernel itself.
+
+        Conversions may wait for kernels, too, which are then compiled side by side with it.
+        """
+        self.check_budget()
+        for tensor, (_, form) in zip(sources, self.sources, strict=True):
+            if form is not None and not isinstance(tensor, torch.Tensor):
+                self.convert(tensor, form)
 
     def _run_by_torch(self, sources: Sequence[Tensor]) -> Tensor:
         """Run the step by torch, without a kernel or with one that only collects entries."""

@@ -31,6 +31,7 @@ from scorch._src.engine.one_device import on_one_device
 from scorch._src.engine.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format, dense_format
+from scorch._src.grad_state import outside_modes
 from scorch._src.loops.operators import REDUCTIONS
 from scorch._src.loops.types import INT32
 from scorch._src.notation.nodes import Access, Expr, Op
@@ -432,15 +433,21 @@ def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Te
     """Return the pattern stored as ``form``, and where each of its values comes from; both are cached."""
     converted = pattern.converted.get(form)
     if converted is None:
-        if swaps_levels(pattern.format, form) and not current().debug:
-            converted = transposed_pattern(pattern, form)
-        if converted is None:
-            numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device=pattern.device))
-            moved = convert(numbered, form)
-            assert isinstance(moved, Storage)
-            converted = (moved.pattern, moved.values.sub_(1))
-        backend_for(pattern.device).routines.settle(pattern.device)
-        converted = pattern.converted.setdefault(form, converted)
+        converted = pattern.converted.setdefault(form, _convert_pattern(pattern, form))
+    return converted
+
+
+@outside_modes
+def _convert_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
+    converted = None
+    if swaps_levels(pattern.format, form) and not current().debug:
+        converted = transposed_pattern(pattern, form)
+    if converted is None:
+        numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device=pattern.device))
+        moved = convert(numbered, form)
+        assert isinstance(moved, Storage)
+        converted = (moved.pattern, moved.values.sub_(1))
+    backend_for(pattern.device).routines.settle(pattern.device)
     return converted
 
 

@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import os
-import platform
 from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
-from scorch._src.backends import cache
+from scorch._src.backends import cache, sources
 from scorch._src.backends.base import Backend, Schedule
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.pipeline import plan_step, result_format
@@ -154,7 +150,7 @@ def _read_or_make(
     shorten: Callable[[Value], Value] = lambda value: value,
 ) -> Value:
     """Read the note of type ``kind`` that an earlier process wrote for ``problem``, or make and write it."""
-    key = cache.make_key(what, _version(), *_descriptor(problem))
+    key = cache.make_key(what, sources.version(), *_descriptor(problem))
     note = cache.read_note(key)
     if note is not None:
         try:
@@ -182,21 +178,3 @@ def _descriptor(problem: Problem) -> list[str]:
 def _family(problem: Problem) -> str:
     """Return the name that a format was requested by, in which equal formats may differ."""
     return "" if problem.requested is None else f"asked for as {problem.requested.family}"
-
-
-@functools.cache
-def _version() -> str:
-    """Hash the sources of Scorch by their times and sizes: other sources may plan otherwise."""
-    return sources_version(Path(__file__).parents[2])
-
-
-def sources_version(root: Path) -> str:
-    """Hash all Python files below ``root``, by paths, times and sizes, and the version of Python."""
-    digest = hashlib.sha256(platform.python_version().encode())
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted({*subfolders} - {"__pycache__"})
-        for name in sorted(name for name in names if name.endswith(".py")):
-            path = os.path.join(folder, name)
-            status, place = os.stat(path), path.removeprefix(f"{root}{os.sep}")
-            digest.update(f"{place} {status.st_size} {status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()

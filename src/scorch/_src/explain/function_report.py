@@ -150,9 +150,9 @@ class FunctionExplanation:
         return "\n".join(dict.fromkeys(kernel.source for kernel in self.kernels if kernel.source))
 
     def report(self, source: bool = False) -> str:
-        """Return the explanation as text, with the C sources at its end if ``source`` is True."""
+        """Return the explanation as text, below the C sources if ``source`` is True."""
         lines = _report(self)
-        return "\n".join([*lines, "", self.source.rstrip()] if source and self.source else lines)
+        return "\n".join([self.source.rstrip(), "", *lines] if source and self.source else lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything but the result to dictionaries, lists, numbers and strings, for JSON."""

@@ -145,12 +145,11 @@ class FusionExplanation:
         return "\n".join(group.source for group in self.groups if group.source)
 
     def report(self, source: bool = False) -> str:
-        """Return the explanation as text, with the sources at its end if ``source`` is True."""
-        paragraphs = [str(group) for group in self.groups]
+        """Return the explanation as text, below the sources if ``source`` is True."""
+        paragraphs = [self.source.rstrip()] if source and self.source else []
+        paragraphs += [str(group) for group in self.groups]
         paragraphs += [f"{label}: {', '.join(names)}" for label, names in self._other_calls()]
         paragraphs += self._later_calls()
-        if source and self.source:
-            paragraphs.append(self.source.rstrip())
         return "\n\n".join(paragraphs) or "no calls on sparse tensors"
 
     def __str__(self) -> str:

@@ -61,12 +61,12 @@ class Explanation:
         return "\n".join(step.source for step in self.steps if step.source)
 
     def report(self, source: bool = True) -> str:
-        """Return the explanation as text, with the C sources at its end unless ``source`` is False."""
-        lines = _report(self)
+        """Return the explanation as text, below the C sources unless ``source`` is False."""
+        lines: list[str] = []
         for number, step in enumerate(self.steps if source else (), 1):
             if step.source:
-                lines += ["", f"source of step {number}", "", step.source.rstrip()]
-        return "\n".join(lines)
+                lines += [f"source of step {number}", "", step.source.rstrip(), ""]
+        return "\n".join([*lines, *_report(self)])
 
     def to_dict(self) -> dict[str, Any]:
         """Convert everything to dictionaries, lists, numbers and strings, for JSON."""

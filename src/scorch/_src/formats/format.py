@@ -347,7 +347,10 @@ def as_format(spec: str | Format, dims: int) -> Format:
 def _format_for(spec: str | Format, dims: int) -> Format:
     form = Format(spec, dims=dims)
     if form.dims != dims:
-        raise FormatError(f"format {str(spec)!r} stores {form.dims}-D tensors, but this one is {dims}-D")
+        raise FormatError(
+            f"format {str(spec)!r} stores {form.dims}-D tensors, but this one is {dims}-D; name a level for "
+            f"each dimension, such as {'s' * dims!r}, or a format for any number of dimensions, such as 'coo'"
+        )
     return form
 
 

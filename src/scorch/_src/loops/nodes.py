@@ -292,11 +292,15 @@ class Lanes(Stmt):
 
 @dataclass(frozen=True)
 class Prefetch(Stmt):
-    """Elements of ``array`` from ``index`` on will be read soon; it changes nothing."""
+    """Elements of ``array`` from ``index`` on will be read soon; it changes nothing.
+
+    Each of their cache lines is fetched, or that of every ``step``-th element.
+    """
 
     array: Array
     index: Expr
     count: int
+    step: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
 """Base classes of modules: they say what is wrong with the arguments of a call, as functions of Scorch do.
 
 ``torch.jit.trace`` records PyTorch's operators. Kernels are none, so their results would become constants,
-and the recorded program would ignore its input: layers that run kernels refuse it.
+and the recorded program would ignore its input: layers that run kernels refuse it, and ``torch.jit.script``.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.nn import Module
 
+from scorch._src.grad_state import unsupported_in_jit
 from scorch._src.name_hints import check_keywords, keywords_of
-from scorch._src.tensor.autograd import unsupported_in_jit
 
 _OF_KEYWORDS = "unexpected keyword argument", "multiple values for argument"
 _call_of_modules = Module.__call__
@@ -38,6 +38,10 @@ class KernelLayer(Layer):
 
     def _slow_forward(self, *inputs: Any, **options: Any) -> Any:
         """Refuse the call: torch makes it in place of ``forward`` only while a trace is recorded."""
+        raise unsupported_in_jit(self._get_name())
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refuse ``torch.jit.script``, which calls this of all modules in what it compiles."""
         raise unsupported_in_jit(self._get_name())
 
 

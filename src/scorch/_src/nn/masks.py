@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from scorch._src.hint_tables import MASK_HINTS
 from scorch._src.loops.types import LAST_INT32
-from scorch._src.name_hints import MASK_HINTS, missing_name, suggests_keywords
+from scorch._src.name_hints import missing_name, suggests_keywords
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,9 @@ from torch.optim.optimizer import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 from scorch._src.devices import shares_memory
+from scorch._src.nn.pattern import move_values
 from scorch._src.nn.pruned.pruned_weights import are_pruned, mask_gradients, mask_weights
-from scorch._src.tensor.autograd import placed, values_at
+from scorch._src.tensor.autograd import REWIRED, placed, values_at
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch.errors import ShapeError
 
@@ -120,6 +121,8 @@ class RunningStep:
 _running: weakref.WeakKeyDictionary[Optimizer, RunningStep] = weakref.WeakKeyDictionary()
 _replacements: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of values, while a step runs
 _last_patterns: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of parameters at their last steps
+_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers that have made a step
+_outdated: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # ``LBFGS`` of parameters whose number has changed
 
 
 def _count_steps(optimizer: Optimizer) -> int:
@@ -142,6 +145,9 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
             return None
         _restore(optimizer)  # the last step raised
     parameters = _parameters(optimizer)
+    _stepped.add(optimizer)
+    if REWIRED:
+        _check_rewired(optimizer, parameters)
     if are_pruned():
         mask_gradients(parameters)
     closure = args[1] if args[1:] else kwargs.get("closure")
@@ -253,11 +259,49 @@ def _convert_state(optimizer: Optimizer, parameter: SparseTensor) -> dict[str, A
         elif tuple(value.shape) == (last_pattern.size,):
             converted[name] = placed(value, last_pattern, pattern)
         else:
-            raise ShapeError(
-                f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter has "
-                f"{pattern.size} stored elements; load a matching state, or create a new optimizer"
-            )
+            raise _other_state_error(name, value, pattern.size)
     return converted
+
+
+def _other_state_error(name: str, value: torch.Tensor, size: int) -> ShapeError:
+    return ShapeError(
+        f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter has {size} stored "
+        "elements; load a matching state, or create a new optimizer"
+    )
+
+
+# layers that are rewired -----------------------------------------------------------------------------
+
+
+def move_states(others: Any, parameter: torch.Tensor, old_positions: torch.Tensor, before: int) -> None:
+    """Move what optimizers have for each of ``before`` values of a layer to their new positions.
+
+    These are all optimizers that have made a step, and ``others``. New values start at zero. ``LBFGS``, whose
+    state is that of all parameters together, starts anew; it cannot go on with another number of values.
+    """
+    given = others if isinstance(others, Iterable) else () if others is None else (others,)
+    for optimizer in {*_stepped, *given}:
+        state = optimizer.state.get(parameter)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            if any(parameter is own for own in _parameters(optimizer)):
+                optimizer.state.clear()
+                if old_positions.numel() != before:
+                    _outdated.add(optimizer)
+        elif state:
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and tuple(value.shape) == (before,):
+                    state[name] = move_values(value, old_positions)
+
+
+def _check_rewired(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+    """Refuse a state for another number of values, which fused optimizers would read beyond its end."""
+    if optimizer in _outdated:
+        raise ShapeError("LBFGS cannot go on after the number of values has changed; create a new optimizer")
+    for parameter in parameters:
+        if parameter in REWIRED and not isinstance(optimizer, torch.optim.LBFGS):
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+                    raise _other_state_error(name, value, parameter.numel())
 
 
 def _wrap_closure(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -202,17 +201,6 @@ def move_values(
     return torch.where(old_positions >= 0, values[old_positions.clamp(min=0)], fill)
 
 
-def move_optimizer_state(
-    optimizers: Any, parameter: torch.Tensor, old_positions: torch.Tensor, size: int
-) -> None:
-    """Move the state of each of ``size`` values to its new position; new ones start at zero."""
-    for optimizer in optimizers if isinstance(optimizers, Iterable) else (optimizers,):
-        state = optimizer.state.get(parameter, {})
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and tuple(value.shape) == (size,):
-                state[name] = move_values(value, old_positions)
-
-
 def compute_fingerprint(pattern: Pattern) -> int:
     """Return a number that differs, almost certainly, for another pattern or format."""
     known: int | None = pattern.__dict__.get("fingerprint")
@@ -277,6 +265,14 @@ def refuse_masks(layer: torch.nn.Module) -> NoReturn:
     raise UnsupportedError(
         f"torch.nn.utils.prune masks dense weights, and that of a {type(layer).__name__} is sparse; to prune "
         "it further, use scorch.sparsify(layer, sparsity=0.95), or layer.rewire(mask, new=0.0)"
+    )
+
+
+def refuse_parametrization(layer: torch.nn.Module) -> NoReturn:
+    """Refuse what computes a parameter of a sparse layer anew in each call."""
+    raise UnsupportedError(
+        f"torch.nn.utils.parametrize and weight_norm cannot be applied to a {type(layer).__name__}, whose "
+        "weight is sparse; apply them to layer.to_dense(), which scorch.sparsify leaves dense"
     )
 
 

@@ -9,6 +9,7 @@ tensor per array.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ from scorch._src.formats import Format
 from scorch._src.io.archive import check_pattern, copy_rows
 from scorch._src.nn.pattern import MAX_NARROW, weight_format
 from scorch._src.storage.storage import Pattern
-from scorch.errors import FileError
+from scorch.errors import FileError, warn
 
 MAX_FORMAT_WORDS = 256
 USUAL_WORDS = 16  # as many as formats of matrices have
@@ -49,6 +50,23 @@ def _array_to_words(array: torch.Tensor) -> list[torch.Tensor]:
     numbers = [size, count & (1 << _COUNT_BITS) - 1, count >> _COUNT_BITS]
     padded = torch.cat([array, array.new_zeros(count % 2 if size == 2 else 0)]).to(HOST)
     return [torch.tensor(numbers, dtype=torch.int32, device=HOST), padded.view(torch.int32)]
+
+
+def warn_of_save_pretrained(state_dict: Mapping[str, Any]) -> None:
+    """Warn, before the first pattern is added, that Hugging Face writes a file that it cannot load.
+
+    ``from_pretrained`` builds the model with dense layers, and draws the weights that it does not find.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "save_pretrained":
+        frame = frame.f_back
+    if frame is None or any(name.endswith("pattern") for name in state_dict):
+        return
+    warn(
+        "from_pretrained cannot load what save_pretrained writes for a model with sparse layers: it would "
+        "build dense layers with random weights. Load the file with scorch.nn.load_sparse(model, "
+        "scorch.load('model.safetensors')), where model is a dense one made from the configuration"
+    )
 
 
 def pattern_from_words(words: torch.Tensor, shape: Shape, device: torch.device) -> Pattern:

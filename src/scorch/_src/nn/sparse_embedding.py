@@ -12,6 +12,7 @@ from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.pattern import refuse_weight
 from scorch._src.nn.sparse_layer import LayerOfOneMatrix
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.registry import entry
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError
@@ -88,7 +89,10 @@ class SparseEmbedding(LayerOfOneMatrix):
         assert pos is not None and columns is not None
         padding = None if self.padding_idx is None else self.padding_idx % self.num_embeddings
         gather = torch.ops.scorch.embedding if torch.compiler.is_compiling() else _gather_rows
-        rows: torch.Tensor = gather(input, pos, columns, self.table.values, self.embedding_dim, padding)
+        values: torch.Tensor = self.table.values
+        if values.requires_grad and not torch.compiler.is_compiling():
+            values = values_of(self.table.weight)  # whose gradient follows the pattern of the table
+        rows: torch.Tensor = gather(input, pos, columns, values, self.embedding_dim, padding)
         return rows
 
     def to_dense(self) -> torch.nn.Embedding:

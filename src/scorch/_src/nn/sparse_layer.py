@@ -6,19 +6,24 @@ convolution, ``in_proj`` and ``out_proj`` of attention. A ``SparseLinear`` is it
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from scorch._src.formats import Format
-from scorch._src.name_hints import LAYER_HINTS, unknown_name
+from scorch._src.hint_tables import LAYER_HINTS
+from scorch._src.name_hints import unknown_name
 from scorch._src.nn.layer import KernelLayer
-from scorch._src.nn.pattern import refuse_masks, refuse_weight
+from scorch._src.nn.pattern import refuse_masks, refuse_parametrization, refuse_weight
 from scorch._src.units import format_density
 
 if TYPE_CHECKING:
     from scorch._src.nn.sparse_linear import SparseLinear
 
+_REGISTER = parametrize.register_parametrization
+MAX_FRAMES = 3  # between it and a layer
 _OF_ONE_MATRIX = ("values", "pattern", "format", "weight", "rewire")
 
 
@@ -60,6 +65,8 @@ class SparseLayer(KernelLayer):
         """Register a parameter that is no weight, which torch does before it looks for a property."""
         if name.endswith("_orig"):
             refuse_masks(self)
+        if name.endswith("_g"):  # the first that weight_norm makes of a parameter
+            refuse_parametrization(self)
         if "weight" in name:
             refuse_weight(self)
         super().register_parameter(name, param)
@@ -68,6 +75,8 @@ class SparseLayer(KernelLayer):
         try:
             return torch.nn.Module.__getattr__(self, name)
         except AttributeError:
+            if name == "parametrizations":
+                _refuse_parametrization(self)
             raise _missing(self, name) from None
 
 
@@ -88,6 +97,15 @@ class LayerOfOneMatrix(SparseLayer):
     def format(self) -> Format:
         """The format of the matrix that stores the weight."""
         return self._matrix.format
+
+
+def _refuse_parametrization(layer: SparseLayer) -> None:
+    """Refuse a parametrization, also of a bias: torch asks for this attribute before it registers one."""
+    frame: Any = sys._getframe(2)
+    for _ in range(MAX_FRAMES):
+        if frame is not None and frame.f_code is _REGISTER.__code__:
+            refuse_parametrization(layer)
+        frame = frame and frame.f_back
 
 
 def _missing(layer: SparseLayer, name: str) -> AttributeError:

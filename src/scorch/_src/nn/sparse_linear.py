@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from scorch._src.compile.capture.layer_operator import trace_layer
 from scorch._src.compile.recorder import PauseRecording
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_tracked_by_autograd_alone
+from scorch._src.grad_state import is_tracked_by_autograd_alone, untracked
 from scorch._src.name_hints import suggests_keywords
+from scorch._src.nn.optimizer_hooks import move_states
 from scorch._src.nn.pattern import (
     check_features,
     check_sizes,
@@ -29,7 +30,6 @@ from scorch._src.nn.pattern import (
     init_values,
     is_same_pattern,
     magnitude_pattern,
-    move_optimizer_state,
     move_values,
     pattern_of_mask,
     refuse_weight,
@@ -38,7 +38,12 @@ from scorch._src.nn.pattern import (
     weight_and_bias,
     weight_format,
 )
-from scorch._src.nn.saved_pattern import pattern_from_arrays, pattern_from_words, pattern_to_words
+from scorch._src.nn.saved_pattern import (
+    pattern_from_arrays,
+    pattern_from_words,
+    pattern_to_words,
+    warn_of_save_pretrained,
+)
 from scorch._src.nn.sparse_layer import SparseLayer, describe_storage
 from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
 from scorch._src.ops.products.activations import check_activation, finish
@@ -47,7 +52,7 @@ from scorch._src.ops.products.linear import linear_of_parameter
 from scorch._src.ops.products.repeat_layer import LayerCall
 from scorch._src.statements.modes import active
 from scorch._src.storage.storage import Pattern, Storage, add_weak
-from scorch._src.tensor.autograd import sparse_of, values_at
+from scorch._src.tensor.autograd import REWIRED, sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.flatten import remember
 from scorch._src.tensor.layer_weight import KEPT, rewire_kept_weights, weight_of_layer
@@ -137,6 +142,8 @@ class SparseLinear(SparseLayer):
         if self.pattern.device != self.values.device:
             self.pattern = self.pattern.to(self.values.device)
             self._remember_pattern()
+            if self.values in REWIRED:
+                REWIRED[self.values] = self.pattern
         return self
 
     def _remember_pattern(self) -> None:
@@ -145,6 +152,8 @@ class SparseLinear(SparseLayer):
         add_weak(self.pattern.__dict__.setdefault("layers", []), self)
 
     def _set_pattern(self, pattern: Pattern) -> None:
+        if "pattern" in self.__dict__:
+            REWIRED[self.values] = pattern
         sealed = compute_fingerprint(pattern)
         seal = self._buffers["seal"] = torch.tensor(sealed, device=pattern.device)
         self.__dict__.update(pattern=pattern, _sealed=sealed, _seen=_version(seal))  # names that pickles have
@@ -251,7 +260,8 @@ class SparseLinear(SparseLayer):
             return pattern
         reshaped: Pattern | None = pattern.structures.get(shape)
         if reshaped is None:
-            tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
+            with untracked():
+                tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
             reshaped = pattern.structures[shape] = tensor.storage.pattern
         return reshaped
 
@@ -360,7 +370,8 @@ class SparseLinear(SparseLayer):
             if storage.pattern is self.pattern and storage.values.is_set_to(values):
                 return cached
         self._check_values()
-        detached = SparseTensor(Storage(self.pattern, values.detach()))
+        with untracked():
+            detached = SparseTensor(Storage(self.pattern, values.detach()))
         detached.parameter = values
         self.__dict__["_inference_cache"] = detached
         return detached
@@ -380,9 +391,9 @@ class SparseLinear(SparseLayer):
             return
         if int(seal) != self._sealed:
             raise CallError(
-                "the sparsity pattern differs from rank 0, so values cannot be exchanged; use the same seed "
-                "(torch.manual_seed) on all ranks before you create or rewire the layer, or load the same "
-                "state_dict"
+                "the sparsity pattern differs from rank 0, or from the model that this one averages, so "
+                "values cannot be exchanged; use the same seed (torch.manual_seed) on all ranks before you "
+                "create or rewire the layer, load the same state_dict, or rewire both models"
             )
         self._seen = _version(seal)
 
@@ -422,8 +433,8 @@ class SparseLinear(SparseLayer):
             weight: a weight, a mask or a pattern with the shape of the weight.
             new: the value of new entries, while old ones keep theirs; without it, the values are those of
                 ``weight``.
-            optimizer: one or several optimizers whose state per value moves along; it is zero for new
-                entries.
+            optimizer: one or several optimizers that have not made a step yet, but have a state. The state
+                per value of all optimizers moves along; it is zero for new entries.
 
         Returns:
             The old position of each stored element, or -1 for a new one.
@@ -448,12 +459,11 @@ class SparseLinear(SparseLayer):
             if new_values.numel() == self.values.numel():
                 self.values.copy_(new_values)
             else:
-                self.values.data = new_values.to(self.values.dtype).clone()
+                _resize(self.values, new_values.to(self.values.dtype).clone())
             if gradient is not None:
                 self.values.grad = move_values(gradient, old_positions)
-            if optimizer is not None:
-                move_optimizer_state(optimizer, self.values, old_positions, before.size)
         if not is_same_pattern(before, pattern):
+            move_states(optimizer, self.values, old_positions, before.size)
             self._set_pattern(pattern)
         return old_positions
 
@@ -468,6 +478,7 @@ class SparseLinear(SparseLayer):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        warn_of_save_pretrained(destination)
         destination[f"{prefix}pattern"] = pattern_to_words(self.pattern)
 
     def _load_from_state_dict(
@@ -537,9 +548,11 @@ class SparseLinear(SparseLayer):
         """Replace the pattern by another one, whose values are loaded next."""
         if is_same_pattern(self.pattern, pattern):
             return
+        before = self.pattern
         if pattern.size != self.values.numel():
-            self.values.data = self.values.new_empty(pattern.size)
             self.values.grad = None
+            _resize(self.values, self.values.new_empty(pattern.size))
+        move_states(None, self.values, find_old_positions(before, pattern), before.size)
         self._set_pattern(pattern)
 
     def _load_storage(self, scales: torch.Tensor | None) -> None:
@@ -565,6 +578,18 @@ class SparseLinear(SparseLayer):
             self._load_pattern(weight.storage.pattern)
             return weight.storage.values
         return values_at(weight.detach(), self.pattern)
+
+
+def _resize(parameter: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a parameter another number of values.
+
+    The node that adds up its gradients, which graphs keep alive, knows the old number; autograd replaces it
+    where the dtype changes.
+    """
+    parameter.data = values.new_empty(
+        0, dtype=torch.float64 if values.dtype == torch.float32 else torch.float32
+    )
+    parameter.data = values
 
 
 def _copy(tensor: Any) -> Any:

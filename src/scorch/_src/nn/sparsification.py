@@ -7,12 +7,14 @@ weight that several layers share counts once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from scorch._src.dataclass import dataclass
 from scorch._src.nn.sparse_embedding import SparseEmbedding
@@ -181,8 +183,8 @@ def reason_for(module: torch.nn.Module) -> str:
     match module:
         case _ if any(map(is_lazy, _own_parameters(module))):
             return "not initialized yet; call the model once first"
-        case _ if parametrize.is_parametrized(module):
-            return "its weight is computed by a parametrization; remove it first"
+        case _ if (reason := reason_of_computed([module])) is not None:
+            return reason
         case torch.nn.Linear() if getattr(module, "sparse_grad", False):
             return "it learns from sparse inputs, row by row"
         case torch.nn.Linear() | torch.nn.Embedding() | torch.nn.MultiheadAttention() | torch.nn.RNNBase():
@@ -192,6 +194,24 @@ def reason_for(module: torch.nn.Module) -> str:
         case ConvNd():
             return "only Conv1d and Conv2d have sparse kernels"
     return NOT_STORED_SPARSE
+
+
+def reason_of_computed(modules: Iterable[torch.nn.Module]) -> str | None:
+    """Say what computes a parameter of one of these modules anew in each call, if anything does.
+
+    The masks of ``torch.nn.utils.prune`` do as well, but are known.
+    """
+    for module in modules:
+        if parametrize.is_parametrized(module):
+            names = list(module.parametrizations)  # type: ignore[arg-type]
+            verb = "are" if len(names) > 1 else "is"
+            return f"its {' and '.join(names)} {verb} computed by a parametrization; remove it first"
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, (WeightNorm, SpectralNorm)):
+                norm = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm"
+                cure = f"remove it first with torch.nn.utils.remove_{norm}"
+                return f"its {hook.name} is computed by torch.nn.utils.{norm}; {cure}"
+    return None
 
 
 def _own_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:

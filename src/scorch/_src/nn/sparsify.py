@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.utils import parametrize
 
 from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
@@ -36,6 +35,7 @@ from scorch._src.nn.sparsification import (
     NOT_STORED_SPARSE,
     has_weights,
     reason_for,
+    reason_of_computed,
     sparsification_of,
     weight_names,
 )
@@ -419,10 +419,11 @@ def _is_named(name: str, module: torch.nn.Module, skip: tuple[str | type, ...]) 
 
 def _reason_to_skip(module: torch.nn.Module, nm: tuple[int, int] | None) -> str | None:
     """Return why a module is left as it is, if it is."""
-    is_plain = kind_of_layer(module) is not None and not any(
-        parametrize.is_parametrized(child) for child in module.modules()
-    )
-    if not is_plain or getattr(module, "sparse_grad", False):  # it trains on sparse inputs
+    is_layer = kind_of_layer(module) is not None
+    computed = reason_of_computed(module.modules()) if is_layer else None
+    if computed is not None:
+        return computed
+    if not is_layer or getattr(module, "sparse_grad", False):  # it trains on sparse inputs
         return reason_for(module)
     columns = [part.matrix.shape[1] for part in _parts_of(module)]
     if nm is not None and any(size % nm[1] for size in columns if nm[1] > 0):

@@ -18,7 +18,7 @@ from scorch._src.compiler.plan import Step
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import Task, execute, prepared_step
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_differentiable
+from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.ops.fallback import as_dense
@@ -132,9 +132,10 @@ def _row_counts(matrix: SparseTensor) -> RowCounts:
     pattern = matrix.storage.pattern
     counts = _cached_row_counts.get(pattern)
     if counts is None:
-        count = _count_row_entries(matrix).unsqueeze(1)
-        is_empty = None if bool(count.all()) else count == 0
-        counts = _cached_row_counts[pattern] = RowCounts(count.clamp(min=1), is_empty)
+        with untracked():
+            count = _count_row_entries(matrix).unsqueeze(1)
+            is_empty = None if bool(count.all()) else count == 0
+            counts = _cached_row_counts[pattern] = RowCounts(count.clamp(min=1), is_empty)
     return counts
 
 

@@ -34,9 +34,11 @@ from scorch._src.statements.gradients import change_of, forward_of, gradient_of,
 from scorch._src.statements.short_runs import Run
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import (
+    REWIRED,
     apply,
     check_gradient,
     gradient_on,
+    on_current_pattern,
     outside_pattern_error,
     sparse_of,
     values_of,
@@ -305,6 +307,10 @@ class _Evaluate(torch.autograd.Function):
             gradient = gradients[place]
             if gradient is not None:
                 gradients[place] = gradient_on(call.patterns[place], gradient)
+        if REWIRED:
+            for place, (gradient, pattern) in enumerate(zip(gradients, call.patterns, strict=True)):
+                if gradient is not None and pattern is not None and type(gradient) is not SparseTensor:
+                    gradients[place] = on_current_pattern(gradient, pattern, call.sources[place])
         return None, incoming.sum_to_size(ctx.shape) if is_added else None, *gradients
 
 

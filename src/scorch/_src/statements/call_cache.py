@@ -37,6 +37,7 @@ from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, tensor_of
 from scorch._src.torch_internals import (
     any_requires_grad,
     is_any_autocast_enabled,
+    is_jit_tracing,
     len_torch_dispatch_stack,
     make_wrapper_subclass,
     peek_interpreter_stack,
@@ -95,7 +96,9 @@ def repeat_pair(
     """
     if is_grad_enabled() and any_requires_grad(left, right):
         return None
-    if LIVE or type(head[1]) is Format or is_any_autocast_enabled():  # a format: see ``describe``
+    if LIVE or type(head[1]) is Format:  # a format: see ``describe``
+        return None
+    if is_any_autocast_enabled() or is_jit_tracing():
         return None
     if peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or len_torch_dispatch_stack():
         return None
@@ -173,7 +176,7 @@ def find_repeater() -> None:
             applied=applied,
             usual=DEFAULT,
             is_usual=_is_usual,
-            quiet=(peek_interpreter_stack, len_torch_dispatch_stack),
+            quiet=(peek_interpreter_stack, len_torch_dispatch_stack, is_jit_tracing),
             empty=(LIVE, LISTENERS),
             most_on_pattern=MIN_VALUES,
             names=ATTRIBUTES,

@@ -16,7 +16,7 @@ from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
 from scorch._src.engine.execute import single_kernel
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_differentiable
+from scorch._src.grad_state import is_differentiable, refuse_jit
 from scorch._src.name_hints import keywords_of, unknown_keyword
 from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
@@ -72,6 +72,7 @@ def einsum(
         repeated = quickest.repeat((args[0], format), NO_RULE, *args[1:])
         if repeated is not None:
             return repeated  # type: ignore[no-any-return]
+    refuse_jit("einsum")
     if count > MAX_OPERANDS or (count == 2 and type(args[1]) in (list, tuple)):
         equation, operands = _arguments(args)
         if len(operands) > MAX_OPERANDS:

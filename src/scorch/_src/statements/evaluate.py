@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.repeated_calls import NO_RULE
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_differentiable
+from scorch._src.grad_state import is_differentiable, refuse_jit
 from scorch._src.notation.cut import Short
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
@@ -82,6 +82,7 @@ def evaluate(
         repeated = quickest.repeat(head, NO_RULE, *tensors.values())
         if repeated is not None:
             return repeated  # type: ignore[no-any-return]
+    refuse_jit("evaluate")
     if is_captured(tensors.values()):
         arguments = expression, list(tensors), list(tensors.values()), spelled(format)
         return call_captured(torch.ops.scorch.evaluate, *arguments)  # type: ignore[no-any-return]

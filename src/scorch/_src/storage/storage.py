@@ -459,6 +459,13 @@ class Storage:
 
     def restore(self) -> None:
         """Compute the arrays that a view has dropped or never read, or run a deferred check of them."""
+        if torch.is_inference_mode_enabled():
+            with untracked():
+                self._restore()
+        else:
+            self._restore()
+
+    def _restore(self) -> None:
         forgotten, origin, deferred, pending = self.forgotten, self.origin, self.deferred, self.pending
         if pending is not None:
             current = pending(self)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.utils.weak import WeakIdKeyDictionary
 
 from scorch._src.backends.base import MANY_VALUES, run_among_others
 from scorch._src.compiler.plan import Step
@@ -75,12 +76,6 @@ def apply(function: Any, *args: Any) -> Any:
     if peek_interpreter_stack() is not None:
         return function.apply(*args)
     return _apply.__get__(None, function)(*args)
-
-
-def unsupported_in_jit(what: str) -> UnsupportedError:
-    """Return the error for what ``torch.jit.trace`` meets, also when ``torch.onnx.export`` calls it."""
-    text = f"{what}: torch.jit.trace does not record calls on sparse tensors"
-    return UnsupportedError(f"{text}; use torch.export.export or torch.compile")
 
 
 def bind_apply(function: Any) -> Callable[..., Any]:
@@ -157,11 +152,31 @@ class _Wrap(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         pattern = ctx.pattern if ctx.layer is None else ctx.layer._pattern_of_shape(ctx.pattern.shape)
         if pattern.size != ctx.pattern.size:
-            raise InPlaceError(
-                "the number of values of the layer was changed after its weight was read, so there is no "
-                "gradient for these; read layer.weight again"
-            )
+            raise _other_number_error()
         return values_at(gradient, pattern), None, None
+
+
+REWIRED: Any = WeakIdKeyDictionary()  # the patterns of the values of layers that have had others before
+
+
+def on_current_pattern(
+    gradient: torch.Tensor, pattern: Pattern, parameter: weakref.ref[torch.Tensor] | None
+) -> torch.Tensor:
+    """Return the gradient of values on ``pattern`` for the values that the layer has by now."""
+    values = None if parameter is None else parameter()
+    current = None if values is None else REWIRED.get(values)
+    if current is None or current is pattern:
+        return gradient
+    if current.size != pattern.size:
+        raise _other_number_error()
+    return placed(gradient, pattern, current)
+
+
+def _other_number_error() -> InPlaceError:
+    return InPlaceError(
+        "the number of values of the layer was changed after its weight was read, so there is no gradient "
+        "for these; call the layer, or read layer.weight, again"
+    )
 
 
 class _Use(torch.autograd.Function):

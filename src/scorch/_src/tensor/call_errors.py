@@ -19,9 +19,8 @@ import torch
 from scorch._src.backends.base import check_waiting, is_about_waiting, needs_behind
 from scorch._src.devices import HOST
 from scorch._src.formats.format import NAMES
-from scorch._src.grad_state import is_transformed
+from scorch._src.grad_state import is_transformed, unsupported_in_jit
 from scorch._src.name_hints import as_dtype
-from scorch._src.tensor.autograd import unsupported_in_jit
 from scorch._src.tensor.create.check import as_device, error_of_freed, is_freed
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.hooks import hooks
@@ -75,8 +74,6 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
         return error
     if getattr(_state, "is_repeating", False):  # a tensor that torch.func had wrapped is sparse after all
         return error
-    if torch.jit.is_tracing():  # in which sizes are tensors
-        return unsupported_in_jit(name_of(func))
     misread = _misread_option(error, args if func is torch.Tensor.to else (), kwargs)
     if misread is not None:
         return misread
@@ -352,4 +349,9 @@ def name_of(func: Any) -> str:
     return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))
 
 
-hooks.retry, hooks.translate_error = convert_operands, translate_error
+def refused_by_jit(func: Any) -> ScorchError:
+    """Return the error for a call of ``func`` that ``torch.jit`` records or runs."""
+    return unsupported_in_jit(name_of(func))
+
+
+hooks.retry, hooks.translate_error, hooks.refused_by_jit = convert_operands, translate_error, refused_by_jit

@@ -33,6 +33,7 @@ class Hooks:
     run_operator: Callable[..., Any]  # ops.fallback: an operator of ATen that has no entry
     refuse_inside_dtensor: Callable[..., None]  # ops.fallback: one that makes a local tensor dense
     retry: Callable[..., Any]  # tensor.call_errors: arguments with which a call that failed may work
+    refused_by_jit: Callable[..., Exception]  # tensor.call_errors: the error for what torch.jit meets
     translate_error: Callable[..., Exception]  # tensor.call_errors: translate an error of torch
 
 

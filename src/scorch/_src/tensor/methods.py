@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import torch
 
 from scorch._src.grad_state import is_called_from, is_grad_enabled, is_transformed
-from scorch._src.name_hints import ASSIGNMENT_HINTS, HINTS, TENSOR_HINTS, missing_name, unknown_name
+from scorch._src.hint_tables import ASSIGNMENT_HINTS, HINTS, TENSOR_HINTS
+from scorch._src.name_hints import missing_name, unknown_name
 from scorch._src.tensor.autograd import apply, sparse_of, values_at
 from scorch._src.tensor.create.check import as_differentiable_values
 from scorch._src.tensor.create.construct import from_torch

@@ -7,6 +7,7 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.registry``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from scorch._src.backends.base import MANY_VALUES, routines_for, run_among_others
+from scorch._src.backends.base import MANY_VALUES, expect, routines_for, run_among_others
 from scorch._src.bounded import BoundedCache
 from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
@@ -28,6 +29,8 @@ from scorch._src.grad_state import (
     is_differentiable,
     is_grad_enabled,
     is_transformed,
+    refuse_jit,
+    refuse_script,
     untracked,
 )
 from scorch._src.name_hints import check_keywords, hides_unknown
@@ -60,6 +63,7 @@ from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     any_requires_grad,
     is_functorch_wrapped_tensor,
+    is_jit_tracing,
     len_torch_dispatch_stack,
     make_wrapper_subclass,
     peek_interpreter_stack,
@@ -176,6 +180,8 @@ class SparseTensor(torch.Tensor):
                 f"a tensor of shape {shape} has too many elements: the product of its sizes must "
                 f"be less than 2**63"
             ) from None
+        if not values.is_cpu:
+            expect(values, storage.pattern.index_dtype)
         tensor.__dict__["storage"] = storage
         return tensor
 
@@ -203,6 +209,8 @@ class SparseTensor(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
             return hooks.record(func, args, kwargs or {})
+        if is_jit_tracing():
+            raise hooks.refused_by_jit(func)
         handler, keeps_gradients = entry.run, entry.is_differentiable
         try:
             count = entry.maps_values
@@ -246,6 +254,10 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
+        refuse_script()
+        if torch.is_inference_mode_enabled() and func.is_view and is_ordinary_in_inference_mode(args[0]):
+            with untracked():
+                return cls.__torch_dispatch__(func, types, args, kwargs)
         refuse_freed(*args, *(kwargs or {}).values())
         if registry.is_in_place(func):
             hooks.check_write(func, args, kwargs)
@@ -338,6 +350,7 @@ class SparseTensor(torch.Tensor):
             check_keywords("to_format", _unknown, ("format",))
         if LIVE and any_traced((self,)):
             return hooks.record(SparseTensor.to_format, (self, format), {})  # type: ignore[no-any-return]
+        refuse_jit("to_format")
         form = as_format(format, len(self.storage.pattern.shape))
         if is_differentiable(self):
             return hooks.convert(self, form)  # type: ignore[no-any-return]
@@ -521,6 +534,27 @@ _RESHAPED = {
 }
 
 
+def is_ordinary_in_inference_mode(source: torch.Tensor) -> bool:
+    """Whether views of ``source`` are created in ``torch.inference_mode``, and yet are ordinary tensors."""
+    if not torch.is_inference_mode_enabled():
+        return False
+    with DisableTorchFunctionSubclass():
+        return not source.is_inference()
+
+
+def ordinary_view(take: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the view of an ordinary tensor outside ``torch.inference_mode``, which has its views ordinary."""
+
+    @functools.wraps(take)
+    def take_outside(source: SparseTensor, *args: Any) -> Any:
+        if is_ordinary_in_inference_mode(source):
+            with untracked():
+                return take(source, *args)
+        return take(source, *args)
+
+    return take_outside
+
+
 def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """Link ``result``, one tensor or several, as views of the first argument by the operator ``func``."""
     source, rest, named = args[0], args[1:], dict(kwargs or {})
@@ -584,7 +618,8 @@ def without_base(result: Any) -> Any:
     if isinstance(result, SparseTensor):
         if type(result.storage) is TracedStorage or not result._is_view():
             return result
-        view = SparseTensor(result.storage)
+        with untracked() if is_ordinary_in_inference_mode(result) else contextlib.nullcontext():
+            view = SparseTensor(result.storage)
         if result.copied_by is not None:
             view.copied_by = result.copied_by
         if result.view_of is not None:
@@ -627,7 +662,8 @@ def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor 
         if dtype in _EXACT:  # torch would make a tensor of the number at every call, and convert it
             constant = _constants.get((number, dtype))
             if constant is None:
-                constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
+                with untracked():
+                    constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
             number = constant
         operands = values, number
     is_small = values.numel() < (MANY_VALUES if len(args) == 1 else MANY_OF_ARITHMETIC)

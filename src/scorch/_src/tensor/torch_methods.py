@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scorch._src.formats import Format
-from scorch._src.grad_state import is_differentiable
+from scorch._src.grad_state import is_differentiable, refuse_jit
 from scorch._src.storage.coordinates import coordinates, inside, keys_of
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of, values_at, values_of
@@ -115,6 +115,7 @@ def values(self: SparseTensor) -> torch.Tensor:
         >>> S.values()
         tensor([2., 3.])
     """
+    refuse_jit("values")
     pattern = self.storage.pattern
     stored = values_of(self) if is_differentiable(self) else self.storage.values.detach()
     arrays = compressed_arrays(pattern)
@@ -156,6 +157,7 @@ def indices(self: SparseTensor) -> torch.Tensor:
         tensor([[0, 1],
                 [1, 0]])
     """
+    refuse_jit("indices")
     pattern = self.storage.pattern
     if not pattern.format.is_coo:
         raise FormatError(
@@ -169,6 +171,7 @@ def _implement_array(method: str, kind: str, word: str, place: int) -> None:
     what = f"the {word} of each entry" if place else f"where the entries of each {word} begin and end"
 
     def array(self: SparseTensor) -> torch.Tensor:
+        refuse_jit(method)
         form = self.storage.pattern.format
         layout = compressed_kind(form)
         if layout is None or layout[0][-1] != kind[-1]:

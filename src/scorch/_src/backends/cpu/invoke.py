@@ -67,7 +67,9 @@ def _trampoline() -> Caller | None:
     if sys.implementation.name != "cpython" or "t" in getattr(sys, "abiflags", ""):  # without a global lock
         return None
     try:
-        library = jit.load(_TRAMPOLINE, "the function that calls kernels")
+        library = jit.find_library(_TRAMPOLINE, "the function that calls kernels")
+        if library is None:
+            return None
         call = builtin(b"call", library.address("scorch_call"))
         call_back = builtin(b"call_back", library.address("scorch_call_back"))
         return Caller(call, call_back, "trampoline")

@@ -6,7 +6,9 @@ library reaches the cache, so a compilation that is killed leaves nothing that c
 kernel.
 
 A compiler that refuses a text, crashes on it, runs out of time or makes something that cannot be loaded is
-skipped for the next one, and then for the text in scalar form, with one warning.
+skipped for the next one, and then for the text in scalar form, with one warning. Texts that are written by
+hand are loaded by ``find_library`` and ``function_address``: where none of that helps, another warning says
+which routine is missing, and callers do its work in another way.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ MAX_LIBRARIES = 4096  # which stay loaded while kernels use them
 _libraries: BoundedCache[str, Library] = BoundedCache(MAX_LIBRARIES)
 _building: BoundedCache[str, threading.Lock] = BoundedCache(MAX_LIBRARIES)
 _passed_over: set[tuple[str, ...]] = set()  # compilers that a warning has named
+_given_up: set[str] = set()  # routines that a warning has named
 _lock = threading.Lock()
 
 
@@ -112,10 +115,27 @@ def function_address(source: str, label: str, name: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _function_address(source: str, label: str, name: str) -> int:
+    library = find_library(source, label)
+    return 0 if library is None else library.address(name)
+
+
+def find_library(source: str, label: str) -> Library | None:
+    """Return the library of a routine that has a slower substitute; None, which a warning says, without it.
+
+    ``label`` names the routine. Callers keep what this returns: each call compiles anew what has failed.
+    """
     try:
-        return load(source, label).address(name)
-    except CompilationError:
-        return 0
+        return load(source, label)
+    except CompilationError as error:
+        with _lock:
+            is_known = label in _given_up
+            _given_up.add(label)
+        if not is_known:
+            reason = str(error)
+            if isinstance(error, _FailedError):
+                reason = f"{error.reason}; its output is in {error.log}"
+            warn(f"no C compiler could compile the routine {label!r}; a slower one takes its place: {reason}")
+        return None
 
 
 def build(sources: Iterable[str], progress: Progress | None = None) -> int:

@@ -121,7 +121,9 @@ def _builtins() -> Builtins | None:
         table = exchange_table()
         if table is None:
             return None
-        library = jit.load(*SOURCES, "the functions that call kernels on tensors")
+        library = jit.find_library(*SOURCES, "the functions that call kernels on tensors")
+        if library is None:
+            return None
         invoke.builtin(b"set_table", library.address("scorch_set_table"))(table, None, max_pooled_bytes())
         names = [name for name in Builtins._fields if name != "bind_run"]
         run = invoke.bound_builtin(b"run", library.address("scorch_run"))

@@ -24,7 +24,6 @@ from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cpu import invoke, jit, openmp
 from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.bounded import BoundedCache
-from scorch.errors import CompilationError
 from scorch.settings import applied, in_block
 
 _POOL = at_most(ONCE_A_ROW) + jit.read_source("pool.c")  # no loop in it has much to do
@@ -59,7 +58,7 @@ def _torch_loop() -> int:
         if hasattr(library, "torch_parallel_for"):  # from torch 2.10 on
             return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
         return openmp.parallel_for(library)
-    except (OSError, AttributeError, CompilationError):
+    except (OSError, AttributeError):
         return 0
 
 
@@ -68,9 +67,8 @@ def _pool(loop: int) -> jit.Library | None:
     """Load the functions that run loops by the one at ``loop`` while all its threads find cores."""
     if not loop:
         return None
-    try:
-        library = jit.load(_POOL, "the loops that threads share")
-    except CompilationError:
+    library = jit.find_library(_POOL, "the loops that threads share")
+    if library is None:
         return None
     set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
     set_loop(library.address("scorch_set_torch_loop"))(loop, cores_of_host(), os.cpu_count() or 1)

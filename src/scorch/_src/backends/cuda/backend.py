@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
 
-from scorch._src.backends import base
+from scorch._src.backends import base, cache, sources
 from scorch._src.backends.cuda.device import nvrtc
-from scorch._src.backends.cuda.device.driver import MAX_SLOTS
+from scorch._src.backends.cuda.device.driver import MAX_SLOTS, in_context
+from scorch._src.backends.cuda.device.kernel import Ahead, Text
+from scorch._src.backends.cuda.executables import product
 from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.cuda.executables.group import CudaGroup
 from scorch._src.backends.cuda.executables.new_pattern import NewPatternExecutable, print_new_pattern
@@ -24,6 +27,9 @@ from scorch._src.loops.analysis import walk, with_array
 from scorch._src.loops.grid import as_grid, why_no_grid
 from scorch._src.loops.nodes import Array, Kernel, Load
 from scorch._src.loops.types import FLOAT32, Type
+from scorch.settings import enabled
+
+AHEAD = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # for which kernels are compiled ahead
 
 
 class CudaBackend(base.Backend):
@@ -36,9 +42,10 @@ class CudaBackend(base.Backend):
 
         A step that is no grid has no text, and runs by joins.
         """
-        self.routines.compile_ahead()  # while Python prints
         schedule = self._print(planned)
-        self.kind_of(schedule).kernel_of(schedule).begin()
+        kind = self.kind_of(schedule)
+        if kind.is_needed(planned):
+            kind.kernel_of(schedule).begin()
         return schedule
 
     def _print(self, planned: Planned) -> base.Schedule:
@@ -60,7 +67,6 @@ class CudaBackend(base.Backend):
         return base.schedule_of(planned, kernel, print_cuda(spread, is_narrow(plan)), grid)
 
     def build(self, schedule: base.Schedule, sizes: Mapping[str, int]) -> base.Executable:
-        self.routines.compile_ahead()
         return self.kind_of(schedule)(schedule, sizes)
 
     def kind_of(self, schedule: base.Schedule) -> type[CudaExecutable]:
@@ -73,12 +79,32 @@ class CudaBackend(base.Backend):
     def build_group(self, fused: Fused) -> base.GroupExecutable:
         return CudaGroup(fused)
 
+    def expect(self, device: torch.device, values: torch.dtype, index: torch.dtype) -> bool:
+        """Have kernels compiled that depend on dtypes alone, before a call waits for them."""
+        if not torch.cuda.is_initialized() or not enabled("ahead"):  # a tensor without memory, say
+            return False
+        if values in AHEAD:
+            with in_context(device):
+                Ahead(self.usual_texts(values, index), functools.partial(_mark_of, values, index))
+        return True
+
+    def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
+        """Return what is compiled ahead, in this order: nobody waits long for the last of the routines."""
+        levels, transposition, coalescing = self.routines.usual_texts(values, index)
+        return [transposition, levels, product.usual_text(values, index), coalescing]
+
     def missing(self) -> str | None:
         return nvrtc.why_missing()
 
     @property
     def device(self) -> torch.device:
         return torch.device("cuda")
+
+
+def _mark_of(values: torch.dtype, index: torch.dtype, architecture: str) -> str:
+    """Return the key of the note that says that kernels for dtypes were compiled ahead."""
+    known = sources.version(), nvrtc.identity(), architecture
+    return cache.make_key("compiled ahead", *known, str(values), str(index))
 
 
 def stored_as(kernel: Kernel, element: Type) -> Kernel | None:

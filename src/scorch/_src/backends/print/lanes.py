@@ -65,7 +65,7 @@ def print_tile(scope: Scope, tile: ir.Tile) -> list[str]:
 
 
 def print_prefetch(scope: Scope, prefetch: ir.Prefetch) -> list[str]:
-    step = LINE // prefetch.array.element.bytes
+    step = max(prefetch.step, LINE // prefetch.array.element.bytes)
     name = scope.fresh(f"{prefetch.array.name}_ahead")
     places = [f"{name} + {line}" if line else name for line in range(0, prefetch.count, step)]
     start = scope.address(prefetch.array, prefetch.index)

@@ -119,7 +119,7 @@ def _first_phase(group: Group, planned: Sequence[Planned]) -> int:
 
 def _fetches_rows(plan: Plan) -> bool:
     """Whether entries pick rows of a tensor that is too large for the cache of a core."""
-    sizes = [plan.operand(access.tensor).nnz * plan.element.bytes for access, _ in plan.prefetched]
+    sizes = [plan.operand(access.tensor).nnz * plan.element.bytes for access, _, _ in plan.prefetched]
     return any(size > target().cache_bytes for size in sizes)
 
 

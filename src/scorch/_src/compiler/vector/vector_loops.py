@@ -81,8 +81,8 @@ def prefetch(levels: Levels, loop: Loop, driver: Cursor) -> tuple[ir.Stmt | None
     there: dict[str, ir.Expr] = {loop.x.name: ahead, levels.plan.vectors.loop: levels.plan.vectors.start}
     if levels.plan.vectors.kind == "sums":
         there[levels.plan.vectors.loop] = ir.Const(0)
-    for access, count in levels.plan.prefetched:
+    for access, count, step in levels.plan.prefetched:
         uses = levels.uses[access]
         at = join_key([use.coordinate for use in uses], [use.arrays.size for use in uses])
-        fetches.append(ir.Prefetch(levels.values(access), substitute(at, there), count))
+        fetches.append(ir.Prefetch(levels.values(access), substitute(at, there), count, step))
     return ir.Declare(last, entries - 1), ir.block(*fetches)

@@ -99,7 +99,7 @@ def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:
 
 def _prefetched(
     plan: Plan, vectors: Vectors, operands: Mapping[Access, Operand], sizes: Mapping[str, int]
-) -> tuple[tuple[Access, int], ...]:
+) -> tuple[tuple[Access, int, int], ...]:
     """Dense operands too large for the cache whose rows a level picks that lists its coordinates.
 
     Short rows that are added up are not fetched where the core looks ahead, as it would have more to load,
@@ -113,14 +113,30 @@ def _prefetched(
         return ()
     most = FETCHED // plan.element.bytes
     count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
-    share = 2 if vectors.kind == "rows" else 16  # sums wait for every row, also for those in the second cache
     prefetched = []
     for access, operand in operands.items():
-        is_large = operand.nnz * operand.element.bytes > target().cache_bytes // share
+        picked = not operand.is_sparse and {x, vectors.loop} <= set(access.indices)
+        apart = _lines_apart(vectors.kind, operand.nnz * operand.element.bytes) if picked else None
         is_seen = vectors.kind == "rows" and count * operand.element.bytes <= target().looks_ahead
-        if not operand.is_sparse and {x, vectors.loop} <= set(access.indices) and is_large and not is_seen:
-            prefetched.append((access, count))
+        if apart is not None and not is_seen:
+            prefetched.append((access, count, apart // operand.element.bytes))
     return tuple(prefetched)
+
+
+def _lines_apart(kind: str, size: int) -> int | None:
+    """How many bytes apart the lines are that are fetched of rows of an operand of ``size`` bytes: 0 for
+    each line, None for none.
+
+    A core that looks ahead loads from the second cache as fast as it can, and loads the lines next to one
+    that it fetches from the shared one; each line fetched there takes the place of one loaded.
+    """
+    machine = target()
+    if not machine.looks_ahead:
+        share = 2 if kind == "rows" else 16  # sums wait for every row, also for those in the second cache
+        return 0 if size > machine.cache_bytes // share else None
+    if size <= machine.cache_bytes:
+        return None
+    return machine.looks_ahead if kind == "rows" and size <= machine.shared_cache_bytes // 2 else 0
 
 
 def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.dataclass import dataclass
+from scorch._src.grad_state import outside_modes
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of
@@ -44,6 +45,7 @@ def blocks_of(pattern: Pattern, widths: Sequence[int], dim: int = 1) -> list[Blo
     return found
 
 
+@outside_modes
 def _cut(pattern: Pattern, widths: Sequence[int], dim: int) -> list[Block]:
     crd, places = numbered_entries(pattern)
     rows, columns = (crd[1 - dim].to(torch.int64), crd[dim].to(torch.int64))

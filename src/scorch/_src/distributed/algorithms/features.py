@@ -24,6 +24,7 @@ from scorch._src.distributed.communication.halo import HaloPlan
 from scorch._src.distributed.communication.replicate import gather_rows
 from scorch._src.distributed.communication.route import Names, Wire, finish, narrower, tracked_of
 from scorch._src.distributed.row_sharded import RowSharded
+from scorch._src.grad_state import outside_modes
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of, values_of
@@ -104,15 +105,20 @@ def whole_of(a: RowSharded) -> SparseTensor:
     if all_say(is_kept, a.group, a.rows.ghosts) and found is not None:
         whole: SparseTensor = found[2]
         return whole
-    pattern, order, counts = _whole_pattern(a)
-    _, places = numbered_entries(a.local.storage.pattern)
-    gathered: Tensor = _Gather.apply(values_of(a.local)[places], tuple(counts), a.group)
-    whole = sparse_of(pattern, gathered[order])
+    whole = _gather_whole(a) if is_tracked else outside_modes(_gather_whole)(a)
     if not is_tracked:
         a.kept["whole"] = values, values._version, whole
     return whole
 
 
+def _gather_whole(a: RowSharded) -> SparseTensor:
+    pattern, order, counts = _whole_pattern(a)
+    _, places = numbered_entries(a.local.storage.pattern)
+    gathered: Tensor = _Gather.apply(values_of(a.local)[places], tuple(counts), a.group)
+    return sparse_of(pattern, gathered[order])
+
+
+@outside_modes
 def _whole_pattern(a: RowSharded) -> tuple[Pattern, Tensor, list[int]]:
     """Return the pattern of all entries, where its values are among those gathered, and how many each has."""
     cache = a.local.storage.pattern.structures

@@ -7,7 +7,6 @@ cached with the first one, so that the next call only computes values.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Origins, Statement
 from scorch._src.engine.by_torch.list_entries import keys_in_levels
 from scorch._src.formats import Format
+from scorch._src.grad_state import cached_outside_modes, outside_modes
 from scorch._src.notation.nodes import Access
 from scorch._src.storage.storage import Pattern, Storage
 
@@ -43,7 +43,7 @@ class Structure:
     others: tuple[weakref.ref[Pattern], ...]  # of which it depends, besides the one that keeps it
     wait: Callable[[], None] | None = None  # to be called before it is read
 
-    @functools.cached_property
+    @cached_outside_modes
     def origins(self) -> Origins:
         """The entries of each access, as torch reads them."""
         found: dict[Access, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
@@ -78,7 +78,7 @@ def run_elementwise(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Storag
     if structure is None or not structure.is_of(patterns):
         routines, device = prepared.backend.routines, stored[0].device
         routines.check_waiting(device, f"the places of {prepared.kernel.label}")
-        structure = _make(prepared, tensors, patterns)
+        structure = outside_modes(_make)(prepared, tensors, patterns)
         structure.wait = routines.record(device)
         patterns[0].structures[prepared] = structure
     elif structure.wait is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scorch._src.grad_state import outside_modes
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import as_input, check_channels, make_linear
 from scorch._src.nn.layer import KernelLayer
@@ -83,7 +84,7 @@ class SGConv(KernelLayer):
         bias = self.lin.bias
         if self.cached:
             if self._cached_x is None:
-                self._cached_x = self._propagate(x, edge_index, edge_weight)
+                self._cached_x = outside_modes(self._propagate)(x, edge_index, edge_weight)
             return dense_linear(to_dtype(self._cached_x, weight.dtype), weight, bias)
         if not isinstance(x, SparseTensor) and weight.shape[1] <= weight.shape[0]:
             propagated = self._propagate(x, edge_index, edge_weight)

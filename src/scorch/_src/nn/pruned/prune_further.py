@@ -1,7 +1,7 @@
 """Prune layers that are sparse already: the new sparsity pattern is part of the old one.
 
 The values stay the same parameter, with fewer elements, so that hooks, gradients and whatever else refers to
-it stay valid. Optimizers have a state for each element: create them anew, or use ``layer.rewire``.
+it stay valid. What optimizers have for each element moves along.
 """
 
 from __future__ import annotations

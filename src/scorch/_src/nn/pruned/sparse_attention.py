@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.grad_state import is_plain_inference
+from scorch._src.grad_state import is_plain_inference, untracked
 from scorch._src.name_hints import created_by_sparsify
 from scorch._src.nn.multihead_attention import MultiheadAttention, Projected, transpose_batch
 from scorch._src.nn.sparse_layer import SparseLayer
@@ -196,7 +196,8 @@ class SparseMultiheadAttention(SparseLayer, MultiheadAttention):
         state = (weight.storage.pattern, version)
         known: Any = self._slices.get(key)
         if known is None or known[0] != state or not known[1].is_set_to(values):
-            known = self._slices[key] = state, values.detach(), weight[begin:end]
+            with untracked():
+                known = self._slices[key] = state, values.detach(), weight[begin:end]
         return known[2]  # type: ignore[no-any-return]
 
     def to_dense(self) -> torch.nn.MultiheadAttention:

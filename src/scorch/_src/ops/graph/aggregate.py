@@ -6,7 +6,6 @@ transposed graph, so that both read rows of features in parallel and write each 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -16,12 +15,13 @@ from torch.compiler import is_compiling
 from scorch._src.backends.base import draw_seeds, is_served, routines_for
 from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
 from scorch._src.grad_state import (
+    cached_outside_modes,
     is_composed,
     is_differentiable,
     is_grad_enabled,
     is_tracked_by_autograd_alone,
 )
-from scorch._src.ops.graph.graph import Graph, cached_outside_modes, graph_of, is_tracked
+from scorch._src.ops.graph.graph import Graph, graph_of, is_tracked
 from scorch._src.ops.products import matmul
 from scorch._src.statements.autocast import check_same_dtype, without_autocast
 from scorch._src.statements.autograd import SKIP_RESULT
@@ -59,7 +59,7 @@ class WeightedGraph:
         self.graph, self.values = graph, values.detach()
         self.tracked_values = values if is_tracked(values) else None
 
-    @functools.cached_property
+    @cached_outside_modes
     def matrix(self) -> SparseTensor:
         return SparseTensor(Storage(self.graph.pattern, self.values))
 

@@ -14,12 +14,12 @@ import torch
 
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import Format
+from scorch._src.grad_state import outside_modes
 from scorch._src.ops.graph.graph import (
     Graph,
     as_matrix_or_edges,
     cached_with,
     graph_of,
-    outside_modes,
     rows_of_keys,
     split_edge_index,
 )

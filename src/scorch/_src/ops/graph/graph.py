@@ -7,7 +7,6 @@ normalized weights) is cached as long as the tensor it comes from lives, and rec
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import Rows
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import as_format
-from scorch._src.grad_state import has_tangents, is_transformed, untracked
+from scorch._src.grad_state import cached_outside_modes, has_tangents, outside_modes
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import values_of
@@ -36,24 +35,6 @@ CSR = as_format("csr", 2)
 CSR_WITH_FEATURES = as_format("dsd", 3)
 MAX_CACHED_PER_GRAPH = 8
 Result = TypeVar("Result")
-
-
-def outside_modes(make: Callable[..., Result]) -> Callable[..., Result]:
-    """Run ``make`` outside ``torch.inference_mode`` and ``torch.func``: its tensors outlive them."""
-
-    @functools.wraps(make)
-    def run_outside(*args: Any) -> Result:
-        is_inference = torch.is_inference_mode_enabled()
-        if not is_inference and not is_transformed():
-            return make(*args)
-        with torch.inference_mode(False) if is_inference else contextlib.nullcontext(), untracked():
-            return make(*args)
-
-    return run_outside
-
-
-def cached_outside_modes(make: Callable[[Any], Result]) -> functools.cached_property[Result]:
-    return functools.cached_property(outside_modes(make))
 
 
 def is_tracked(weights: torch.Tensor) -> bool:
@@ -272,7 +253,7 @@ def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, 
 def _graph_of_pattern(storage: Storage, shape: tuple[int, int]) -> Graph:
     graph = _graphs_by_pattern.get(storage.pattern)
     if graph is None:
-        stored = _to_csr(storage).pattern
+        stored = outside_modes(_to_csr)(storage).pattern
         pos, crd = stored.pos[1], stored.crd[1]
         assert pos is not None and crd is not None
         graph = _graphs_by_pattern[storage.pattern] = Graph(shape, pos, crd)
@@ -346,6 +327,6 @@ def cached_with(tensor: torch.Tensor, key: object, make: Callable[..., Result], 
     if entry is None or entry[0] != version:
         entry = _cached_by_tensor[tensor] = (version, {})
     if key not in entry[1]:
-        entry[1][key] = make(*args)
+        entry[1][key] = outside_modes(make)(*args)
     result: Result = entry[1][key]
     return result

@@ -21,10 +21,11 @@ from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Step, Storage
 from scorch._src.tensor.dynamo import skip_tracing
 from scorch._src.tensor.flatten import LIVE
-from scorch._src.tensor.sparse_tensor import SparseTensor, join_view, tensor_with
+from scorch._src.tensor.sparse_tensor import SparseTensor, join_view, ordinary_view, tensor_with
 from scorch._src.torch_internals import (
     any_requires_grad,
     disable_current_modes,
+    is_jit_tracing,
     is_torch_function_enabled,
     len_torch_dispatch_stack,
     len_torch_function_stack,
@@ -65,7 +66,7 @@ def getitem(self: SparseTensor, key: Any) -> Any:
     kind = type(key)
     if (kind is not int and kind is not torch.Tensor) or type(self) is not SparseTensor:
         return _getitem(self, key)
-    if is_dynamo_compiling() or len_torch_function_stack() or len_torch_dispatch_stack():
+    if is_dynamo_compiling() or len_torch_function_stack() or len_torch_dispatch_stack() or is_jit_tracing():
         return _getitem(self, key)
     is_tracked = peek_interpreter_stack() is not None or forward_ad._current_level >= 0 or LIVE
     if is_tracked or not is_torch_function_enabled() or (is_grad_enabled() and any_requires_grad(self)):
@@ -77,6 +78,12 @@ def getitem(self: SparseTensor, key: Any) -> Any:
     form, shape = source.pattern.format.row, source.pattern.shape
     if form is None or not -shape[0] <= key < shape[0]:
         return _getitem(self, key)
+    return _row(self, key, form)
+
+
+@ordinary_view
+def _row(self: SparseTensor, key: int, form: Format) -> SparseTensor:
+    source, shape = self.storage, self.storage.pattern.shape
     row: Storage = object.__new__(Storage)
     row.pending = _Row(source, key if key >= 0 else key + shape[0], form)
     view = tensor_with(row, shape[1:], source.values)

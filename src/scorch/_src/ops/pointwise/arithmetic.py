@@ -36,7 +36,7 @@ from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.saved_versions import differentiate
-from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, join_view, link_view
+from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, join_view, link_view, ordinary_view
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import (
     COMPILE_INPUTS,
@@ -295,6 +295,7 @@ _SWAPPED = [Step(torch.ops.aten.t.default, (), {}, None, grad_mode) for grad_mod
 
 
 @implements(torch.t, torch.Tensor.t)
+@ordinary_view
 def t(input: SparseTensor) -> Any:
     if len(input.storage.pattern.shape) != 2:
         return run_generally(torch.t, input)
@@ -454,6 +455,7 @@ def _is_plain_index(item: Any) -> bool:
     return is_forwards and all(number is None or type(number) is int for number in numbers)
 
 
+@ordinary_view
 def _slice(self: SparseTensor, indices: tuple[Any, ...]) -> Any:
     """Take the view at numbers and slices of the first dimensions, as torch does, one after the other."""
     selected, dim = self, 0
@@ -471,6 +473,7 @@ def _slice(self: SparseTensor, indices: tuple[Any, ...]) -> Any:
     return run_generally(torch.Tensor.__getitem__, self, indices) if selected is self else selected
 
 
+@ordinary_view
 def _select_element(self: SparseTensor, positions: tuple[int, ...]) -> Any:
     """Select the element or slice at ``positions`` of the first dimensions."""
     full_shape = self.storage.pattern.shape

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import NOTHING, Epilogue, FixedNorm, Windows
+from scorch._src.grad_state import untracked
 from scorch._src.ops.products.activations import finish
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -62,7 +63,8 @@ def convolve(
     key = ("convolution", image, windows)
     plan = pattern.structures.get(key)
     if plan is None:
-        plan = pattern.structures[key] = routines.plan_convolution(pos, crd, windows, image)
+        with untracked():
+            plan = pattern.structures[key] = routines.plan_convolution(pos, crd, windows, image)
     arguments = ((pos, crd, values.detach()), None if bias is None else bias.detach(), images, windows, plan)
     output = routines.convolve(*arguments, follows)
     if output is not None:

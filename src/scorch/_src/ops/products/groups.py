@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from scorch._src.backends.base import routines_for
+from scorch._src.grad_state import outside_modes, untracked
 from scorch._src.storage.storage import Pattern
 
 WINDOW, STORED = 8, 4  # columns, and how many of them are stored
@@ -37,7 +38,8 @@ def find_positions(input: torch.Tensor, pattern: Pattern) -> torch.Tensor | None
     if known is False:
         pos, crd = pattern.pos[1], pattern.crd[1]
         assert pos is not None and crd is not None
-        known = pattern.structures["positions"] = routines.pack_positions(pos, crd, columns)
+        with untracked():
+            known = pattern.structures["positions"] = routines.pack_positions(pos, crd, columns)
     return known  # type: ignore[no-any-return]
 
 
@@ -52,6 +54,7 @@ def find_groups(pattern: Pattern) -> Groups | None:
     return known  # type: ignore[no-any-return]
 
 
+@outside_modes
 def _encode(pattern: Pattern) -> Groups | None:
     (_, columns), pos, crd = pattern.shape, pattern.pos[1], pattern.crd[1]
     assert pos is not None and crd is not None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import BatchProduct, Layer
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference
+from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference, untracked
 from scorch._src.ops.fallback import (
     are_all_sparse,
     as_dense,
@@ -264,7 +264,8 @@ def _narrow_columns(pattern: Pattern) -> torch.Tensor | None:
     if narrow is None:
         columns = pattern.crd[1]
         assert columns is not None
-        narrow = pattern.structures["narrow columns"] = columns.to(torch.int16)
+        with untracked():
+            narrow = pattern.structures["narrow columns"] = columns.to(torch.int16)
     return narrow
 
 

@@ -21,7 +21,7 @@ from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type
 from scorch._src.engine.execute import convert, sorted_storage
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_differentiable, untracked
+from scorch._src.grad_state import is_differentiable, refuse_jit, untracked
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import coordinates, keys_of
 from scorch._src.storage.storage import Pattern, Storage
@@ -92,6 +92,7 @@ def from_checked_values(
     name: str = "indices",
 ) -> SparseTensor | torch.Tensor:
     """Build a tensor as ``from_coordinates`` does, of values that are a tensor of the right dtype."""
+    refuse_jit("SparseTensor")
     if is_differentiable(values):
         return _connected(coordinates, values, shape, format, name)
     crd, count = _rows(name, coordinates, values.device)
@@ -269,6 +270,7 @@ def from_checked_compressed(
     kind: str, pointers: Any, plain: Any, values: torch.Tensor, shape: Any, format: str | Format | None
 ) -> SparseTensor | torch.Tensor:
     """Build a tensor as ``from_compressed`` does, of values that are a tensor of the right dtype."""
+    refuse_jit("SparseTensor")
     with untracked():
         pattern, in_order = _compressed_pattern(kind, pointers, plain, values, shape)
     target_format = pattern.format if format is None else as_format(format, len(pattern.shape))

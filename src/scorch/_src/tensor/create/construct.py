@@ -9,7 +9,7 @@ import torch
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.engine.execute import from_dense
 from scorch._src.formats import Format, as_format
-from scorch._src.grad_state import is_differentiable
+from scorch._src.grad_state import is_differentiable, refuse_jit
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.tensor import (  # noqa: F401 - fills the table that sparse tensors look in
     metadata,
@@ -58,6 +58,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
     """
     if not isinstance(t, SparseTensor) and is_captured((t,)):
         return call_captured(torch.ops.scorch.from_torch, t, spelled(format))  # type: ignore[no-any-return]
+    refuse_jit("from_torch")
     if isinstance(t, SparseTensor):
         return t if format is None else t.to_format(format)
     if not isinstance(t, torch.Tensor):

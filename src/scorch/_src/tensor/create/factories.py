@@ -27,7 +27,7 @@ from scorch._src.tensor.create.check import as_shape, check_device, device_for, 
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import OperandError, UnsupportedError
+from scorch.errors import OperandError, UnsupportedError, add_note
 
 AnyTensor = SparseTensor | torch.Tensor
 AnyFormat = str | Format | None
@@ -51,8 +51,11 @@ def factory(dense: Callable[..., torch.Tensor]) -> Callable[[Maker], Maker]:
             is_dense = all(value is None for value in given.values())
             try:
                 tensor = dense(*args, **options) if is_dense else maker(*args, **given, **options)
-            except TypeError:
+            except TypeError as error:
                 check_names(maker.__name__, options)
+                share = next((value for value in args if type(value) is float and 0 <= value <= 1), None)
+                if "density" in own and share is not None:
+                    add_note(error, f"pass a density by name, density={share}")
                 raise
             return tensor.requires_grad_() if requires_grad else tensor
 

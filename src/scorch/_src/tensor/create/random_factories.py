@@ -176,6 +176,8 @@ def drawn(
 
 def _checked_density(density: Any) -> float:
     try:
+        if isinstance(density, (str, bytes, bool)):  # which float() would accept
+            raise TypeError
         share = float(density)
     except (TypeError, ValueError):
         raise OperandError(f"density must be a number between 0 and 1, but got {density!r}") from None

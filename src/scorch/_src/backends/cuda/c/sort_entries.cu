@@ -80,6 +80,7 @@ static inline u32 part_before(const u32 *numbers, i64 stride, u32 bucket) {
 // splitters ---------------------------------------------------------------------------------------------------
 
 static inline void clear(const struct slots a) {
+#pragma unroll 1
   for (i64 at = FIRST_UNIT(1); at < STATES + a.buckets * APART; at += UNITS(1)) a.state[at] = 0;
 }
 
@@ -222,15 +223,17 @@ static inline void put_in_order(u64 *low, u64 *high) {
   *low = is_wrong ? other : one, *high = is_wrong ? one : other;
 }
 
-// Sort the numbers of a thread by a bitonic network (Batcher, 1968).
+// Sort the numbers of a thread by the network of an odd-even merge sort (Batcher, 1968): 19 comparisons of eight.
 static inline void sort_own(u64 *own) {
 #pragma unroll
-  for (int size = 2; size <= EACH; size *= 2)
+  for (int run = 1; run < EACH; run *= 2)
 #pragma unroll
-    for (int step = size / 2; step; step /= 2)
+    for (int step = run; step; step /= 2)
 #pragma unroll
-      for (int r = 0; r < EACH; r++)
-        if (!(r & step)) put_in_order(own + (r & size ? r | step : r), own + (r & size ? r : r | step));
+      for (int r = step % run; r < EACH - step; r++) {
+        const int is_second = (r - step % run) / step % 2, is_last = r / (2 * run) != (r + step) / (2 * run);
+        if (!is_second && !is_last) put_in_order(own + r, own + r + step);
+      }
 }
 
 // Return how many of the first numbers that two sorted runs have together, ``ahead``, are from the first run.

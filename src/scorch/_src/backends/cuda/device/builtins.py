@@ -61,7 +61,9 @@ def make_builtin() -> Builtins | None:
     table = launch.exchange_table() if toolchain.has_compiler() else None
     if table is None:
         return None
-    library = jit.load(*SOURCES, "the function that launches kernels")
+    library = jit.find_library(*SOURCES, "the function that launches kernels")
+    if library is None:
+        return None
     invoke.builtin(b"set_exchange", library.address("scorch_set_exchange"))(table, None)
     names = ("launch", "launch_all")
     return Builtins(*(invoke.builtin(name.encode(), library.address(f"scorch_{name}")) for name in names))

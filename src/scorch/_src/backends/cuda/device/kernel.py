@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scorch._src.backends import cache
 from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cuda.device import driver, nvrtc
 from scorch._src.backends.print.cuda import as_part, part_of
@@ -24,10 +25,12 @@ from scorch._src.loops.grid import FUNCTIONS
 from scorch.errors import CompilationError, CompilerNotFoundError, warn
 
 MAX_KERNELS = 4096
+MAX_TEXTS = 64  # of files
 MAX_COMPILERS = 8  # at once: each needs memory
 DELAY = 0.05  # seconds before kernels are compiled ahead
 PAUSE = 0.01  # seconds between looks whether others are still being compiled
 MANY_CORES = 8  # with which nobody waits longer because something is compiled ahead
+MAX_AHEAD, CORES_EACH = 4, 4  # threads that compile ahead, and cores for each of them
 HEAD_START = 0.01  # seconds for threads that compile: Python runs one at a time, and may switch after 5 ms
 PATIENCE = 0.3  # seconds that those wait who need not: torch takes about as long to load its kernels instead
 
@@ -57,6 +60,7 @@ LAUNCHES: list[Launches] = []  # of those who record
 _kernels: BoundedCache[tuple[str, tuple[str, ...]], CudaKernel] = BoundedCache(MAX_KERNELS)
 
 
+@functools.lru_cache(maxsize=MAX_TEXTS)
 def read_text(*names: str) -> str:
     """Return the CUDA C of files, of which each kernel may be compiled by itself."""
     folder = Path(__file__).parents[1] / "c"
@@ -108,7 +112,7 @@ class CudaKernel:
         if not may_wait and (self._compiling is not None or not self._codes) and not self._is_compiled():
             refuse("NVRTC compiles it meanwhile")
             return False
-        if needed and self._compiling is None and not self._codes:
+        if self._compiling is None and not self._codes:
             self._find_or_compile()
         if self.is_at_work and self._wait_for(needed or self._first_parts, torch.cuda.current_device()):
             return True
@@ -157,10 +161,16 @@ class CudaKernel:
         return compiling is None or not compiling.is_alive()
 
     def _find_or_compile(self) -> threading.Thread | None:
-        """Have a thread compile code for the current device, unless it is on disk."""
+        """Have a thread compile code for the current device, unless it is on disk: then keep it."""
         device = torch.cuda.current_device()
         text = self.source, architecture_of(device)
-        missing = [part for part in self._first_parts if not nvrtc.is_on_disk(*text, part)]
+        missing = []
+        for part in self._first_parts:
+            code = nvrtc.read(*text, part)
+            if code is None:
+                missing.append(part)
+            else:
+                self._keep((torch.cuda.get_device_capability(device), part), code)
         if not missing:
             return None
         # Not a daemon: the interpreter waits at its end, and NVRTC is not torn down at work.
@@ -265,30 +275,65 @@ class Text(NamedTuple):
     parts: Sequence[str]
 
 
-def compile_ahead(texts: Sequence[Text]) -> threading.Thread:
-    """Have a thread print texts and compile parts of them before anybody asks for them; they stay on disk.
+class Ahead:
+    """Threads that print texts and compile parts of them before anybody asks for them; they stay on disk.
 
-    It compiles one after another; where there are few cores, while nobody waits for NVRTC.
+    They begin nothing while somebody waits for NVRTC; but where there are many cores, one goes on. ``mark``
+    returns, for an architecture, the key of a note on disk that says that all of this was compiled before.
     """
-    architecture = architecture_of(torch.cuda.current_device())
-    is_patient = cores_of_host() < MANY_CORES
 
-    def work() -> None:
+    def __init__(self, texts: Sequence[Text], mark: Callable[[str], str]) -> None:
+        self._architecture = architecture_of(torch.cuda.current_device())
+        self._parts = (
+            (print_source(), label, part) for print_source, label, parts in texts for part in parts
+        )
+        self._mark, self._lock, self._is_whole = mark, threading.Lock(), True
+        self._cores = cores_of_host()
+        self.thread = self._begin(self._lead)
+
+    def _begin(self, work: Callable[[], None]) -> threading.Thread:
+        # Not a daemon: the interpreter waits at its end for the part that is being compiled.
+        run = functools.partial(contextvars.copy_context().run, work)
+        thread = threading.Thread(target=run, name="compile kernels ahead", daemon=False)
+        thread.start()
+        return thread
+
+    def _lead(self) -> None:
+        is_patient = self._cores < MANY_CORES
         if is_patient:
             time.sleep(DELAY)
-        for print_source, label, parts in texts:
-            source = print_source()
-            for part in parts:
-                while is_patient and nvrtc.is_busy():
-                    time.sleep(PAUSE)
-                if not threading.main_thread().is_alive():
-                    return
-                # The first call raises what is suppressed.
-                with contextlib.suppress(CompilationError, CompilerNotFoundError):
-                    nvrtc.compile_cuda(source, architecture, label, part)
+        if not nvrtc.is_there():
+            return
+        mark = self._mark(self._architecture)
+        if cache.read_note(mark) is not None:
+            return
+        self._compile_next(is_patient)  # alone, so that a call that comes at once has the other cores
+        others: list[threading.Thread] = []
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end
+            for _ in range(1, min(self._cores // CORES_EACH, MAX_AHEAD)):
+                others.append(self._begin(functools.partial(self._compile_parts, is_patient=True)))
+        self._compile_parts(is_patient)
+        for thread in others:
+            thread.join()
+        if self._is_whole:
+            cache.write_note(mark, b"compiled")
 
-    # Not a daemon: the interpreter waits at its end for the part that is being compiled.
-    run = functools.partial(contextvars.copy_context().run, work)
-    thread = threading.Thread(target=run, name="compile kernels ahead", daemon=False)
-    thread.start()
-    return thread
+    def _compile_parts(self, is_patient: bool) -> None:
+        while self._compile_next(is_patient):
+            continue
+
+    def _compile_next(self, is_patient: bool) -> bool:
+        """Compile a part; False if none is left, or the program ends."""
+        while is_patient and nvrtc.is_busy():
+            time.sleep(PAUSE)
+        with self._lock:
+            source, label, part = next(self._parts, ("", "", ""))
+        if source and not threading.main_thread().is_alive():
+            self._is_whole = False
+        elif source:
+            try:
+                nvrtc.compile_cuda(source, self._architecture, label, part, is_ahead=True)
+            except (CompilationError, CompilerNotFoundError):  # which the first call raises
+                self._is_whole = False
+            return True
+        return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ MINIMAL = "--minimal"  # without textures and functions of the host's libraries,
 MINIMAL_SINCE = (12, 4)
 
 _at_work: list[str] = []  # keys of what is being compiled
+_wanted: list[str] = []  # of what somebody waits for
 _changed = threading.Condition()  # which these are
 
 
@@ -31,37 +33,39 @@ def compile_cuda(
     label: str = "",
     part: str = "",
     tell: Callable[[bytes], object] | None = None,
+    is_ahead: bool = False,
 ) -> bytes:
     """Return the machine code of ``source`` for an architecture such as ``sm_90``; it is cached on disk.
 
     ``part``: which of its functions are compiled (``print.cuda.as_part``), if not all of them. ``tell`` is
-    called with what was compiled before that is stored.
+    called with what was compiled before that is stored. ``is_ahead``: nobody waits for it yet.
     """
     key = _key(source, architecture, part)
-    found = _read_from_disk(key)
+    found = cache.read(key)
     if found is not None:
         return found
-    with one_at_a_time(key):  # another process may have compiled it meanwhile
-        return _read_from_disk(key) or _compile_and_store(source, architecture, key, label, part, tell)
+    wanted = [] if is_ahead else [key]
+    _wanted.extend(wanted)
+    try:
+        with one_at_a_time(key):  # another thread or process may have compiled it meanwhile
+            return cache.read(key) or _compile_and_store(source, architecture, key, label, part, tell)
+    finally:
+        for each in wanted:
+            _wanted.remove(each)
 
 
-def is_on_disk(source: str, architecture: str, part: str = "") -> bool:
-    """Check whether ``compile_cuda`` has nothing to compile."""
-    return cache.find(_key(source, architecture, part)) is not None
+def read(source: str, architecture: str, part: str = "") -> bytes | None:
+    """Return the machine code that is cached on disk; None if ``compile_cuda`` would compile it."""
+    return cache.read(_key(source, architecture, part))
 
 
 def _key(source: str, architecture: str, part: str) -> str:
     return cache.make_key(source, "nvrtc", identity(), architecture, part, *OPTIONS)
 
 
-def _read_from_disk(key: str) -> bytes | None:
-    path = cache.find(key)
-    return None if path is None else path.read_bytes()
-
-
 def is_busy() -> bool:
-    """Check whether a kernel is being compiled."""
-    return bool(_at_work)
+    """Check whether somebody waits for a kernel."""
+    return bool(_wanted)
 
 
 def wait_for_work(source: str, architecture: str, parts: Sequence[str], most: int, seconds: float) -> None:
@@ -149,6 +153,7 @@ def nvrtc() -> ctypes.CDLL:
             if path.is_absolute():  # then the system does not find by itself what it needs
                 for needed in sorted(path.parent.glob("*nvrtc-builtins*")):
                     ctypes.CDLL(str(needed))
+            _load_beside_python(candidate)
             return ctypes.CDLL(candidate)
         except OSError:
             tried.append(candidate)
@@ -157,6 +162,15 @@ def nvrtc() -> ctypes.CDLL:
         f"{', '.join(dict.fromkeys(tried)) or 'nothing, as torch is built without CUDA'}.\nTo install it: "
         "pip install nvidia-cuda-nvrtc"
     )
+
+
+def _load_beside_python(library: str) -> None:
+    """Load a library while other threads run Python, which they do not while ``ctypes.CDLL`` does.
+
+    That takes milliseconds for a library as large as NVRTC.
+    """
+    if sys.platform != "win32":
+        ctypes.CDLL(None).dlopen(library.encode(), os.RTLD_NOW)
 
 
 @functools.cache
@@ -193,11 +207,13 @@ def _candidates() -> Iterator[str]:
 
 
 def _files() -> Iterator[Path]:
-    """Yield the files of NVRTC, those of torch's version of CUDA first."""
+    """Yield the files of NVRTC, those of torch's version of CUDA first, which few folders are read for."""
     pattern = "nvrtc64_*.dll" if sys.platform == "win32" else "libnvrtc.so*"
-    found = [path for folder in _folders() for path in sorted(folder.glob(pattern))]
-    found = [path for path in found if "builtins" not in path.name]
-    yield from sorted(found, key=lambda path: f".so.{_major()}" not in path.name)
+    for is_of_version in (True, False):
+        for folder in _folders():
+            for path in sorted(folder.glob(pattern)):
+                if "builtins" not in path.name and (f".so.{_major()}" in path.name) == is_of_version:
+                    yield path
 
 
 def _major() -> str:

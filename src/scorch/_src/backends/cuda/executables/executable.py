@@ -20,6 +20,7 @@ from scorch._src.backends.cuda.executables.pointwise import EVERYWHERE, SAME, SO
 from scorch._src.backends.cuda.routines.rows import Parts, joined_pos, parts_of, row_of_entry
 from scorch._src.backends.launcher import address_of
 from scorch._src.compiler import lattice
+from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import drivers_of
 from scorch._src.compiler.typing import dtype_of_type
@@ -94,6 +95,11 @@ class CudaExecutable(base.Executable):
         return ()
 
     @classmethod
+    def is_needed(cls, planned: Planned) -> bool:
+        """Check whether the plan alone says that its kernel will be called."""
+        return True
+
+    @classmethod
     def kernel_of(cls, schedule: base.Schedule) -> CudaKernel:
         """Return the kernel of a schedule, which all that have it share."""
         plan = schedule.planned.plan
@@ -101,6 +107,10 @@ class CudaExecutable(base.Executable):
 
     def is_ready(self) -> bool:
         return self.kernel.is_ready()
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.kernel.is_at_work
 
     @functools.cached_property
     def direct(self) -> base.Direct | None:

@@ -17,6 +17,7 @@ from scorch._src.backends.cuda.executables.executable import CudaExecutable
 from scorch._src.backends.cuda.routines import levels
 from scorch._src.backends.print.cuda import print_cuda
 from scorch._src.compiler.lower.driven import COUNT, FILL, lower_driven
+from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import Drivers, drivers_of
 from scorch._src.compiler.schedule.grid_facts import is_narrow
@@ -54,7 +55,14 @@ class NewPatternExecutable(CudaExecutable):
         super().__init__(schedule, sizes)
         self.extents = dict(sizes)
         self.crds = _places_of_coordinates(self.plan)
-        self.begin()  # while operands are converted
+        if self.is_needed(schedule.planned):
+            self.begin()  # while operands are converted
+
+    @classmethod
+    def is_needed(cls, planned: Planned) -> bool:
+        """Values of operands that share a pattern are combined on it: the engine says if they do not."""
+        drivers = drivers_of(planned.plan)
+        return bool(planned.conversions) or not (isinstance(drivers, Drivers) and drivers.is_located)
 
     @classmethod
     def first(cls, plan: Plan) -> Sequence[str]:

@@ -15,38 +15,50 @@ from scorch._src.backends import base
 from scorch._src.backends.cuda.device import driver
 from scorch._src.backends.cuda.device.cost import describe_cost
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, read_text
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, Text, read_text, refuse
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.executables.executable import CudaExecutable
+from scorch._src.backends.cuda.executables.product_turns import (
+    BINS,
+    FEW,
+    LONG_ROW,
+    LONGER_ROW,
+    MORE,
+    NUMBERS,
+    ROWS_OF_BLOCK,
+    SHORT,
+    SOME,
+    THREADS,
+    TICKETS,
+    WARP,
+    Turn,
+    Turns,
+)
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.expressions import c_name
 from scorch._src.backends.print.functions import helpers, needed_by
 from scorch._src.compiler.plan import Plan
+from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.formats import Format
 from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
 
 ROWS = "ds"
-# Functions that count, and those that fill: of rows with few products, then of those with many.
-COUNTING = "scorch_count_few", "scorch_count_many"
-ADDS = "scorch_add_many"
-FILLING = "scorch_fill_few", "scorch_list_many", ADDS
+# Functions that count, and those that fill, but of long rows, which few matrices have.
+COUNTING = "scorch_count_few", "scorch_count_some", "scorch_count_many"
+FILLING = "scorch_fill_few", "scorch_fill_some", "scorch_list_many", "scorch_add_many"
+FIRST = *reversed(FILLING), *COUNTING  # what is compiled first: what takes longest
 PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
-THREADS = 128  # of a block, which has a row with many products, or a row with few for each of its warps
-WARP = 32
-ROWS_OF_BLOCK = THREADS // WARP
-FEW = 128  # products of a row that a warp lists
-MAX_BLOCKS = 1 << 14
-BITS_OF_TILE = 1024  # columns come in multiples of as many
 AT_ONCE = 4  # of these that a thread compares
 AHEAD = 4  # entries of a row of A whose products are read at once
-BYTES_OF_SUMS = 4 << 10  # of a row, in shared memory if there are no more
 ARRAYS = 3  # of a matrix
 MAX_FEW_ROWS = 1024
 MIN_LONG_ROW = 512  # entries, on average, of rows that are cut
 MIN_PART = 128  # entries of a part of such a row
 WANTED_BLOCKS = 528  # that keep a device busy
 MAX_PARTS = 64  # of a row, which one thread adds up
+LAST_UINT32 = 2**32 - 1
+MAX_COLUMNS = 2**52  # which are sorted with the numbers of products
 
 
 def factors_of(plan: Plan) -> tuple[Access, Access] | None:
@@ -90,17 +102,35 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
     factors = factors_of(plan)
     assert factors is not None
     a, b = (plan.operand(access.tensor) for access in factors)
-    kind = c_name(plan.element)
-    lines = [f"#define T {kind}", f"#define R_INDEX {c_name(plan.index)}"]
+    return _print_product(plan.element, plan.index, (a.element, b.element), (a.index, b.index), file)
+
+
+def usual_text(values: torch.dtype, index: torch.dtype) -> Text:
+    """The text of a product of matrices with the same dtypes, and the functions that a first call needs."""
+    element, kind = type_of_dtype(values), type_of_dtype(index)
+    types = element.computes_in, kind, (element, element), (kind, kind)
+    return Text(functools.partial(_print_product, *types), "products of sparse matrices", FIRST)
+
+
+def _print_product(
+    element: Type,
+    index: Type,
+    elements: tuple[Type, Type],
+    indices: tuple[Type, Type],
+    file: str = "product.cu",
+) -> str:
+    """The source for a result of a type, with indices of another one, and for those of both factors."""
+    kind = c_name(element)
+    lines = [f"#define T {kind}", f"#define R_INDEX {c_name(index)}"]
     used: list[str] = []
-    for name, operand in (("A", a), ("B", b)):
+    for name, given, place in zip("AB", elements, indices, strict=True):
         lines += [
-            f"#define {name}_INDEX {c_name(operand.index)}",
-            f"#define {name}_PLACE u{8 * operand.index.bytes}",  # in which one behind the last fits, too
-            f"#define {name}_TYPE {c_name(operand.element)}",
+            f"#define {name}_INDEX {c_name(place)}",
+            f"#define {name}_PLACE u{8 * place.bytes}",  # in which one behind the last fits, too
+            f"#define {name}_TYPE {c_name(given)}",
         ]
-        lines.append(f"#define {name}_VALUE(x) {_value(operand.element, plan.element, used)}")
-    if plan.element.kind == "complex":
+        lines.append(f"#define {name}_VALUE(x) {_value(given, element, used)}")
+    if element.kind == "complex":
         used += [f"{op}_{kind}" for op in ("add", "mul", "make")]
         lines += [f"#define ADD(x, y) add_{kind}(x, y)", f"#define MUL(x, y) mul_{kind}(x, y)"]
         lines.append(f"#define ZERO make_{kind}(0, 0)")
@@ -108,6 +138,12 @@ def print_product(plan: Plan, file: str = "product.cu") -> str:
         lines += ["#define ADD(x, y) (T)((x) + (y))", "#define MUL(x, y) (T)((x) * (y))", "#define ZERO 0"]
     lines += [f"#define THREADS {THREADS}", f"#define WARPS {ROWS_OF_BLOCK}", f"#define FEW {FEW}"]
     lines += [f"#define AHEAD {AHEAD}", f"#define AT_ONCE {AT_ONCE}"]
+    lines += [f"#define SOME {SOME}", f"#define MORE {MORE}", f"#define SHORT {SHORT}"]
+    lines += [f"#define LONG_ROW {LONG_ROW}", f"#define LONGER_ROW {LONGER_ROW}"]
+    limits = {"FEW": FEW, "SOME": SOME, "MORE": MORE}
+    lines += [f"#define {name}_BITS {most.bit_length() - 1}" for name, most in limits.items()]
+    lines += [f"#define TICKETS {TICKETS}", f"#define R_KEY u{8 * index.bytes}"]
+    lines += [f"#define {name} {number}" for name, number in NUMBERS.items()]
     return "\n\n".join([print_prelude(), *_with_needed(used), "\n".join(lines), read_text(file)])
 
 
@@ -149,14 +185,34 @@ class ProductExecutable(CudaExecutable):
         factors = factors_of(self.plan)
         assert factors is not None
         self.places = [ARRAYS * names.index(factor.tensor) for factor in factors]
+        self._bytes = (
+            self.dtype.itemsize,
+            self.plan.index.bytes,
+            self.plan.operand(factors[1].tensor).index.bytes,
+        )
+        self._turns: dict[int, Turns] = {}  # by the shared memory of a device
 
     @classmethod
     def first(cls, plan: Plan) -> Sequence[str]:
-        return *reversed(FILLING), *COUNTING  # those first that take longest to compile
+        return FIRST
 
     def is_ready(self) -> bool:
+        if self.rows > LAST_UINT32 or self.result_columns > MAX_COLUMNS:
+            refuse("rows and columns have too few bits")
+            return False
         self.load_sums()
-        return self.kernel.is_ready(needed=COUNTING)
+        return self.kernel.is_ready(needed=self.turns(torch.device("cuda")).first_functions)
+
+    def turns(self, device: torch.device) -> Turns:
+        """Return what is launched on a device."""
+        memory = self.shared_memory(device)
+        known = self._turns.get(memory)
+        if known is None:
+            known = self._turns[memory] = Turns(self.rows, self.result_columns, *self._bytes, memory)
+        return known
+
+    def shared_memory(self, device: torch.device) -> int:
+        return driver.shared_memory(device.index or 0)
 
     def describe(self, call: base.Call) -> base.Description:
         if self._is_by_parts(call):
@@ -164,36 +220,26 @@ class ProductExecutable(CudaExecutable):
             how = "a block of CUDA threads for each part; one launch adds up, one counts and one fills; "
             said, _ = describe_cost(self.parts_kernel, self.launches(call), call)
             return base.Description(inner, f"{how}before that the host waits for the size; {said}")
-        inner = f"rows with up to {FEW} products list them; others mark columns in shared memory"
-        how = "a warp for each of the former, a block of CUDA threads for each of the latter; "
-        how += "two launches count and three fill; in between the host waits for the size"
-        tiles = self.tiles(self.width_of_tile(call.device))
-        how += f"; those for the latter are repeated for {tiles} tiles of columns" if tiles > 1 else ""
+        turns = self.turns(call.device)
+        inner = f"rows with up to {turns.most or FEW:,} products sort them in shared memory; "
+        inner += "others mark columns there"
+        how = f"a warp for each row with up to {FEW} products, a block of CUDA threads for each of the others"
+        how += f", {turns.cuts} for a long one" if turns.cuts > 1 else ""
+        how += "; some launches count and some fill; in between the host waits for the size"
+        if turns.tiles > 1:
+            how += f"; those that mark columns are repeated for {turns.tiles} tiles of columns"
         said, _ = self._cost(call)
         return base.Description(inner, f"{how}; {said}")
 
     def launches(self, call: base.Call) -> list[Launch]:
+        """Return what a call launches, as if no row were long."""
         if not self.rows:
             return []
         if self._is_by_parts(call):
             return self._launches_of_parts(call)
-        width = self.width_of_tile(call.device)
-        both = (self._launches_of_rows(names, width) for names in (COUNTING, FILLING))
-        return [launch for launches in both for launch, _ in launches]
-
-    def _launches_of_rows(self, names: Sequence[str], width: int) -> list[tuple[Launch, int]]:
-        """Return the launches of a function for rows with few products, then of those for rows with many.
-
-        Each comes with the tile of columns that it is for: the latter are launched for all, one by one.
-        """
-        few, *many = names
-        shared = [bytes_of_sums(width) if name == ADDS else bytes_of_marks(width) for name in many]
-        blocks = min(self.rows, MAX_BLOCKS)
-        launches = [Launch(name, blocks, THREADS, size) for name, size in zip(many, shared, strict=True)]
-        return [
-            (Launch(few, min(-(-self.rows // ROWS_OF_BLOCK), MAX_BLOCKS), THREADS), 0),
-            *[(launch, tile) for launch in launches for tile in range(self.tiles(width))],
-        ]
+        turns = self.turns(call.device)
+        rows = dict.fromkeys(turns.usual_bins, self.rows)
+        return [turn.launch for turn in [*turns.counting, *turns.filling(rows)]]
 
     def build(self, arrays: Sequence[torch.Tensor], check: base.Check, bound: int = 0) -> base.Arrays:
         device = arrays[0].device
@@ -206,65 +252,57 @@ class ProductExecutable(CudaExecutable):
         lanes = self.lanes_of_group(arrays[1].numel())
         if lanes and self.parts_kernel.is_ready():
             return self._build_by_parts(arrays, lanes, device)
-        width = self.width_of_tile(device)
-        tiles = self.tiles(width)
-        counts = torch.zeros(self.rows * tiles, dtype=torch.int64, device=device)
-        left = torch.empty(self.rows + 1, dtype=torch.int64, device=device)
-        left[:1] = 0
-        given = [*map(self.slot, arrays), self.rows, tiles]
-        behind = [width, self.room, self.slot(left)]
-        self._launch_rows(COUNTING, given, [*behind, self.slot(counts), 0, 0, 0], width, device)
-        places, crd, values = self._allocated(counts)
-        if crd.numel():
-            behind += [0, self.slot(places), self.slot(crd), self.slot(values)]
-            self._launch_rows(FILLING, given, behind, width, device)
-        return self._arrays(places[::tiles], crd, values)
+        turns = self.turns(device)
+        counts = torch.zeros(self.rows * turns.tiles, dtype=torch.int64, device=device)
+        # Behind the places, how many rows each bin has: the host reads all of it at once.
+        places = torch.zeros(counts.numel() + 1 + len(BINS), dtype=torch.int64, device=device)
+        left = places[counts.numel() + 1 :]
+        left_rows = torch.empty(self.rows * len(BINS), dtype=torch.int32, device=device)
+        cut_counts = torch.empty(0, dtype=torch.int32, device=device)
 
-    def _allocated(self, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return where entries begin that are counted, and memory for their columns and values."""
-        places = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
-        torch.cumsum(counts, 0, out=places[1:])
-        count = int(places[-1])
+        def launch(some: Sequence[Turn], *result: torch.Tensor) -> None:
+            for (name, blocks, threads, shared), number, tile, width, room, cuts in some if self.rows else ():
+                slots = [
+                    *map(self.slot, arrays),
+                    self.rows,
+                    turns.tiles,
+                    tile,
+                    width,
+                    room,
+                    turns.most,
+                    number,
+                ]
+                slots += [*map(self.slot, (left, left_rows)), cuts, *map(self.slot, (cut_counts, counts))]
+                slots += [*map(self.slot, result), 0, 0, 0][:3]
+                self.kernel.launch_blocks(name, slots, blocks, threads, shared, device.index)
+
+        def add_up() -> list[int]:
+            torch.cumsum(counts, 0, out=places[1 : counts.numel() + 1])
+            found: list[int] = places[counts.numel() :].tolist()
+            return found
+
+        launch(turns.counting)
+        count, *rows = add_up()
+        in_bins = dict(zip(BINS, rows, strict=True))
+        if long := in_bins["BIN_LONG"]:
+            cut_counts = torch.empty(long * turns.cuts, dtype=torch.int32, device=device)
+            launch(turns.counting_long(long))
+            count = add_up()[0]
+        crd, values = self._allocated(count, device)
+        if count:
+            launch(turns.filling(in_bins), places, crd, values)
+        return self._arrays(places[: counts.numel() + 1 : turns.tiles], crd, values)
+
+    def _allocated(self, count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return memory for the columns and values of so many entries."""
         index = torch.int32 if self.plan.index.bytes == 4 else torch.int64
-        crd = torch.empty(count, dtype=index, device=counts.device)
-        return places, crd, torch.empty(count, dtype=self.dtype, device=counts.device)
+        crd = torch.empty(count, dtype=index, device=device)
+        return crd, torch.empty(count, dtype=self.dtype, device=device)
 
     def _arrays(self, places: torch.Tensor, crd: torch.Tensor, values: torch.Tensor) -> base.Arrays:
         count = crd.numel()
         index = torch.int64 if count > LAST_INT32 else crd.dtype
         return base.Arrays((None, places.to(index)), (None, crd.to(index)), (self.rows, count), values)
-
-    def _launch_rows(
-        self,
-        names: Sequence[str],
-        before: Sequence[int],
-        behind: Sequence[int],
-        width: int,
-        device: torch.device,
-    ) -> None:
-        """Launch functions with the slots before and behind the tile of columns that each launch is for."""
-        for launch, tile in self._launches_of_rows(names, width) if self.rows else ():
-            name, blocks, threads, shared = launch
-            slots = [*before, tile, *behind]
-            self.kernel.launch_blocks(name, slots, blocks, threads, shared, device.index)
-
-    @property
-    def room(self) -> int:
-        """How many sums of a row are in shared memory."""
-        return BYTES_OF_SUMS // self.dtype.itemsize
-
-    def tiles(self, width: int) -> int:
-        """Return how many tiles of a width all columns take."""
-        return max(1, -(-self.result_columns // width))
-
-    def width_of_tile(self, device: torch.device) -> int:
-        """Return how many columns have a bit in shared memory at once."""
-        columns = max(1, self.result_columns)
-        most = driver.shared_memory(device.index or 0)
-        width = -(-columns // BITS_OF_TILE) * BITS_OF_TILE
-        while bytes_of_sums(width) > most:
-            width = -(-width // (2 * BITS_OF_TILE)) * BITS_OF_TILE
-        return width
 
     # few rows, all of them long --------------------------------------------------------------------------
 
@@ -327,19 +365,9 @@ class ProductExecutable(CudaExecutable):
         nothing = [*given, 0, 0, 0]
         kernel.launch_blocks("scorch_add_parts", nothing, rows * parts, THREADS, shared, number)
         kernel.launch_blocks("scorch_count_parts", nothing, -(-rows * words // THREADS), THREADS, 0, number)
-        places, crd, values = self._allocated(counts)
+        places = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        torch.cumsum(counts, 0, out=places[1:])
+        crd, values = self._allocated(int(places[-1]), device)
         slots = [*given, *map(self.slot, (places, crd, values))]
         kernel.launch_blocks("scorch_fill_parts", slots, -(-rows * columns // THREADS), THREADS, 0, number)
         return self._arrays(places, crd, values)
-
-
-def bytes_of_marks(width: int) -> int:
-    """Return the shared memory of a block: bits of columns, which words have some, numbers of threads."""
-    words = width // 32
-    return 4 * (words + words // 32 + THREADS)
-
-
-def bytes_of_sums(width: int) -> int:
-    """Return the shared memory of a block: sums, bits of columns, and how many are before each word."""
-    words = width // 32
-    return BYTES_OF_SUMS + 6 * words + 4 * (words // 32)

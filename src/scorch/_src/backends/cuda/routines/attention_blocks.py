@@ -6,7 +6,6 @@ pairs stay as they are.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import field
 from typing import Any
@@ -17,6 +16,7 @@ from scorch._src.backends.cuda.device.streams import check_waiting, settle
 from scorch._src.backends.routines import rows_of
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
+from scorch._src.grad_state import cached_outside_modes, outside_modes
 from scorch._src.torch_internals import row_pointers_of
 
 Tensor = torch.Tensor
@@ -58,7 +58,7 @@ class CudaBlocks:
     of_queries: Work | None = None
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False)
 
-    @functools.cached_property
+    @cached_outside_modes
     def of_keys(self) -> Work:
         """The tiles of each block of keys."""
         assert self.begin is not None and self.of_queries is not None
@@ -71,7 +71,7 @@ class CudaBlocks:
         begin = row_pointers_of(wanted[order], self.matrices * blocks, out_int32=False)
         return make_work(begin, self.matrices, turned, order.to(torch.int32))
 
-    @functools.cached_property
+    @cached_outside_modes
     def pairs_of_keys(self) -> tuple[Tensor, Tensor]:
         """The transposed masks, as ``pos`` and ``crd``."""
         row = rows_of(self.pos, self.crd.numel())
@@ -86,7 +86,7 @@ class CudaBlocks:
     def remembered(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what belongs to ``key``, created on first use."""
         if key not in self.known:
-            self.known[key] = make()
+            self.known[key] = outside_modes(make)()
         return self.known[key]
 
     def masks_of(self, masks: Sequence[int]) -> Tensor | None:

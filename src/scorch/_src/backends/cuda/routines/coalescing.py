@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scorch._src.backends.cuda.device import nvrtc
 from scorch._src.backends.cuda.device.builtins import Address, LaunchList, Slot
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, Text, compile_ahead, read_text
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, Text, read_text
 from scorch._src.backends.cuda.device.streams import check_waiting, told_on
 from scorch._src.backends.cuda.routines.entries import FEW, CudaEntries
 from scorch._src.backends.print.cuda import print_prelude
@@ -56,8 +55,7 @@ MAX_PLANS = 256  # of launches, by dtypes, sizes and numbers of entries
 
 FEW_ENTRIES = "scorch_few"  # the function that does all of it
 LABEL = "entries that repeat"
-# What is compiled ahead: matrices of up to a million entries, those that take longest first.
-USUAL = torch.int64, torch.int32, torch.float32, 2
+# What is compiled ahead: for matrices of up to a million entries, those that take longest first.
 USUAL_FUNCTIONS = "scorch_sort", "scorch_spread", "scorch_place", "scorch_rank", FEW_ENTRIES, "scorch_sample"
 
 _NAMES = {torch.int32: "i32", torch.int64: "i64", torch.float32: "f32", torch.float64: "f64"}
@@ -86,7 +84,6 @@ class CudaCoalescing(CudaEntries):
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_ahead = False
         self._coalesces: dict[tuple[Dtypes, int, tuple[str, ...]], CudaKernel] = {}
         self._plans: BoundedCache[tuple[Any, ...], _Plan] = BoundedCache(MAX_PLANS)
 
@@ -107,16 +104,10 @@ class CudaCoalescing(CudaEntries):
             plain = [column.contiguous() for column in columns]
             return self._coalesce(plan, plain, values, index, meanwhile)
 
-    def compile_ahead(self) -> None:
-        """Have the kernels of usual tensors compiled meanwhile: the first call would wait for them."""
-        if self._is_ahead or not torch.cuda.is_initialized() or not nvrtc.is_there():
-            return
-        self._is_ahead = True
-        compile_ahead(self.usual_texts())
-
-    def usual_texts(self) -> list[Text]:
-        """Return the kernels that are compiled ahead, in the order in which they are."""
-        return [Text(functools.partial(print_coalesce, *USUAL), LABEL, USUAL_FUNCTIONS)]
+    def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
+        """Return the kernels that tensors with these dtypes often need, those that take longest last."""
+        T = values if values in _NAMES else torch.float32
+        return [Text(functools.partial(print_coalesce, torch.int64, index, T, 2), LABEL, USUAL_FUNCTIONS)]
 
     def _plan_entries(
         self,

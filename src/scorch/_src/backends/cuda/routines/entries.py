@@ -25,7 +25,7 @@ from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
 from scorch._src.backends.sort_entries import Sorted, sum_short_runs
 from scorch._src.bounded import BoundedCache
-from scorch._src.grad_state import is_tracked_by_autograd_alone
+from scorch._src.grad_state import is_tracked_by_autograd_alone, untracked
 from scorch._src.torch_internals import cuda_stream_of
 
 is_deterministic = torch.are_deterministic_algorithms_enabled  # cuBLAS raises then, unless it is told how
@@ -179,7 +179,7 @@ class CudaEntries(WaitingRoutines):
         place = number, cuda_stream_of(number) if matrix.is_cuda else 0, matrix.dtype, count
         ones = self._ones.get(place)
         if ones is None:
-            with torch.inference_mode(False):
+            with untracked():
                 ones = self._ones[place] = torch.ones(count, dtype=matrix.dtype, device=matrix.device)
         return ones
 

@@ -6,6 +6,7 @@ all levels one after another, numbers the nodes; the host waits once, to learn h
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.cuda.device.driver import in_context
-from scorch._src.backends.cuda.device.kernel import CudaKernel
+from scorch._src.backends.cuda.device.kernel import CudaKernel, Text
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.routines.picking import CudaPicking
 from scorch._src.backends.launcher import address_of
@@ -64,6 +65,7 @@ def shape_of(form: Format, given: Type, index: Type) -> Shape | None:
     return None if len(runs) == 1 and not full else Shape(full, runs, given, index)
 
 
+@functools.lru_cache(maxsize=MAX_KERNELS)
 def print_levels(shape: Shape) -> str:
     """The CUDA source that lists levels."""
     return print_cuda(_Loops(shape).kernel(), is_apart=True)
@@ -161,16 +163,18 @@ class _Loops:
         """Search for the first entry of a row, whose number joins the coordinates of full levels."""
         body: list[ir.Stmt] = []
         left: ir.Expr = ROW
-        for level in reversed(range(self.shape.full)):
-            body.append(ir.Declare(ir.Var(f"at{level}"), left % self.sizes[level] if level else left))
+        for level in reversed(range(1, self.shape.full)):
+            body.append(ir.Declare(ir.Var(f"at{level}"), left % self.sizes[level]))
             rest = ir.Var(f"rest{level}")
             body.append(ir.Declare(rest, left // self.sizes[level]))
             left = rest
+        body.append(ir.Declare(ir.Var("at0"), left))
         low: ir.Expr = ir.Const(0)
         high: ir.Expr = ENTRIES
         for level in range(self.shape.full):
             crd, at = self.crds[level], ir.Var(f"at{level}")
-            for name, var in (("lower", ir.Var(f"low{level}")), ("upper", ir.Var(f"high{level}"))):
+            bounds = [("lower", ir.Var(f"low{level}")), ("upper", ir.Var(f"high{level}"))]
+            for name, var in bounds if level < self.shape.full - 1 else bounds[:1]:
                 found = ir.Call(f"{name}_bound_{suffix(crd.element)}", (crd, low, high, at))
                 body.append(ir.Declare(var, found))
                 low, high = (var, high) if name == "lower" else (low, var)
@@ -186,6 +190,11 @@ class CudaLevels(CudaPicking):
     def __init__(self) -> None:
         super().__init__()
         self._levels: BoundedCache[Shape, CudaKernel] = BoundedCache(MAX_KERNELS)
+
+    def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
+        rows = Shape(1, (1,), *[type_of_dtype(index)] * 2)
+        text = Text(functools.partial(print_levels, rows), LABEL, functions_of(rows))
+        return [text, *super().usual_texts(values, index)]
 
     def list_levels(
         self, sizes: Sequence[int], runs: Sequence[int], crds: Sequence[Tensor], index: torch.dtype

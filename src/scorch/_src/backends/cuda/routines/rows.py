@@ -16,8 +16,11 @@ import torch
 
 from scorch._src.backends.cuda.device.streams import check_waiting, settle
 from scorch._src.dataclass import dataclass
+from scorch._src.devices import HOST
+from scorch._src.grad_state import outside_modes, untracked
 
 WHAT = "the lengths of rows, of a pattern that is used for the first time"
+MANY_ROWS = 1 << 15  # up to which they are copied to the host: torch would load kernels at their first use
 MIN_PART = 64  # entries of a part of a row, at least
 MAX_UNCUT = 4  # times as many entries as a part has are a row that is not cut
 
@@ -68,8 +71,9 @@ def row_of_entry(pos: torch.Tensor) -> torch.Tensor:
     facts = _facts_of(pos)
     if facts.row_of_entry is None:
         check_waiting(pos.device, WHAT)
-        rows = torch.arange(pos.numel() - 1, dtype=pos.dtype, device=pos.device)
-        facts.row_of_entry = torch.repeat_interleave(rows, pos.diff().long())
+        with untracked():
+            rows = torch.arange(pos.numel() - 1, dtype=pos.dtype, device=pos.device)
+            facts.row_of_entry = torch.repeat_interleave(rows, pos.diff().long())
         settle(pos.device)
     return facts.row_of_entry
 
@@ -80,7 +84,8 @@ def joined_pos(pos: torch.Tensor, below: Sequence[torch.Tensor]) -> torch.Tensor
         joined = _facts_of(inner).joined
         if id(pos) not in joined:
             check_waiting(pos.device, WHAT)
-            joined[id(pos)] = pos, inner.index_select(0, pos)  # the array above stays, and its id with it
+            with untracked():
+                joined[id(pos)] = pos, inner.index_select(0, pos)  # the array above stays, and its id with it
             settle(pos.device)
         pos = joined[id(pos)][1]
     return pos
@@ -91,7 +96,8 @@ def longest_row(pos: torch.Tensor) -> int:
     facts = _facts_of(pos)
     if facts.longest < 0:
         check_waiting(pos.device, WHAT)
-        facts.longest = int(pos.diff().max()) if pos.numel() > 1 else 0
+        rows = pos.to(HOST) if pos.numel() <= MANY_ROWS else pos
+        facts.longest = int(rows.diff().max()) if pos.numel() > 1 else 0
     return facts.longest
 
 
@@ -119,6 +125,7 @@ def parts_of(pos: torch.Tensor, threads: int, is_few: bool = False) -> Parts | N
     return facts.parts[key]
 
 
+@outside_modes
 def _cut(pos: torch.Tensor, width: int) -> Parts:
     start, stop = pos[:-1], pos[1:]
     length = (stop - start).long()

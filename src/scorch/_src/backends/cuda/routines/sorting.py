@@ -20,10 +20,11 @@ from scorch._src.loops.types import LAST_INT32
 
 EACH = 4  # entries of which a thread finds the row
 LAST_INT16 = (1 << 15) - 1
+MANY = 1 << 20  # entries: torch sorts more in the same way
 
 FUNCTIONS = "scorch_list_entries", "scorch_place_entries"
 LABEL = "compressed columns"
-USUAL = torch.int32, torch.int16  # of indices, and of the columns of matrices with up to 65,536
+USUAL_KEY = torch.int16  # for the columns of matrices with up to 65,536
 
 _NAMES = {torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
 
@@ -54,6 +55,7 @@ class CudaSorting(CudaCoalescing):
             if kernel is None:
                 kernel = self.make_kernel(print_transpose(index, key), LABEL, FUNCTIONS)
                 self._transposes[index, key] = kernel
+            _load_sort(kernel, crd, key)
             if not kernel.is_ready():
                 return super().transpose_rows(pos, crd, columns)
             return _transpose(kernel, pos, crd, columns, key)
@@ -63,12 +65,9 @@ class CudaSorting(CudaCoalescing):
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         return self.transpose_rows(pos, crd, columns)
 
-    def usual_texts(self) -> list[Text]:
-        index, key = USUAL
-        return [
-            Text(functools.partial(print_transpose, index, key), LABEL, FUNCTIONS),
-            *super().usual_texts(),
-        ]
+    def usual_texts(self, values: torch.dtype, index: torch.dtype) -> list[Text]:
+        text = functools.partial(print_transpose, index, USUAL_KEY)
+        return [Text(text, LABEL, FUNCTIONS), *super().usual_texts(values, index)]
 
 
 def _key_of_column(columns: int) -> torch.dtype:
@@ -76,6 +75,13 @@ def _key_of_column(columns: int) -> torch.dtype:
     if columns <= 2 * (LAST_INT16 + 1):
         return torch.int16
     return torch.int32 if columns <= LAST_INT32 else torch.int64
+
+
+def _load_sort(kernel: CudaKernel, crd: Tensor, key: torch.dtype) -> None:
+    """Have torch load its kernels that sort columns, as it does at their first use, while NVRTC works."""
+    kernel.begin()
+    if kernel.is_at_work and not torch.cuda.is_current_stream_capturing():
+        torch.sort(torch.empty(min(crd.numel(), MANY), dtype=key, device=crd.device), stable=True)
 
 
 def _transpose(
