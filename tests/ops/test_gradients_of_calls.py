@@ -139,7 +139,9 @@ NORMS: dict[str, Call] = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("name", NORMS)
-def test_second_derivatives_of_norms_at_stored_zeros(name: str, dtype: torch.dtype) -> None:
+def test_second_derivatives_of_norms_at_explicit_zeros(name: str, dtype: torch.dtype) -> None:
+    if dtype.is_complex and name == "cosine_similarity":
+        pytest.skip("torch has none of complex numbers")
     rows, columns = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 3, 0, 1]])
     values = torch.tensor([1.0, 0.0, 0.0, -2.0, 3.0, 0.0], dtype=dtype, requires_grad=True)
     S = scorch.sparse_coo_tensor(torch.stack([rows, columns]), values, (3, 4)).to_format("csr")
