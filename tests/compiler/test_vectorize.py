@@ -110,8 +110,8 @@ def test_large_operands_are_fetched_ahead(machine):
 
 
 def test_what_is_fetched_where_the_core_looks_ahead(machine):
-    def fetched(equation: str, *operands: torch.Tensor) -> list[tuple[str, int, int]]:
-        found = plan_of(equation, sparse(400, 3000), *operands).prefetched
+    def fetched(equation: str, *operands: torch.Tensor, columns: int = 3000) -> list[tuple[str, int, int]]:
+        found = plan_of(equation, sparse(400, columns), *operands).prefetched
         return [(access.tensor, count, step) for access, count, step in found]
 
     machine(dataclasses.replace(AVX512, cache_bytes=1 << 19, looks_ahead=256))
@@ -121,6 +121,9 @@ def test_what_is_fetched_where_the_core_looks_ahead(machine):
     assert fetched(*sampled) == [("C", 64, 0)]
     machine(dataclasses.replace(AVX512, cache_bytes=1 << 17, shared_cache_bytes=1 << 20, looks_ahead=256))
     assert fetched("ij,jk->ik", torch.rand(3000, 80)) == [("B", 80, 0)]  # from memory, every line
+    machine(dataclasses.replace(AVX512, cache_bytes=1 << 12, looks_ahead=256))
+    assert fetched("ij,jk->ik", torch.rand(140, 80), columns=140) == [("B", 80, 64)]  # 14 entries in a row
+    assert fetched("ij,jk->ik", torch.rand(60, 80), columns=60) == [("B", 80, 0)]  # 6: those of the next
     machine(dataclasses.replace(AVX512, cache_bytes=1 << 21, looks_ahead=256))
     assert fetched("ij,jk->ik", torch.rand(3000, 80)) == fetched(*sampled) == []
 

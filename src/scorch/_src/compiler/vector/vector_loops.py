@@ -5,13 +5,12 @@ from __future__ import annotations
 from scorch._src.compiler.lower.assemble import Assembly, Factor
 from scorch._src.compiler.lower.levels import Cursor, Levels, Loop, States
 from scorch._src.compiler.plan import Plan, Vectors
+from scorch._src.compiler.vector.vectorize import AHEAD
 from scorch._src.formats.scratch import join_key
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import substitute
 from scorch._src.loops.jam import jammed
 from scorch._src.loops.types import INT64
-
-AHEAD = 8  # entries between fetching a row and using it
 
 
 def in_vectors(levels: Levels, assembly: Assembly, loop: Loop, vectors: Vectors) -> ir.Stmt:

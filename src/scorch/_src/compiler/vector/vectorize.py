@@ -28,6 +28,7 @@ from scorch._src.notation.nodes import Access, Op
 from scorch._src.notation.trees import walk
 from scorch.settings import enabled
 
+AHEAD = 8  # entries between fetching a row and using it
 FETCHED = 1024  # at most so many bytes of a row are fetched ahead
 LONG_ROW = 64  # entries from which on gathered vectors pay
 LONG_LOOP = 1024  # turns from which on the extent of a loop does not go into its kernel
@@ -111,24 +112,25 @@ def _prefetched(
     walked = [operand for access, operand in operands.items() if _walks(plan, access, operand, x)]
     if not walked or any(operand.format.is_finished for operand in walked):
         return ()
+    are_long = vectors.kind == "rows" and walked[0].row_length >= AHEAD
     most = FETCHED // plan.element.bytes
     count = vectors.width if vectors.kind == "rows" else min(sizes[vectors.loop], most)
     prefetched = []
     for access, operand in operands.items():
         picked = not operand.is_sparse and {x, vectors.loop} <= set(access.indices)
-        apart = _lines_apart(vectors.kind, operand.nnz * operand.element.bytes) if picked else None
+        apart = _lines_apart(vectors.kind, operand.nnz * operand.element.bytes, are_long) if picked else None
         is_seen = vectors.kind == "rows" and count * operand.element.bytes <= target().looks_ahead
         if apart is not None and not is_seen:
             prefetched.append((access, count, apart // operand.element.bytes))
     return tuple(prefetched)
 
 
-def _lines_apart(kind: str, size: int) -> int | None:
+def _lines_apart(kind: str, size: int, are_long: bool) -> int | None:
     """How many bytes apart the lines are that are fetched of rows of an operand of ``size`` bytes: 0 for
-    each line, None for none.
+    each line, None for none. ``are_long``: most entries are in the same row as the one fetched ahead of them.
 
-    A core that looks ahead loads from the second cache as fast as it can, and loads the lines next to one
-    that it fetches from the shared one; each line fetched there takes the place of one loaded.
+    A core that looks ahead loads from the second cache as fast as it can, also within long rows from the
+    shared one, where it loads the lines next to one that is fetched: fetching takes the place of loading.
     """
     machine = target()
     if not machine.looks_ahead:
@@ -136,7 +138,7 @@ def _lines_apart(kind: str, size: int) -> int | None:
         return 0 if size > machine.cache_bytes // share else None
     if size <= machine.cache_bytes:
         return None
-    return machine.looks_ahead if kind == "rows" and size <= machine.shared_cache_bytes // 2 else 0
+    return machine.looks_ahead if are_long and size <= machine.shared_cache_bytes // 2 else 0
 
 
 def _walks(plan: Plan, access: Access, operand: Operand, x: str) -> bool:
