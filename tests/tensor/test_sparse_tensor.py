@@ -317,15 +317,3 @@ def test_resizing_that_changes_nothing_is_fine(S):
 def test_not_requiring_grad_is_fine(S):
     assert S.requires_grad_(False) is S
     assert not torch.nn.Parameter(S, requires_grad=False).requires_grad
-
-
-def test_the_data_of_dense_tensors_stay_dense() -> None:
-    S = scorch.eye(3, format="csr")
-    for x in (torch.ones(3, 3), torch.nn.Parameter(torch.ones(3, 3))):
-        with pytest.raises(UnsupportedError, match=r"x\.copy_\(S\)"):
-            x.data = S
-        x.data = torch.zeros(3, 3)
-        assert not x.any()
-    layer = torch.nn.Linear(3, 3)
-    layer._apply(lambda t: S if t.dim() == 2 else t)  # which makes a new parameter
-    assert isinstance(layer.weight, scorch.SparseTensor) and isinstance(layer.weight, torch.nn.Parameter)

@@ -84,7 +84,6 @@ DisableTorchFunctionSubclass: Guard = _find("torch._C.DisableTorchFunctionSubcla
 DISABLED_TORCH_FUNCTION: Any = _find("torch._C._disabled_torch_function_impl")
 EnableTorchFunction: Guard = _find("torch._C._EnableTorchFunction")
 DisableTorchDispatch: Guard = _find("torch._C._DisableTorchDispatch")
-has_compatible_shallow_copy_type: Callable[..., bool] = _find("torch._has_compatible_shallow_copy_type")
 AutoDispatchBelowAutograd: Guard = _find("torch._C._AutoDispatchBelowAutograd")
 ForceDispatchKeyGuard: Guard = _find("torch._C._ForceDispatchKeyGuard")
 DispatchKey: Any = _find("torch._C.DispatchKey")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from scorch._src.backends.base import is_served, run_among_others, served_devices, served_in_words
+from scorch._src.backends.base import is_served, run_among_others, served_in_words
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_called_from
@@ -23,14 +23,7 @@ from scorch._src.tensor.layer_weight import computed_weight_error, layer_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
-from scorch._src.torch_internals import (
-    FAKE_TENSOR_MAKER,
-    AutoDispatchBelowAutograd,
-    DisableTorchDispatch,
-    DisableTorchFunctionSubclass,
-    current_autograd_node,
-    has_compatible_shallow_copy_type,
-)
+from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass, current_autograd_node
 from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
 
 aten = torch.ops.aten
@@ -205,31 +198,6 @@ def set_data(self: SparseTensor, other: torch.Tensor) -> None:
     with DisableTorchFunctionSubclass():
         torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
     self.__dict__["storage"] = other.storage
-
-
-@implements(has_compatible_shallow_copy_type, differentiable=True)
-def _is_alike(input: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both are sparse; ``torch.nn.Module.to`` and its like ask, and else make a new parameter."""
-    return isinstance(input, SparseTensor) and isinstance(other, SparseTensor)
-
-
-def _is_assignable(self: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether ``self.data = other`` is possible: not where ``self`` is dense and ``other`` is sparse.
-
-    PyTorch would make ``self`` a tensor without memory, which crashes the process when it is read.
-    """
-    if isinstance(other, SparseTensor) != isinstance(self, SparseTensor):
-        raise UnsupportedError(
-            "the data of a dense tensor cannot become sparse: assign a new tensor or parameter, as in "
-            "layer.weight = torch.nn.Parameter(S), or use x.copy_(S)"
-        )
-    with AutoDispatchBelowAutograd(), DisableTorchDispatch():
-        return has_compatible_shallow_copy_type(self, other)
-
-
-_library = torch.library.Library("aten", "IMPL")
-for _device in served_devices():
-    _library.impl("_has_compatible_shallow_copy_type", _is_assignable, f"Autograd{_device.upper()}")
 
 
 @implements(torch.Tensor.resize_, torch.Tensor.resize_as_, differentiable=True)
