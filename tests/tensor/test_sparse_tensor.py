@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import io
 import math
 import os
 import pickle
 import sys
+import threading
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -20,7 +22,10 @@ from fork_server import run_python
 from on_device import is_on_device
 from properties.drawing import DTYPES
 from scorch._src.formats import Format
+from scorch._src.storage.storage import Storage
+from scorch._src.tensor import registry
 from scorch._src.tensor.create.construct import from_torch
+from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import (
     DeviceError,
     DtypeError,
@@ -317,3 +322,22 @@ def test_resizing_that_changes_nothing_is_fine(S):
 def test_not_requiring_grad_is_fine(S):
     assert S.requires_grad_(False) is S
     assert not torch.nn.Parameter(S, requires_grad=False).requires_grad
+
+
+def test_operators_run_in_threads_that_python_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has called the first function of a thread, as in those of autograd for devices."""
+    S, neg = from_torch(torch.eye(3), format="csr"), torch.ops.aten.neg.default
+    raised: list[BaseException] = []
+    ended = threading.Event()
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: (raised.append(error.exc_value), ended.set()))
+    monkeypatch.setattr(registry.look_up(neg), "run", lambda S: ended.set() or S)
+    _thread.start_new_thread(SparseTensor.__torch_dispatch__, (neg, (SparseTensor,), (S,)))
+    assert ended.wait(10) and not raised
+
+
+def test_a_storage_on_a_device_may_be_filled_in_later() -> None:
+    S = from_torch(torch.eye(3), format="csr")
+    values = S.values().to("meta")
+    early = SparseTensor(Storage.__new__(Storage), (3, 3), values)
+    early.__dict__["storage"] = Storage(S.storage.pattern, values)
+    assert early.device == values.device and early.nnz == 3

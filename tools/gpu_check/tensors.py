@@ -355,7 +355,7 @@ def explanations(device: str) -> None:
     told = {
         "a grid": scorch.explain("ij,jk->ik", S, X),
         "launches that count": scorch.explain(union, A=S, B=B),
-        "two launches count": scorch.explain("ij,jk->ik", S, S),
+        "some launches count": scorch.explain("ij,jk->ik", S, S),
         "joins": scorch.explain(union, format="bsr(4,4)", A=S, B=B),
     }
     for way, explanation in told.items():

@@ -59,8 +59,8 @@ def refuse_script() -> None:
     are passed to such modules and functions arrive elsewhere first. The interpreter of TorchScript raises an
     error without the message of ours, so that a warning has to say it.
     """
-    frame = sys._getframe(2)
-    if frame.f_globals.get("__name__") == torch.nn.Module.__module__:
+    frame = sys._getframe(1).f_back  # the threads of autograd have no other
+    if frame is not None and frame.f_globals.get("__name__") == torch.nn.Module.__module__:
         module = frame.f_locals.get("self")
         if isinstance(module, torch.jit.ScriptModule):
             error = unsupported_in_jit(module.original_name)

@@ -180,7 +180,7 @@ class SparseTensor(torch.Tensor):
                 f"a tensor of shape {shape} has too many elements: the product of its sizes must "
                 f"be less than 2**63"
             ) from None
-        if not values.is_cpu:
+        if not values.is_cpu and "pattern" in storage.__dict__:  # neither filled in nor read later
             expect(values, storage.pattern.index_dtype)
         tensor.__dict__["storage"] = storage
         return tensor
@@ -546,11 +546,11 @@ def ordinary_view(take: Callable[..., Any]) -> Callable[..., Any]:
     """Take the view of an ordinary tensor outside ``torch.inference_mode``, which has its views ordinary."""
 
     @functools.wraps(take)
-    def take_outside(source: SparseTensor, *args: Any) -> Any:
-        if is_ordinary_in_inference_mode(source):
+    def take_outside(*args: Any, **kwargs: Any) -> Any:
+        if is_ordinary_in_inference_mode(args[0] if args else next(iter(kwargs.values()))):
             with untracked():
-                return take(source, *args)
-        return take(source, *args)
+                return take(*args, **kwargs)
+        return take(*args, **kwargs)
 
     return take_outside
 
