@@ -225,28 +225,34 @@ static inline int is_first(const u64 *keys, u32 at, int bits) {
   return at == 0 || keys[at - 1] >> bits != keys[at] >> bits;
 }
 
-// Add up sorted products of the same column, and write the sums. ``before``: a number for each 32 of them.
+// Add up sorted products of the same column, and write the sums. ``before``: a number for each 32 of them, where
+// there are several warps.
 static inline void add_sorted(
   const struct product x, i64 begin, const u64 *keys, u32 number, const T *products, u32 *before, u32 own,
   u32 threads, int bits
 ) {
   const u32 words = (number + 31) / 32;
+  u32 sum = 0;  // of those before a word
+  if (threads > 32) {
 #pragma unroll 1
-  for (u32 word = own / 32; word < words; word += threads / 32) {
-    const u32 at = word * 32 + own % 32;
-    B_PLACE found = at < number && is_first(keys, at, bits);
-    count_before(&found);
-    if (own % 32 == 0) before[word] = (u32)found;
+    for (u32 word = own / 32; word < words; word += threads / 32) {
+      const u32 at = word * 32 + own % 32;
+      B_PLACE found = at < number && is_first(keys, at, bits);
+      count_before(&found);
+      if (own % 32 == 0) before[word] = (u32)found;
+    }
+    __syncthreads();
   }
-  sync(threads);
 #pragma unroll 1
-  for (u32 word = own / 32, passed = 0, sum = 0; word < words; word += threads / 32) {
+  for (u32 word = own / 32, passed = 0; word < words; word += threads / 32) {
+    if (threads > 32)
 #pragma unroll 1
-    for (; passed < word; passed++) sum += before[passed];
+      for (; passed < word; passed++) sum += before[passed];
     const u32 at = word * 32 + own % 32;
     const int is_own = at < number && is_first(keys, at, bits);
     B_PLACE all = is_own;
     const u32 place = sum + (u32)count_before(&all);
+    if (threads == 32) sum += (u32)all;
     if (!is_own) continue;
     const u64 column = keys[at] >> bits, last = (1u << bits) - 1;
     T total = products[keys[at] & last];

@@ -44,9 +44,11 @@ from scorch._src.loops.types import BFLOAT16, BOOL, LAST_INT32, Type
 from scorch._src.notation.nodes import Access, Op
 
 ROWS = "ds"
-# Functions that count, and those that fill, but of long rows, which few matrices have.
-COUNTING = "scorch_count_few", "scorch_count_some", "scorch_count_many"
-FILLING = "scorch_fill_few", "scorch_fill_some", "scorch_list_many", "scorch_add_many"
+# Functions that count, and those that fill; of matrices with many columns, too; long rows have others.
+COUNTING = "scorch_count_few", "scorch_count_many"
+FILLING = "scorch_fill_few", "scorch_list_many", "scorch_add_many"
+SORTING = "scorch_fill_some", "scorch_count_some"
+LONG = "scorch_list_long", "scorch_count_long", "scorch_add_long"
 FIRST = *reversed(FILLING), *COUNTING  # what is compiled first: what takes longest
 PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
 AT_ONCE = 4  # of these that a thread compares
@@ -109,7 +111,7 @@ def usual_text(values: torch.dtype, index: torch.dtype) -> Text:
     """The text of a product of matrices with the same dtypes, and the functions that a first call needs."""
     element, kind = type_of_dtype(values), type_of_dtype(index)
     types = element.computes_in, kind, (element, element), (kind, kind)
-    return Text(functools.partial(_print_product, *types), "products of sparse matrices", FIRST)
+    return Text(functools.partial(_print_product, *types), "products of sparse matrices", (*FIRST, *SORTING))
 
 
 def _print_product(
@@ -201,7 +203,7 @@ class ProductExecutable(CudaExecutable):
             refuse("rows and columns have too few bits")
             return False
         self.load_sums()
-        return self.kernel.is_ready(needed=self.turns(torch.device("cuda")).first_functions)
+        return self.kernel.is_ready(needed=COUNTING)
 
     def turns(self, device: torch.device) -> Turns:
         """Return what is launched on a device."""
@@ -281,11 +283,14 @@ class ProductExecutable(CudaExecutable):
             found: list[int] = places[counts.numel() :].tolist()
             return found
 
+        if turns.most:
+            self.kernel.prepare(SORTING, device.index)
         launch(turns.counting)
         count, *rows = add_up()
         in_bins = dict(zip(BINS, rows, strict=True))
         if long := in_bins["BIN_LONG"]:
             cut_counts = torch.empty(long * turns.cuts, dtype=torch.int32, device=device)
+            self.kernel.prepare(LONG, device.index)
             launch(turns.counting_long(long))
             count = add_up()[0]
         crd, values = self._allocated(count, device)

@@ -94,12 +94,6 @@ class Turns:
         bins: list[BinName] = ["BIN_SOME", "BIN_MORE", "BIN_MANY"]
         return bins if self.most else bins[2:]
 
-    @property
-    def first_functions(self) -> list[str]:
-        """The functions that a call waits for: those that count."""
-        names = ["few", *(BINS[name].suffix for name in self.usual_bins)]
-        return [f"scorch_count_{name}" for name in dict.fromkeys(names)]
-
     @functools.cached_property
     def counting(self) -> list[Turn]:
         """The launches that count columns, of all rows but long ones."""
