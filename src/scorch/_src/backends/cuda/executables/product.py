@@ -262,20 +262,13 @@ class ProductExecutable(CudaExecutable):
         left_rows = torch.empty(self.rows * len(BINS), dtype=torch.int32, device=device)
         cut_counts = torch.empty(0, dtype=torch.int32, device=device)
 
+        given = [*map(self.slot, arrays), self.rows, turns.tiles]
+        lists = [self.slot(left), self.slot(left_rows)]
+
         def launch(some: Sequence[Turn], *result: torch.Tensor) -> None:
+            behind = [*map(self.slot, (cut_counts, counts, *result)), 0, 0, 0][:5]
             for (name, blocks, threads, shared), number, tile, width, room, cuts in some if self.rows else ():
-                slots = [
-                    *map(self.slot, arrays),
-                    self.rows,
-                    turns.tiles,
-                    tile,
-                    width,
-                    room,
-                    turns.most,
-                    number,
-                ]
-                slots += [*map(self.slot, (left, left_rows)), cuts, *map(self.slot, (cut_counts, counts))]
-                slots += [*map(self.slot, result), 0, 0, 0][:3]
+                slots = [*given, tile, width, room, turns.most, number, *lists, cuts, *behind]
                 self.kernel.launch_blocks(name, slots, blocks, threads, shared, device.index)
 
         def add_up() -> list[int]:
