@@ -220,22 +220,8 @@ def test_cached_calls_do_not_become_constants_of_a_trace() -> None:
     assert torch.equal((SQUARE * x).to_dense(), SQUARE.to_dense() * x)  # afterwards as before
 
 
-class HoldsSparse(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("S", SQUARE)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(self.S, x)
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_scripts_take_sparse_tensors_as_arguments_but_have_none_of_their_own() -> None:
-    scripted = torch.jit.script(HoldsSparse())  # a file of it would have zeros in place of the buffer
-    message = "HoldsSparse: torch.jit.trace and torch.jit.script do not support sparse tensors; use"
-    with pytest.raises(RuntimeError, match="TorchScript"), pytest.warns(UserWarning, match=message):
-        scripted(torch.ones(3, 2))
-    assert torch.equal(HoldsSparse()(torch.ones(3, 2)), SQUARE @ torch.ones(3, 2))
+def test_scripts_take_sparse_tensors_as_arguments() -> None:
     with pytest.raises(UnsupportedError, match=r"sparsify: torch.jit.trace and torch.jit.script do not"):
         scorch.sparsify(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8))))
     relu = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU()))

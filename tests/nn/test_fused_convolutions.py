@@ -52,7 +52,7 @@ def fill(norm: Any) -> Any:
 
 def sparse_layer(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
     conv = nn.Conv2d(6, 10, **options, dtype=dtype)
-    return scorch.sparsify(conv, 0.6, prefer="size").eval()
+    return scorch.sparsify(conv, 0.75, prefer="size").eval()
 
 
 def check(layer: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -119,7 +119,7 @@ def sequence(dims: int = 2) -> tuple[Any, Any]:
     torch.manual_seed(0)
     conv, norm = ((nn.Conv1d, nn.BatchNorm1d), (nn.Conv2d, nn.BatchNorm2d))[dims - 1]
     model = nn.Sequential(conv(6, 10, 3), fill(norm(10)), nn.ReLU(True), conv(10, 4, 3), nn.GELU())
-    sparse = scorch.sparsify(model, 0.6, prefer="size").eval()
+    sparse = scorch.sparsify(model, 0.75, prefer="size").eval()
     dense = copy.deepcopy(sparse)
     dense[0], dense[3] = dense[0].to_dense(), dense[3].to_dense()
     dense.__class__ = nn.Sequential
@@ -227,7 +227,7 @@ class Residual(nn.Module):
 
 def blocks() -> tuple[Any, Any]:
     torch.manual_seed(0)
-    sparse = scorch.sparsify(nn.Sequential(Residual(), Residual()), 0.6, prefer="size").eval()
+    sparse = scorch.sparsify(nn.Sequential(Residual(), Residual()), 0.75, prefer="size").eval()
     dense = copy.deepcopy(sparse)
     for block in dense:
         block.conv1, block.conv2 = block.conv1.to_dense(), block.conv2.to_dense()
@@ -276,7 +276,7 @@ def test_values_that_are_read_before_a_change_in_place_stay() -> None:
 @torch.no_grad()
 def test_compiled_convolutions_that_no_rule_records() -> None:
     torch.manual_seed(0)
-    one = scorch.sparsify(nn.Conv1d(6, 4, 3, padding=1, padding_mode="circular"), 0.5, prefer="size").eval()
+    one = scorch.sparsify(nn.Conv1d(6, 4, 3, padding=1, padding_mode="circular"), 0.75, prefer="size").eval()
     two, x = sparse_layer(kernel_size=3), torch.randn(6, 9)
     torch.testing.assert_close(scorch.compile(lambda x: F.relu(one(x)))(x), F.relu(one(x)))
     images = torch.randn(6, 5, 5)

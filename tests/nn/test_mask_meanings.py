@@ -165,7 +165,7 @@ def test_pairs_are_checked() -> None:
 
 @pytest.mark.parametrize("needs_weights", [False, True])
 def test_sparse_layers_refuse_the_masks_that_torch_refuses(needs_weights: bool) -> None:
-    layer = scorch.sparsify(nn.MultiheadAttention(E, H, batch_first=True), sparsity=0.5, prefer="size")
+    layer = scorch.sparsify(nn.MultiheadAttention(E, H, batch_first=True), sparsity=0.75, prefer="size")
     layers, x = [layer, layer.to_dense()], torch.ones(2, L, E)
     wrong = [
         {"attn_mask": torch.zeros(1, 1)},

@@ -25,7 +25,7 @@ from scorch._src.torch_internals import (
     peek_interpreter_stack,
     tree_leaves,
 )
-from scorch.errors import UnsupportedError, warn
+from scorch.errors import UnsupportedError
 
 _depth = threading.local()
 Result = TypeVar("Result")
@@ -48,24 +48,8 @@ def unsupported_in_jit(what: str) -> UnsupportedError:
 
 def refuse_jit(what: str) -> None:
     """Refuse a call while ``torch.jit.trace`` records: results of kernels would be constants there."""
-    if is_jit_tracing():
+    if not is_dynamo_compiling() and is_jit_tracing():
         raise unsupported_in_jit(what)
-
-
-def refuse_script() -> None:
-    """Refuse an operator that a module of ``torch.jit.script`` runs on a sparse tensor of its own.
-
-    Its result would be right, but a file of the module would have zeros in place of the tensor. Tensors that
-    are passed to such modules and functions arrive elsewhere first. The interpreter of TorchScript raises an
-    error without the message of ours, so that a warning has to say it.
-    """
-    frame = sys._getframe(1).f_back  # the threads of autograd have no other
-    if frame is not None and frame.f_globals.get("__name__") == torch.nn.Module.__module__:
-        module = frame.f_locals.get("self")
-        if isinstance(module, torch.jit.ScriptModule):
-            error = unsupported_in_jit(module.original_name)
-            warn(str(error))
-            raise error
 
 
 def is_composed(*tensors: Any) -> bool:

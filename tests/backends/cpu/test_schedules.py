@@ -181,7 +181,7 @@ def test_changed_sources_plan_anew(planned: list[str], monkeypatch: pytest.Monke
     scorch.einsum("ij,jk->ik", A, X)
     forget()
     planned.clear()
-    monkeypatch.setattr(schedules, "_version", lambda: "another")
+    monkeypatch.setattr(schedules.sources, "version", lambda: "another")
     scorch.einsum("ij,jk->ik", A, X)
     assert len(planned) == 1
 

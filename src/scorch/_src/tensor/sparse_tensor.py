@@ -30,7 +30,6 @@ from scorch._src.grad_state import (
     is_grad_enabled,
     is_transformed,
     refuse_jit,
-    refuse_script,
     untracked,
 )
 from scorch._src.name_hints import check_keywords, hides_unknown
@@ -254,7 +253,6 @@ class SparseTensor(torch.Tensor):
     ) -> Any:
         if LIVE and any_traced((args, *(kwargs or {}).values())):
             return hooks.record(func, args, kwargs or {})
-        refuse_script()
         if torch.is_inference_mode_enabled() and func.is_view and is_ordinary_in_inference_mode(args[0]):
             with untracked():
                 return cls.__torch_dispatch__(func, types, args, kwargs)
