@@ -51,7 +51,7 @@ def check(a: torch.Tensor, b: torch.Tensor) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inner", "density"), [(60, 0.1), (300, 0.02), (400, 0.15)])
+@pytest.mark.parametrize(("inner", "density"), [(60, 0.1), (300, 0.02), (400, 0.02)])
 def test_products_are_sorted_where_there_are_many_columns(
     inner: int,
     density: float,
@@ -69,7 +69,7 @@ def test_products_are_sorted_where_there_are_many_columns(
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("cuts", "columns"), [(1, 2000), (3, 2500), (16, 9000)])
+@pytest.mark.parametrize(("cuts", "columns"), [(1, 2000), (3, 2500), (16, 5000)])
 def test_blocks_share_long_rows(
     cuts: int,
     columns: int,
@@ -105,7 +105,7 @@ def test_rows_of_all_kinds(reprinted: None, ran: list[str], monkeypatch: pytest.
     a = torch.zeros(40, 500)
     for row in range(40):
         a[row, torch.randperm(500)[: (row * row) // 4]] = torch.randn((row * row) // 4)
-    b = drawn(500, 4000, 0.01, torch.float32)
+    b = drawn(500, 4000, 0.005, torch.float32)
     b[::7] = 0
     check(a, b)
     assert {"fill_few", "fill_some", "list_long", "add_long"} <= set(ran)
