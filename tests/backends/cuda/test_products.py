@@ -94,6 +94,7 @@ def test_sums_of_long_rows_are_in_either_memory(
     sums: int, reprinted: None, ran: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product_turns, "BYTES_OF_CUT", sums)
+    monkeypatch.setattr(product, "LONGER_ROW", 256)
     a = drawn(5, 400, 0.01, torch.float32)
     a[3] = torch.randn(400)
     check(a, drawn(400, 3000, 0.02, torch.float32))

@@ -51,7 +51,7 @@ SORTING = "scorch_fill_some", "scorch_count_some"
 LONG = "scorch_list_long", "scorch_count_long", "scorch_add_long"
 FIRST = *reversed(FILLING), *COUNTING  # what is compiled first: what takes longest
 PARTS = [f"scorch_{what}_parts" for what in ("add", "count", "fill")]
-AT_ONCE = 4  # of these that a thread compares
+AT_ONCE = 4  # columns that a thread reads before it marks the first
 AHEAD = 4  # entries of a row of A whose products are read at once
 ARRAYS = 3  # of a matrix
 MAX_FEW_ROWS = 1024
@@ -176,7 +176,7 @@ def _with_needed(names: Sequence[str]) -> list[str]:
 
 
 class ProductExecutable(CudaExecutable):
-    """The product of two matrices: one launch counts, one fills; in between the host learns the size."""
+    """The product of two matrices: some launches count, some fill; in between the host learns the size."""
 
     direct = None
 
@@ -200,7 +200,7 @@ class ProductExecutable(CudaExecutable):
 
     def is_ready(self) -> bool:
         if self.rows > LAST_UINT32 or self.result_columns > MAX_COLUMNS:
-            refuse("rows and columns have too few bits")
+            refuse(f"it has more than {LAST_UINT32:,} rows or {MAX_COLUMNS:,} columns")
             return False
         self.load_sums()
         return self.kernel.is_ready(needed=COUNTING)
@@ -261,7 +261,6 @@ class ProductExecutable(CudaExecutable):
         left = places[counts.numel() + 1 :]
         left_rows = torch.empty(self.rows * len(BINS), dtype=torch.int32, device=device)
         cut_counts = torch.empty(0, dtype=torch.int32, device=device)
-
         given = [*map(self.slot, arrays), self.rows, turns.tiles]
         lists = [self.slot(left), self.slot(left_rows)]
 

@@ -16,11 +16,9 @@ MAX_BLOCKS = 1 << 14
 FEW = 128  # products of a row that a warp sorts
 SOME, MORE = 512, 2048  # products of a row that a block sorts, in two bins
 MIN_COLUMNS = 1 << 17  # with fewer, marking them is faster than sorting
-LONG_ROW, LONGER_ROW = (
-    128,
-    256,
-)  # entries of a row that several blocks share, with short rows of B, and in any case
-SHORT = 24  # entries of such a row of B, on average
+LONG_ROW = 128  # entries of a row that several blocks share, if the rows of B that it meets are short
+LONGER_ROW = 512  # the same, whatever rows it meets
+SHORT = 24  # entries of a short row of B, on average
 CUTS, MAX_CUT = 16, 1 << 18  # as many blocks, if each has no more columns
 TICKETS = 2048  # for the sums of such a block
 BITS_OF_TILE = 1024  # columns come in multiples of as many
