@@ -461,3 +461,37 @@ def test_sums_over_columns_begin_at_zero_whatever_was_in_their_memory(threads: i
             torch.testing.assert_close(found, dense.sum(0))
             found.fill_(float("nan"))
             del found
+
+
+RECORDED = """
+static i64 recorded;
+static int record(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void *), void *context) {
+  recorded = ((struct closure_1 *)context)->closure_turns.count;
+  for (i64 share = begin; share < end; share += grain) body(share, share + grain, context);
+  return 0;
+}
+long long count_turns(long long *args) {
+  args[0] = (i64)record;
+  return scorch_compute(args) ? -1 : recorded;
+}
+"""
+
+
+def test_threads_have_equally_many_turns() -> None:
+    """So that none waits while others take one more."""
+    lengths = torch.arange(1, 2001, dtype=torch.int32) % 60
+    pointers = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    columns, values = torch.zeros(int(pointers[-1]), dtype=torch.int32), torch.ones(int(pointers[-1]))
+    S, x, sums = (
+        scorch.sparse_csr_tensor(pointers, columns, values, (2000, 70)),
+        torch.ones(70),
+        torch.empty(2000),
+    )
+    source = scorch.explain("ij,j->i", S, x).source
+    address = jit.load(source + RECORDED).address("count_turns")
+    addresses = [array.data_ptr() for array in (pointers, columns, values, x, sums)]
+    for threads in (2, 3, 5, 7, 11, 13, 16, 40):
+        turns = make_caller().call(address, 0, threads, 2000, 70, *addresses)
+        assert turns > 0
+        assert turns % threads == 0, (threads, turns)
+        assert torch.equal(sums, lengths.float())
