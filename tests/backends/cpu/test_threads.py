@@ -237,7 +237,7 @@ def test_one_thread_is_no_choice_for_ever(clock: Clock) -> None:
 
 def test_costs_are_measured_less_often_the_longer_they_agree(clock: Clock) -> None:
     least, waits = 100_000.0, []
-    for cost in (1, 1.1, 1, 0.95, 1, 0.5, 0.5, 0.21, 0.21, 0.2):
+    for cost in (1, 1.1, 1, 0.95, 1, 0.5, 0.5, 0.11, 0.11, 0.1):
         clock.cost = cost
         found = parallel.relative_cost(2)
         revisit = parallel.revisit_at(2, least * max(found * 0.9, parallel.CHEAPEST), least)
@@ -276,7 +276,7 @@ def test_calls_find_out_that_threads_pay_off(clock: Clock) -> None:
         for _ in range(5):
             assert torch.equal(S @ x, lengths.float())
         assert len(loops) == 1
-        clock.now, clock.cost = loops[0][2], 0.2
+        clock.now, clock.cost = loops[0][2], parallel.CHEAPEST
         for _ in range(5):
             assert torch.equal(S @ x, lengths.float())
     assert [threads_of(quiet) for quiet, _, _ in loops] == [1, 2]
