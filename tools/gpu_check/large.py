@@ -15,9 +15,11 @@ import argparse
 import gc
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -409,7 +411,9 @@ def run(name: str, sizes: Sizes) -> str:
     except (torch.OutOfMemoryError, MemoryError):
         return NO_ROOM
     except Exception as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "scorch" in frame.filename]
+        place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: " if frames else ""
+        return place + " ".join(f"{type(error).__name__}: {error}".split())[:400]
     return OK
 
 
