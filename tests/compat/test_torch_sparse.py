@@ -16,7 +16,7 @@ from fork_server import run_python
 from properties.drawing import random_dense
 from scorch.compat import torch_sparse as ts
 from scorch.compat.torch_sparse import SparseTensor
-from scorch.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import IndexRangeError, MissingDeviceError, OperandError, ShapeError, UnsupportedError
 
 PRODUCTS = importlib.import_module("scorch.compat.torch_sparse.matmul")  # not the function of this name
 DTYPES = [torch.float32, torch.float64, torch.int64]
@@ -573,3 +573,15 @@ def test_entries_in_shared_memory():
     assert not A.is_shared() and not A.is_pinned()
     assert A.share_memory_() is A and A.is_shared()
     assert torch.equal(A.to_dense(), torch.eye(2).flip(0))
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = SparseTensor.from_dense(torch.eye(3))
+    if not torch.cuda.is_available():
+        with pytest.raises(MissingDeviceError, match="needs a CUDA build of PyTorch"):
+            A.cuda()
+    for name in ("scipy.sparse", "scipy.sparse.csgraph"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for call in (A.to_scipy, lambda: ts.reverse_cuthill_mckee(A)):
+        with pytest.raises(UnsupportedError, match=r"needs SciPy.*pip install scipy"):
+            call()

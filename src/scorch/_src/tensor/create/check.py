@@ -55,6 +55,8 @@ def advice_on(value: object, name: str = "") -> str:
     if hasattr(value, "edge_index"):
         return "pass one of its tensors, such as its x"
     package = type(value).__module__.partition(".")[0]
+    if package == "networkx":
+        return "create one with scorch.from_networkx"
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
     if isinstance(value, (list, tuple)):
