@@ -151,7 +151,18 @@ MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
         CallError,
         lambda: torch.nn.Linear(3, 2)(SQUARE.double()),
     ),
-    "convert one, as in x.to(S.dtype)": (CallError, lambda: SQUARE @ torch.ones(3, dtype=torch.float64)),
+    "got: long int != float; convert one, as in S.to(x.dtype)": (
+        CallError,
+        lambda: SQUARE.long() @ torch.ones(3, 2),
+    ),
+    "got: float != double; convert one, as in x.to(S.dtype)": (
+        CallError,
+        lambda: SQUARE @ torch.ones(3, 2, dtype=torch.float64),
+    ),
+    "got: float != Half; convert one, as in x.to(S.dtype)": (  # a sparse weight
+        CallError,
+        lambda: torch.nn.functional.linear(torch.ones(2, 3), SQUARE.half()),
+    ),
 }
 
 

@@ -319,7 +319,7 @@ def _hint_for_caller() -> str:
 def cleaned(text: str, name: str, tensors: Sequence[torch.Tensor] = ()) -> str:
     """Remove torch's internal names from an error message, and add how to make dtypes equal."""
     first = text.strip().split("\n")[0].strip()
-    first = first.replace("aten::", "").replace("(sparse_coo)", "")
+    first = re.sub(r"aten::|c10::|\(sparse_coo\)", "", first)
     misfits = r"\w+\(\) received an invalid combination of arguments - got \((.*?),? ?\), but expected.*"
     first = re.sub(misfits, r"it cannot take these arguments: \1", first)
     if "same dtype" in first or re.search("expected scalar type .* but found", first):
@@ -329,11 +329,10 @@ def cleaned(text: str, name: str, tensors: Sequence[torch.Tensor] = ()) -> str:
 
 def _conversion(tensors: Sequence[torch.Tensor]) -> str:
     """Return how to make dtypes equal: a matrix of SciPy's float64 is converted for a float32 layer."""
-    sparse = [tensor.dtype for tensor in tensors if isinstance(tensor, SparseTensor)]
-    others = [tensor.dtype for tensor in tensors if not isinstance(tensor, SparseTensor)]
-    if sparse and others and sparse[0] != others[0]:
-        is_usual = others[0] == torch.get_default_dtype()
-        if is_usual or (others[0].is_floating_point and not sparse[0].is_floating_point):
+    first, *others = tensors or (torch.empty(0),)
+    if isinstance(first, SparseTensor) and others and others[0].is_floating_point():  # not a sparse weight
+        is_wider = torch.promote_types(first.dtype, others[0].dtype) == first.dtype
+        if not first.is_complex() and (is_wider or not first.is_floating_point()):
             return "S.to(x.dtype)"
     return "x.to(S.dtype)"
 
