@@ -72,8 +72,16 @@ def test_graph_layers_take_it(name):
     A = SparseTensor.from_dense((dense_of((4, 4)) != 0).float())
     layer, x = getattr(scorch.nn, name)(3, 2), torch.rand(4, 3)
     assert torch.equal(layer(x, A), layer(x, A.to_scorch()))
-    with pytest.raises(OperandError, match=r"pass what its method to_scorch\(\) returns"):
-        scorch.einsum("ij,jk->ik", A, x)
+    for call in (
+        lambda: scorch.einsum("ij,jk->ik", A, x),
+        lambda: scorch.linalg.cg(A, x),
+        lambda: scorch.from_torch(A),
+        lambda: scorch.draw(A),
+    ):
+        with pytest.raises(
+            OperandError, match=r"got a torch_sparse SparseTensor; convert it, as in A\.to_scorch\(\)"
+        ):
+            call()
 
 
 @given(matrices())

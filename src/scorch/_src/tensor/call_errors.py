@@ -329,12 +329,12 @@ def cleaned(text: str, name: str, tensors: Sequence[torch.Tensor] = ()) -> str:
 
 def _conversion(tensors: Sequence[torch.Tensor]) -> str:
     """Return how to make dtypes equal: a matrix of SciPy's float64 is converted for a float32 layer."""
-    first, *others = tensors or (torch.empty(0),)
-    if isinstance(first, SparseTensor) and others and others[0].is_floating_point():  # not a sparse weight
-        is_wider = torch.promote_types(first.dtype, others[0].dtype) == first.dtype
-        if not first.is_complex() and (is_wider or not first.is_floating_point()):
-            return "S.to(x.dtype)"
-    return "x.to(S.dtype)"
+    if len(tensors) < 2 or not isinstance(tensors[0], SparseTensor):  # a sparse weight comes after its input
+        return "x.to(S.dtype)"
+    S, x = (tensor.dtype for tensor in tensors[:2])
+    is_wider = torch.promote_types(S, x) == S
+    is_converted = x.is_floating_point and not S.is_complex and (is_wider or not S.is_floating_point)
+    return "S.to(x.dtype)" if is_converted else "x.to(S.dtype)"
 
 
 def described(tensors: Sequence[torch.Tensor]) -> str:
