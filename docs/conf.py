@@ -84,6 +84,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "show_prev_next": True,
     "navigation_with_keys": False,
+    "pygments_dark_style": "github-dark-colorblind",  # quieter comments than the theme's, with enough contrast
     "header_links_before_dropdown": 6,
     "footer_start": ["copyright"],
     "footer_end": [],

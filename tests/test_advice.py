@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import networkx
 import pytest
 import torch
 from tests.fork_server import run_python
@@ -17,6 +18,7 @@ from tests.test_name_hints import public_functions
 import scorch
 from scorch.errors import (
     ArgumentError,
+    CallError,
     DtypeError,
     FileError,
     FormatError,
@@ -129,6 +131,38 @@ MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
         OperandError,
         lambda: scorch.nn.masks.from_function(lambda i, j: i == j, 16),
     ),
+    "x must have shape (nodes, 2), but got (3, 3); pass the features first, then the graph": (
+        ShapeError,
+        lambda: scorch.nn.GCNConv(2, 2)(SQUARE, torch.ones(3, 2)),
+    ),
+    "x must have shape (nodes, 2), but got (2, 3); pass the features first, then the graph": (
+        ShapeError,
+        lambda: scorch.nn.GATConv(2, 2)(EDGE_INDEX, torch.ones(3, 2)),
+    ),
+    "a Graph; create one with scorch.from_networkx": (
+        OperandError,
+        lambda: scorch.nn.GCNConv(2, 2)(torch.ones(3, 2), networkx.Graph()),
+    ),
+    "got a tensor of shape (3,); for a diagonal matrix, pass scorch.diag(values, format='csr')": (
+        ShapeError,
+        lambda: scorch.linalg.cg(SQUARE, torch.ones(3), M=torch.ones(3)),
+    ),
+    "convert one, as in S.to(x.dtype)": (  # a matrix of SciPy's float64 for a layer
+        CallError,
+        lambda: torch.nn.Linear(3, 2)(SQUARE.double()),
+    ),
+    "got: long int != float; convert one, as in S.to(x.dtype)": (
+        CallError,
+        lambda: SQUARE.long() @ torch.ones(3, 2),
+    ),
+    "got: float != double; convert one, as in x.to(S.dtype)": (
+        CallError,
+        lambda: SQUARE @ torch.ones(3, 2, dtype=torch.float64),
+    ),
+    "got: float != Half; convert one, as in x.to(S.dtype)": (  # a sparse weight
+        CallError,
+        lambda: torch.nn.functional.linear(torch.ones(2, 3), SQUARE.half()),
+    ),
 }
 
 
@@ -149,6 +183,9 @@ def test_advice_that_is_given_works() -> None:
     assert "matmul" in str(scorch.explain(torch.matmul, SQUARE, torch.ones(3)))
     b = torch.ones(3)
     assert scorch.evaluate("R[i,j] = S[i,j] + b[i]", S=SQUARE, b=b).shape == (3, 3)
+    assert torch.nn.Linear(3, 2)(SQUARE.double().to(torch.float32)).shape == (3, 2)
+    M = scorch.diag(1 / SQUARE.diagonal(), format="csr")
+    assert torch.equal(scorch.linalg.cg(SQUARE, b, M=M), b)
     assert scorch.sum(SQUARE, axis=1, keepdims=True).shape == (3, 1)
     assert SQUARE.sum(axis=1, masked=True, keepdims=True).shape == (3, 1)
 

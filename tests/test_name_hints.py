@@ -81,6 +81,7 @@ NAMES = {
     "M": S,
     "Q": torch.ones(3, 2),
     "K": torch.ones(3, 2),
+    "T": torch.ones(3, 3, 3),
 }
 NOT_RUN = {"scorch.save", "scorch.load", "scorch.spy", "scorch.sparsify", "isinstance"}
 

@@ -55,7 +55,12 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-_LIBRARIES = {"numpy": "NumPy", "scipy": "SciPy", "torch_geometric": "PyG"}  # by package
+_LIBRARIES = {
+    "numpy": "NumPy",
+    "scipy": "SciPy",
+    "torch_geometric": "PyG",
+    "torch_sparse": "torch_sparse",
+}  # by package
 
 
 def kind_of(value: object) -> str:
@@ -65,6 +70,8 @@ def kind_of(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name, library = type(value).__name__, type(value).__module__.partition(".")[0]
+    if hasattr(value, "to_scorch"):
+        library = "torch_sparse"  # of scorch.compat: its class has the name of ours
     if library in _LIBRARIES:
         return f"a {_LIBRARIES[library]} {'array' if name == 'ndarray' else name}"
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

@@ -13,7 +13,7 @@ from fork_server import run_python
 from nn.test_graph_pyg import pyg, random_graph
 from scorch.compat import pyg as compat
 from scorch.compat import torch_sparse
-from scorch.errors import CallError
+from scorch.errors import CallError, ShapeError
 
 torch_geometric = pytest.importorskip("torch_geometric", exc_type=ImportError)
 
@@ -211,6 +211,17 @@ def test_matrices_may_be_bipartite_or_of_another_dtype() -> None:
     for dtype in (torch.bool, torch.int64, torch.float64):
         for layer in (pyg.GCNConv(5, 3), pyg.SAGEConv(5, 3)):
             torch.testing.assert_close(layer(_x, matrix_of(edges).to(dtype)), layer(_x, edges))
+
+
+def test_a_matrix_of_other_nodes_is_refused() -> None:
+    x, adj = torch.ones(4, 3), scorch.eye(4, format="csr")
+    expected = r"\(targets, sources\) = \(4, 4\), to match x, but got \(2, 4\)"
+    for layer in (pyg.GCNConv(3, 2), pyg.SAGEConv(3, 2), pyg.GATConv(3, 2)):
+        with pytest.raises(ShapeError, match=expected):
+            layer(x, adj[:2])
+        with pytest.raises(ShapeError, match=r"= \(3, 3\).*pass the number of nodes as size="):
+            layer(x[:3], adj)
+    assert pyg.SAGEConv(3, 2)((x, x[:2]), adj[:2]).shape == (2, 2)
 
 
 def test_heterogeneous_graphs_may_be_dicts_of_matrices() -> None:

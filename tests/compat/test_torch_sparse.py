@@ -16,7 +16,7 @@ from fork_server import run_python
 from properties.drawing import random_dense
 from scorch.compat import torch_sparse as ts
 from scorch.compat.torch_sparse import SparseTensor
-from scorch.errors import IndexRangeError, OperandError, ShapeError, UnsupportedError
+from scorch.errors import IndexRangeError, MissingDeviceError, OperandError, ShapeError, UnsupportedError
 
 PRODUCTS = importlib.import_module("scorch.compat.torch_sparse.matmul")  # not the function of this name
 DTYPES = [torch.float32, torch.float64, torch.int64]
@@ -72,8 +72,16 @@ def test_graph_layers_take_it(name):
     A = SparseTensor.from_dense((dense_of((4, 4)) != 0).float())
     layer, x = getattr(scorch.nn, name)(3, 2), torch.rand(4, 3)
     assert torch.equal(layer(x, A), layer(x, A.to_scorch()))
-    with pytest.raises(OperandError, match=r"pass what its method to_scorch\(\) returns"):
-        scorch.einsum("ij,jk->ik", A, x)
+    for call in (
+        lambda: scorch.einsum("ij,jk->ik", A, x),
+        lambda: scorch.linalg.cg(A, x),
+        lambda: scorch.from_torch(A),
+        lambda: scorch.draw(A),
+    ):
+        with pytest.raises(
+            OperandError, match=r"got a torch_sparse SparseTensor; convert it, as in A\.to_scorch\(\)"
+        ):
+            call()
 
 
 @given(matrices())
@@ -573,3 +581,15 @@ def test_entries_in_shared_memory():
     assert not A.is_shared() and not A.is_pinned()
     assert A.share_memory_() is A and A.is_shared()
     assert torch.equal(A.to_dense(), torch.eye(2).flip(0))
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = SparseTensor.from_dense(torch.eye(3))
+    if not torch.cuda.is_available():
+        with pytest.raises(MissingDeviceError, match="needs a CUDA build of PyTorch"):
+            A.cuda()
+    for name in ("scipy.sparse", "scipy.sparse.csgraph"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for call in (A.to_scipy, lambda: ts.reverse_cuthill_mckee(A)):
+        with pytest.raises(UnsupportedError, match=r"needs SciPy.*pip install scipy"):
+            call()

@@ -131,8 +131,11 @@ def test_names_of_arguments_are_those_of_torch(dense: torch.Tensor) -> None:
 def test_what_torch_refuses_is_refused(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     v = torch.randn(6, dtype=torch.float64)
-    for other in (torch.ones(6, 2), torch.ones(6, dtype=torch.int64)):
-        with pytest.raises(CallError, match=r"(same d|scalar )type.*; convert one, as in x\.to\(S\.dtype\)"):
+    for other, advice in (
+        (torch.ones(6, 2), r"S\.to\(x\.dtype\)"),
+        (torch.ones(6, dtype=torch.int64), r"x\.to\(S\.dtype\)"),
+    ):
+        with pytest.raises(CallError, match=f"(same d|scalar )type.*; convert one, as in {advice}"):
             S @ other
     with pytest.raises(ShapeError, match="mm: mat2 must be a matrix"):
         torch.mm(S, v)

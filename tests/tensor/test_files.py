@@ -371,7 +371,7 @@ def test_broken_matrix_market_is_explained(tmp_path, text, message):
             "# c\n1 2 3.0\n1 2 3 4.0\n",
             "line 3: '1 2 3 4.0' has 4 numbers, but the entries of this file have 2",
         ),
-        ("1 2 3.0\n0 2 3.0\n", "line 2: coordinate 1, 0: they count from 1"),
+        ("1 2 3.0\n0 2 3.0\n", "line 2: dimension 0, coordinate 0: they count from 1"),
         ("1 2 3.0\n1 2 x\n", "line 2: 'x' is not a number"),
     ],
 )

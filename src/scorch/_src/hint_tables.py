@@ -24,7 +24,7 @@ TENSOR_HINTS: dict[str, str] = {
     "tobsr": f"use {_to_format('bsr(4,4)')}",
     **{f"to{name}": f"use S.to_scipy().to{name}()" for name in ("lil", "dok", "dia")},
     **dict.fromkeys(("toarray", "todense", "A", "as_dense"), f"use {_AS_DENSE}"),
-    "asformat": f"use {_to_format('csr')}",
+    **dict.fromkeys(("asformat", "convert", "as_format"), f"use {_to_format('csr')}"),
     "astype": "use S.to(torch.float32)",
     "copy": "use S.clone()",
     "getrow": "use S[i]",
@@ -143,6 +143,9 @@ MODULE_HINTS: dict[str, str] = {
     **dict.fromkeys(("to_dense", "toarray", "todense", "densify"), "it is a method: S.to_dense()"),
     **dict.fromkeys(("spgemm", "spspmm"), "use S @ other"),
     "sddmm": "use scorch.einsum('ij,ik,jk->ij', S, Q, K)",
+    "mttkrp": "use scorch.einsum('ijk,jr,kr->ir', T, Q, K)",
+    "khatri_rao": "use scorch.einsum('ir,jr->ijr', Q, K)",
+    "io": "use scorch.load(path) and scorch.save(path, S), which go by the suffix",
     **dict.fromkeys(("from_coo", "from_coords"), f"use {_FROM_INDICES}"),
     **dict.fromkeys(("from_pyg", "from_data"), "use scorch.from_edge_index(edge_index, size=n)"),
     "from_csr": "use scorch.sparse_csr_tensor(crow_indices, col_indices, values, size)",
@@ -224,9 +227,11 @@ NN_HINTS: dict[str, str] = {
     },
     **{name: _of_pyg(name, "model") for name in ("GAT", "GCN", "GIN", "GraphSAGE")},
     **dict.fromkeys(("NeighborLoader", "NeighborSampler", "neighbor_sample"), _SAMPLING),
+    **dict.fromkeys(("TopK", "KSparse"), "use scorch.topk_sparse(x, 2)"),
     **dict.fromkeys(("global_add_pool", "global_max_pool", "global_mean_pool"), _POOLING),
 }  # fmt: skip
 
+_DIAGONAL = "pass M=scorch.diag(1 / S.diagonal(), format='csr') to scorch.linalg.cg or gmres"
 _KRYLOV = "use scorch.linalg.gmres(S, b), or scorch.linalg.cg(S, b), which needs a positive definite matrix"
 
 LINALG_HINTS: dict[str, str] = {
@@ -242,6 +247,7 @@ LINALG_HINTS: dict[str, str] = {
     "eigs": "use scorch.linalg.eigsh(S, k=2), which needs a symmetric matrix, or S.to_scipy()",
     "svds": "use torch.svd_lowrank(S, 2), or torch.linalg.svd(S), which falls back to dense",
     "expm": "use torch.linalg.matrix_exp(S), which falls back to dense",
+    **dict.fromkeys(("jacobi", "preconditioner", "diagonal_preconditioner"), _DIAGONAL),
     "LinearOperator": "scorch.linalg.cg and gmres take a function of a tensor",
 }
 
@@ -271,6 +277,10 @@ MASK_HINTS: dict[str, str] = {
     "causal_window": "use masks.window(n, (before, 0))",
     **dict.fromkeys(
         ("from_mask_mod", "create_mask", "block_diagonal", "document"), "use masks.from_function(mask_mod, n)"
+    ),
+    **dict.fromkeys(
+        ("block", "blocks", "block_sparse", "from_blocks"),
+        "use torch.kron(S.bool(), torch.ones(2, 2, dtype=torch.bool)), which makes a block of each entry",
     ),
     **dict.fromkeys(
         ("dilated", "dilated_window", "strided"),

@@ -20,6 +20,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.devices import HOST
+from scorch._src.ops.graph.graph import check_adjacency
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.interop.torch_layouts import silence_beta_warning
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -214,6 +215,8 @@ def _with_edges(
     arguments = bound.arguments
     for name, value in list(arguments.items()):
         if _is_for_edges(name) and isinstance(value, SparseTensor):
+            if not only_edges:
+                _check_nodes(arguments, value)
             if not only_edges and _multiplies(layer, arguments, value):
                 arguments[name] = _as_adjacency(value, is_weighted="edge_weight" in signature.parameters)
             else:
@@ -224,6 +227,18 @@ def _with_edges(
                 for key, each in value.items()
             }
     return bound.args[1:], bound.kwargs
+
+
+def _check_nodes(arguments: dict[str, Any], matrix: SparseTensor) -> None:
+    """Refuse a matrix of other nodes than ``x``: features of all nodes, or a pair, of sources and targets."""
+    x = arguments.get("x")
+    parts = x if isinstance(x, (tuple, list)) else (x, x)
+    if arguments.get("size") is None and len(parts) == 2 and matrix.dim() >= 2:
+        nodes = [
+            part.shape[0] if isinstance(part, torch.Tensor) and part.dim() == 2 else own
+            for part, own in zip(parts, (matrix.shape[1], matrix.shape[0]), strict=True)
+        ]
+        check_adjacency(tuple(matrix.shape[:2]), (nodes[1], nodes[0]))
 
 
 _signature_of = functools.lru_cache(maxsize=None)(inspect.signature)

@@ -52,7 +52,7 @@ def read_frostt(
         sizes,
         numbers_per_value,
         not (dtype.is_floating_point or dtype.is_complex),
-        [f"coordinate {dim + 1}," for dim in range(len(sizes))],
+        [f"dimension {dim}, coordinate" for dim in range(len(sizes))],
         f"the entries of this file have {len(sizes)} coordinates and a value",
     )
     final = known or tuple(int(column.max()) + 1 for column in crd)

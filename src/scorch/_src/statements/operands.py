@@ -47,8 +47,6 @@ def _advice_on(value: object) -> str:
     """Return what to do with a value that is no operand."""
     if hasattr(value, "__torch_function__"):
         return "use scorch.distributed.einsum or evaluate"
-    if hasattr(value, "to_scorch"):
-        return "pass what its method to_scorch() returns"
     return advice_on(value)
 
 

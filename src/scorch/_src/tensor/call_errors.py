@@ -296,7 +296,7 @@ def error_on(
 def _scorch_error(
     kind: type[ScorchError], name: str, text: str, tensors: Sequence[torch.Tensor]
 ) -> ScorchError:
-    error = kind(f"{name}: {cleaned(text, name)}{described(tensors)}{_hint_for_caller()}")
+    error = kind(f"{name}: {cleaned(text, name, tensors)}{described(tensors)}{_hint_for_caller()}")
     error.is_translated = True
     return error
 
@@ -316,15 +316,25 @@ def _hint_for_caller() -> str:
     return ""
 
 
-def cleaned(text: str, name: str) -> str:
+def cleaned(text: str, name: str, tensors: Sequence[torch.Tensor] = ()) -> str:
     """Remove torch's internal names from an error message, and add how to make dtypes equal."""
     first = text.strip().split("\n")[0].strip()
-    first = first.replace("aten::", "").replace("(sparse_coo)", "")
+    first = re.sub(r"aten::|c10::|\(sparse_coo\)", "", first)
     misfits = r"\w+\(\) received an invalid combination of arguments - got \((.*?),? ?\), but expected.*"
     first = re.sub(misfits, r"it cannot take these arguments: \1", first)
     if "same dtype" in first or re.search("expected scalar type .* but found", first):
-        first += "; convert one, as in x.to(S.dtype)"
+        first += f"; convert one, as in {_conversion(tensors)}"
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
+
+
+def _conversion(tensors: Sequence[torch.Tensor]) -> str:
+    """Return how to make dtypes equal: a matrix of SciPy's float64 is converted for a float32 layer."""
+    if len(tensors) < 2 or not isinstance(tensors[0], SparseTensor):  # a sparse weight comes after its input
+        return "x.to(S.dtype)"
+    S, x = (tensor.dtype for tensor in tensors[:2])
+    is_wider = torch.promote_types(S, x) == S
+    is_converted = x.is_floating_point and not S.is_complex and (is_wider or not S.is_floating_point)
+    return "S.to(x.dtype)" if is_converted else "x.to(S.dtype)"
 
 
 def described(tensors: Sequence[torch.Tensor]) -> str:

@@ -159,4 +159,4 @@ def _translate(error: Exception, func: Any, args: Sequence[Any], kwargs: dict[st
     ):
         kind = ShapeError  # whatever the dtypes and numbers are
     name = name_of(func)
-    return kind(f"{name}: {cleaned(str(error), name)}{described(tensors)}")
+    return kind(f"{name}: {cleaned(str(error), name, tensors)}{described(tensors)}")

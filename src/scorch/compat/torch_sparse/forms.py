@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scorch._src.tensor.interop.optional import optional_module
 from scorch._src.tensor.interop.torch_layouts import silence_beta_warning
 from scorch._src.torch_internals import parse_to
 from scorch.compat.torch_sparse import memory
@@ -55,21 +56,20 @@ def to_scorch(src: SparseTensor, format: Any = "csr") -> Any:
 
 
 def to_scipy(src: SparseTensor, layout: str | None = None, dtype: torch.dtype | None = None) -> Any:
-    import scipy.sparse
-
+    sparse = optional_module("scipy.sparse", "SciPy")
     if src.dim() != 2:
         raise ShapeError(f"SciPy's matrices are 2-D, but got sizes {src.sizes()}")
     value = filled(src, dtype).detach().numpy()
     row, col = src.storage.row().numpy(), src.storage.col().numpy()
     if layout in (None, "coo"):
-        return scipy.sparse.coo_matrix((value, (row, col)), src.sparse_sizes())
+        return sparse.coo_matrix((value, (row, col)), src.sparse_sizes())
     if layout == "csr":
         rowptr = src.storage.rowptr().numpy()
-        return scipy.sparse.csr_matrix((value, col, rowptr), src.sparse_sizes())
+        return sparse.csr_matrix((value, col, rowptr), src.sparse_sizes())
     if layout == "csc":
         order = src.storage.csr2csc().numpy()
         arrays = (value[order], row[order], src.storage.colptr().numpy())
-        return scipy.sparse.csc_matrix(arrays, src.sparse_sizes())
+        return sparse.csc_matrix(arrays, src.sparse_sizes())
     raise OperandError(f"layout must be 'coo', 'csr' or 'csc', but got {layout!r}")
 
 

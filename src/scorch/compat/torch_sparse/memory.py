@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scorch._src.devices import HOST
+from scorch._src.tensor.create.check import check_device
 
 if TYPE_CHECKING:
     from scorch.compat.torch_sparse.storage import SparseStorage
@@ -26,7 +27,11 @@ def type_as(storage: SparseStorage, tensor: Tensor, non_blocking: bool = False) 
 def to_device(storage: SparseStorage, device: Any, non_blocking: bool = False) -> SparseStorage:
     if torch.device(device) == storage.col().device:
         return storage
-    return storage.map(lambda array: array.to(device))
+    try:
+        return storage.map(lambda array: array.to(device))
+    except (AssertionError, RuntimeError):  # "Torch not compiled with CUDA enabled"
+        check_device("to", device)
+        raise
 
 
 def device_as(storage: SparseStorage, tensor: Tensor, non_blocking: bool = False) -> SparseStorage:

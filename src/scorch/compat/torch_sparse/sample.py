@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from scorch._src.tensor.interop.optional import optional_module
 from scorch.compat.torch_sparse.arrange import row_entries
 from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.storage import pick
@@ -129,8 +130,7 @@ def partition(src: SparseTensor, num_parts: int, *args: object, **kwargs: object
 @takes_compat
 def reverse_cuthill_mckee(src: SparseTensor, is_symmetric: bool | None = None) -> Tensor:
     """Return an order of the nodes that brings entries close to the diagonal, computed by SciPy."""
-    from scipy.sparse import csgraph
-
+    csgraph = optional_module("scipy.sparse.csgraph", "SciPy")
     symmetric = src.is_symmetric() if is_symmetric is None else is_symmetric
     found = csgraph.reverse_cuthill_mckee(src.to_scipy(layout="csr"), symmetric)
     return torch.from_numpy(found.astype("int64"))

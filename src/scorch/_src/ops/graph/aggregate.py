@@ -376,7 +376,12 @@ def as_nodes(name: str, x: Any, features: int) -> Tensor:
     shape = x.shape
     if len(shape) != 2 or (features != -1 and shape[1] != features):
         wanted = "features" if features == -1 else features
-        raise ShapeError(f"{name} must have shape (nodes, {wanted}), but got {tuple(shape)}")
+        is_edge_index = not x.dtype.is_floating_point and shape[:1] == (2,)
+        is_graph = len(shape) == 2 and (
+            is_edge_index or (isinstance(x, SparseTensor) and shape[0] == shape[1])
+        )
+        hint = "; pass the features first, then the graph" if is_graph else ""
+        raise ShapeError(f"{name} must have shape (nodes, {wanted}), but got {tuple(shape)}{hint}")
     if not isinstance(x, SparseTensor):
         check_device(name, x.device)
     return as_differentiable(name, x)

@@ -226,20 +226,25 @@ def as_matrix_or_edges(adj: Any) -> torch.Tensor:
     return adj
 
 
-def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
-    storage = adj.storage
-    pattern = storage.pattern
-    if pattern.shape != shape:
-        is_transposed = pattern.shape[::-1] == shape
+def check_adjacency(shape: tuple[int, ...], wanted: tuple[int, int]) -> None:
+    """Refuse the ``shape`` of a matrix that does not match the nodes, ``wanted`` (targets, sources)."""
+    if shape != wanted:
+        is_transposed = shape[::-1] == wanted
         raise ShapeError(
-            f"the adjacency matrix must have shape (targets, sources) = {shape}, to match x, but got "
-            f"{pattern.shape}; "
+            f"the adjacency matrix must have shape (targets, sources) = {wanted}, to match x, but got "
+            f"{shape}; "
             + (
                 "rows are targets, so pass the .T of a matrix from scorch.from_edge_index"
                 if is_transposed
                 else "to scorch.from_edge_index, pass the number of nodes as size="
             )
         )
+
+
+def _graph_of_matrix(adj: SparseTensor, shape: tuple[int, int]) -> tuple[Graph, torch.Tensor]:
+    storage = adj.storage
+    pattern = storage.pattern
+    check_adjacency(pattern.shape, shape)
     if is_tracked(adj):
         return _graph_of_tracked(adj, shape)
     if pattern.format.is_padded:  # blocks and bands are padded with zeros, which are no edges

@@ -355,7 +355,7 @@ def _not_converged(
             "the solution has"
         )
     if not has_preconditioner:
-        hint = "pass M (such as one over the diagonal)"
+        hint = "pass a preconditioner, such as M=scorch.diag(1 / A.diagonal(), format='csr')"
     elif name == "cg":
         hint = "use a better preconditioner M, or scorch.linalg.gmres if it is not positive definite"
     else:

@@ -40,7 +40,8 @@ def as_matrix(name: str, A: Any) -> torch.Tensor:
     if not isinstance(A, torch.Tensor):
         raise OperandError(f"{name} expected a matrix, but got {kind_of(A)}; {advice_on(A)}")
     if A.dim() != 2:
-        raise ShapeError(f"{name} expected a matrix, but got a tensor of shape {tuple(A.shape)}")
+        hint = "; for a diagonal matrix, pass scorch.diag(values, format='csr')" if A.dim() == 1 else ""
+        raise ShapeError(f"{name} expected a matrix, but got a tensor of shape {tuple(A.shape)}{hint}")
     if A.dtype not in (torch.float32, torch.float64, torch.complex64, torch.complex128):
         dtype = str(A.dtype).removeprefix("torch.")
         raise DtypeError(

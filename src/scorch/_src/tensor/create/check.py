@@ -50,11 +50,15 @@ def advice_on(value: object, name: str = "") -> str:
     """Return how to make a tensor of a value that is none; ``name`` is that of the argument."""
     if type(value).__module__ == "torch.fx.proxy":
         return "torch.fx does not trace into layers of Scorch; use torch.export.export"
+    if hasattr(value, "to_scorch"):
+        return "convert it, as in A.to_scorch()"
     if name and isinstance(getattr(value, name, None), torch.Tensor):  # of the data of a graph
         return f"pass its {name}"
     if hasattr(value, "edge_index"):
         return "pass one of its tensors, such as its x"
     package = type(value).__module__.partition(".")[0]
+    if package == "networkx":
+        return "create one with scorch.from_networkx"
     if package in ("numpy", "scipy"):
         return f"create one with {'torch.from_numpy' if package == 'numpy' else 'scorch.from_scipy'}"
     if isinstance(value, (list, tuple)):
@@ -83,6 +87,8 @@ def check_tensor(name: str, value: object) -> None:
 
 def sparse_advice_on(value: object) -> str:
     """Return how to make a sparse tensor of a value that is none."""
+    if hasattr(value, "to_scorch"):
+        return advice_on(value)
     if isinstance(value, torch.Tensor):
         return "create one with scorch.from_torch(tensor, format='csr')"
     if type(value).__module__.partition(".")[0] == "scipy":
