@@ -196,6 +196,7 @@ class Routines:
     batch_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_batch``
     batch_blocks: tuple[tuple[int, int], ...] = ((1, 1),)
     group_dtypes: tuple[torch.dtype, ...] = ()  # of ``multiply_groups``
+    run_dtypes: tuple[torch.dtype, ...] = ()  # of ``reduce_runs``
     norm_dtypes: tuple[torch.dtype, ...] = ()  # of ``bind_norm``
     stored_batch_dtypes: Mapping[torch.dtype, tuple[torch.dtype, ...]] = MappingProxyType({})  # of its values
 
@@ -400,6 +401,14 @@ class Routines:
     def take(self, values: Tensor, places: Tensor) -> Tensor:
         """Return the values at ``places``, along the first dimension."""
         return values.index_select(0, places)
+
+    def reduce_runs(self, values: Tensor, begins: Tensor, how: str) -> Tensor | None:
+        """Return ``amax`` or ``amin`` of the values from each of ``begins`` to the next.
+
+        None where ``scatter_reduce`` does it as well, as for dtypes that are not ``run_dtypes``.
+        """
+        del values, begins, how
+        return None
 
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor, from_end: bool = True

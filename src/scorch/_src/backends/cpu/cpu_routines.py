@@ -16,6 +16,7 @@ from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
+from scorch._src.backends.cpu.routines.extremes import RUN_DTYPES, extremes_of
 from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few, scaled
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
@@ -73,6 +74,7 @@ class CpuRoutines(Routines):
     transpose_matrix = _or_torch(transposed_matrix, Routines.transpose_matrix)
     take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
+    reduce_runs = _or_torch(extremes_of, Routines.reduce_runs)
     concat = _or_torch(joined, Routines.concat)
     concat_rows = _or_torch(below, Routines.concat_rows)
     concat_columns = _or_torch(beside, Routines.concat_columns)
@@ -84,6 +86,7 @@ class CpuRoutines(Routines):
     graph_attention_features_backward = _or_torch(
         features_backward, Routines.graph_attention_features_backward
     )
+    run_dtypes = RUN_DTYPES
     norm_dtypes = tuple(NORMED)
     bind_norm = staticmethod(bind_norm)
     multiply_batch = staticmethod(multiply_batch)

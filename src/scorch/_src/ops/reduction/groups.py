@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import sum_rows
 from scorch._src.backends.sort_entries import distinct, stable_sort
-from scorch._src.grad_state import is_differentiable, untracked
+from scorch._src.grad_state import cached_outside_modes, is_differentiable, is_transformed, untracked
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of
 from scorch._src.storage.storage import Pattern
@@ -48,8 +49,9 @@ class Groups:
             return keys_of([columns[dim] for dim in dims], sizes, listed.keys.device).expand(count)
 
         self.inside, keys = keys_in(reduced), keys_in(kept_dims)
-        is_sorted = kept_dims == list(range(len(kept_dims)))  # as entries are, if the last ones are reduced
-        self.keys, self.group, self.stored = distinct(keys, is_sorted)
+        # As entries are, if the last dimensions are reduced
+        self.is_sorted = kept_dims == list(range(len(kept_dims)))
+        self.keys, self.group, self.stored = distinct(keys, self.is_sorted)
         self.elements: int | torch.Tensor = self.length
         self.zeros: torch.Tensor = self.length - self.stored
         self.has_zeros = self.zeros > 0
@@ -79,15 +81,31 @@ class Groups:
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
         """Reduce the values of each group by ``amax``, ``amin`` or ``prod``."""
+        routines = routines_for(values)
+        if values.dtype in routines.run_dtypes and not (is_differentiable(values) or is_transformed()):
+            order, begins = self.runs
+            found = routines.reduce_runs(
+                values if order is None else routines.take(values, order), begins, how
+            )
+            if found is not None:
+                return found
         start = values.new_zeros(self.keys.numel())
         return start.scatter_reduce(0, self.group, values, reduce=how, include_self=False)
 
+    @cached_outside_modes
+    def runs(self) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """The order in which each group is a run, None where it is one, and where these begin and end."""
+        begins = torch.nn.functional.pad(self.stored.cumsum(0), (1, 0))
+        return None if self.is_sorted else stable_sort(self.group)[1], begins
+
+    @cached_outside_modes
     def first_missing(self) -> torch.Tensor:
-        """Return the first position of each group that is not stored."""
-        order = stable_sort(self.group)[1]
-        group, inside = self.group[order], self.inside[order]
-        first = torch.cumsum(self.stored, 0) - self.stored
-        rank = torch.arange(group.numel(), device=group.device) - first[group]
+        """The first position of each group that is not stored."""
+        order, begins = self.runs
+        group, inside = self.group, self.inside
+        if order is not None:
+            group, inside = group[order], inside[order]
+        rank = torch.arange(group.numel(), device=group.device) - begins[group]
         gaps = torch.where(inside != rank, rank, self.length)
         missing = gaps.new_full(self.keys.shape, self.length)
         missing.scatter_reduce_(0, group, gaps, reduce="amin", include_self=True)

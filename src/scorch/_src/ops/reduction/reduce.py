@@ -235,7 +235,7 @@ def _extreme_position(groups: Groups, values: torch.Tensor, how: str) -> torch.T
     stored = groups.reduce(torch.where(is_best, groups.inside, groups.length), "amin")
     if groups.is_masked:
         return stored
-    missing = groups.first_missing()
+    missing = groups.first_missing
     beats = (best > 0 if how == "amax" else best < 0) | best.isnan()
     ties = torch.where(best == 0, torch.minimum(stored, missing), missing)
     return torch.where(~groups.has_zeros | beats, stored, ties)
