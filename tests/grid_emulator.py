@@ -38,6 +38,8 @@ Noted = TypeVar("Noted")
 THREADS = 128  # in a block
 
 _BEFORE = """\
+#undef _FORTIFY_SOURCE /* which forbids jumps to other stacks */
+#include <setjmp.h>
 #include <ucontext.h>
 #define KERNEL static
 #define BLOCKS_OF(threads)
@@ -79,6 +81,7 @@ static void wait_for_warp(void);
 #define __syncthreads_or wait_for_any
 static int wait_for_any(int is_true);
 void *memcpy(void *, const void *, unsigned long);
+void *memset(void *, int, unsigned long);
 #define MATH1(name) double name(double); float name##f(float);
 #define MATH2(name) double name(double, double); float name##f(float, float);
 MATH1(fabs) MATH1(exp) MATH1(log) MATH1(sqrt) MATH1(tanh) MATH1(sin) MATH1(cos) MATH1(tan) MATH1(sinh)
@@ -86,20 +89,30 @@ MATH1(cosh) MATH1(expm1) MATH1(log1p) MATH1(floor) MATH1(ceil) MATH1(rint) MATH1
 MATH2(pow) MATH2(hypot) MATH2(atan2) MATH2(copysign)
 """
 # The threads of a block are fibers: one runs until it waits for others or ends, then the next. All have to
-# exchange as often as others of their unit, and to wait as often as all others.
+# exchange as often as others of their unit, and to wait as often as all others. A fiber is made once and then
+# runs thread after thread: to make one, and to change to another by swapcontext, are calls of the system.
 _AFTER = """
 #define MOST 1024
+#define UNIT_OF_BLOCK 11  // units of 1 << number threads have smaller numbers
+#define UNIT_OF_WARP 12
+#define UNITS_OF_ALL 13
 static struct fiber {
-  ucontext_t context;
-  int is_done, is_true[2], barriers, warp_barriers, meetings;
+  jmp_buf place;
+  int is_made, is_done, votes, turns[UNITS_OF_ALL];
   int exchanges[6];  // by the threads of a unit
-  char values[6][16][16], stack[1 << 16];
+  char values[6][16][16];
 } fibers[MOST];
-static ucontext_t scheduler;
+static int arrived[UNITS_OF_ALL][MOST], ended[UNITS_OF_ALL][MOST];  // how many threads of each unit have
+static int votes[4];
+static char stacks[MOST][1 << 16];
+static jmp_buf scheduler;
 static int running;
 static void *given;
 static int called;  // which of the functions of the text
 
+static void let_others_run(void) {
+  if (!_setjmp(fibers[running].place)) _longjmp(scheduler, 1);
+}
 static void exchange(void *value, int size, int step, int threads) {
   struct fiber *self = fibers + running, *other = fibers + (running ^ step);
   const int unit = __builtin_ctz(threads), turn = self->exchanges[unit]++;
@@ -107,63 +120,65 @@ static void exchange(void *value, int size, int step, int threads) {
   memcpy(self->values[unit][turn % 16], value, size);
   while (other->exchanges[unit] <= turn) {
     if (other->is_done) abort();
-    swapcontext(&self->context, &scheduler);
+    let_others_run();
   }
   memcpy(value, other->values[unit][turn % 16], size);
   if (other->exchanges[unit] > turn + 16) abort();
 }
-static void wait_for_all(void) {
-  const int turn = ++fibers[running].barriers;
-  for (int thread = 0; thread < blockDim.x; thread++)
-    while (fibers[thread].barriers < turn) {
-      if (fibers[thread].is_done) abort();
-      swapcontext(&fibers[running].context, &scheduler);
-    }
-}
-static int wait_for_any(int is_true) {
-  const int turn = fibers[running].barriers & 1;  // others may be at the next one, not at that after it
-  fibers[running].is_true[turn] = is_true;
-  wait_for_all();
-  int is_any = 0;
-  for (int thread = 0; thread < blockDim.x; thread++) is_any |= fibers[thread].is_true[turn];
-  return !!is_any;
-}
-static void wait_for_warp(void) {
-  const int turn = ++fibers[running].warp_barriers, first = running & ~31;
-  for (int thread = first; thread < first + 32; thread++)
-    while (fibers[thread].warp_barriers < turn) {
-      if (fibers[thread].is_done) abort();
-      swapcontext(&fibers[running].context, &scheduler);
-    }
-}
-static void meet(int threads) {
-  const int turn = ++fibers[running].meetings, first = running & ~(threads - 1);
-  for (int thread = first; thread < first + threads; thread++)
-    while (fibers[thread].meetings < turn) {
-      if (fibers[thread].is_done) abort();
-      swapcontext(&fibers[running].context, &scheduler);
-    }
-}
-static void run_thread(void) {
-  switch (called) {
-CASES
+static void wait_for_unit(int kind, int unit, int threads) {
+  const int all = threads * ++fibers[running].turns[kind];
+  arrived[kind][unit]++;
+  while (arrived[kind][unit] < all) {
+    if (ended[kind][unit]) abort();
+    let_others_run();
   }
+}
+static void wait_for_all(void) { wait_for_unit(UNIT_OF_BLOCK, 0, blockDim.x); }
+static int wait_for_any(int is_true) {
+  const int turn = fibers[running].votes++ % 4;  // others may be at the next one, not at that after it
+  votes[turn] |= is_true, votes[(turn + 1) % 4] = 0;
+  wait_for_all();
+  return !!votes[turn];
+}
+static void wait_for_warp(void) { wait_for_unit(UNIT_OF_WARP, running / 32, 32); }
+static void meet(int threads) { wait_for_unit(__builtin_ctz(threads), running / threads, threads); }
+static void end_thread(void) {
   fibers[running].is_done = 1;
-  swapcontext(&fibers[running].context, &scheduler);
+  for (int kind = 0; kind < UNIT_OF_BLOCK; kind++) ended[kind][running >> kind]++;
+  ended[UNIT_OF_BLOCK][0]++, ended[UNIT_OF_WARP][running / 32]++;
+}
+static void run_threads(void) {
+  for (;;) {
+    switch (called) {
+CASES
+    }
+    end_thread();
+    let_others_run();
+  }
+}
+static void run_fiber(int number) {
+  struct fiber *fiber = fibers + number;
+  running = number, threadIdx.x = number;
+  if (_setjmp(scheduler)) return;
+  if (fiber->is_made) _longjmp(fiber->place, 1);
+  ucontext_t context;
+  fiber->is_made = 1;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stacks[number], context.uc_stack.ss_size = sizeof stacks[number];
+  context.uc_link = 0;
+  makecontext(&context, run_threads, 0);
+  setcontext(&context);
 }
 void emulate(int function, void *arguments, const int *order, int blocks, int threads, int mask) {
   gridDim.x = blocks, blockDim.x = threads, given = arguments, called = function;
   for (int number = 0; number < blocks; number++) {
     blockIdx.x = order[number];
-    for (int word = 0; word < sizeof shared_memory / 4; word++) shared_memory[word] = 0xabababab;
+    memset(shared_memory, 0xab, sizeof shared_memory);
+    memset(arrived, 0, sizeof arrived), memset(ended, 0, sizeof ended), memset(votes, 0, sizeof votes);
     for (int thread = 0; thread < threads; thread++) {
       struct fiber *fiber = fibers + thread;
-      getcontext(&fiber->context);
-      fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = sizeof fiber->stack;
-      fiber->context.uc_link = &scheduler, fiber->is_done = 0;
-      fiber->barriers = fiber->warp_barriers = fiber->meetings = 0;
-      for (int unit = 0; unit < 6; unit++) fiber->exchanges[unit] = 0;
-      makecontext(&fiber->context, run_thread, 0);
+      fiber->is_done = fiber->votes = 0;
+      memset(fiber->turns, 0, sizeof fiber->turns), memset(fiber->exchanges, 0, sizeof fiber->exchanges);
     }
     for (int left = threads, rounds = 0; left; rounds++) {
       if (rounds >> 18) abort();  // they wait for each other
@@ -171,8 +186,8 @@ void emulate(int function, void *arguments, const int *order, int blocks, int th
       for (int turn = 0; turn < threads; turn++) {
         const int thread = turn ^ mask;
         if (fibers[thread].is_done) continue;
-        running = thread, threadIdx.x = thread, left++;
-        swapcontext(&scheduler, &fibers[thread].context);
+        left++;
+        run_fiber(thread);
       }
     }
   }

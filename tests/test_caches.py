@@ -66,6 +66,7 @@ GROWING = {
 # Functions that keep every result, and how many there can be.
 REMEMBERED = {
     "scorch._src.backends.cuda.device.driver._device_attribute": "a few for each device",
+    "scorch._src.backends.cuda.device.driver._primary_context": "one for each device",
     "scorch._src.backends.cuda.device.builtins._knows_streams": "one for each device",
     "scorch._src.backends.cuda.device.driver._layout": "one for each number of slots",
     "scorch._src.backends.cpu.routines.attention_source.source": "one for each dtype",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tools.gpu_check import __main__ as command
-from tools.gpu_check import checks, drawn, kernels, layers, memory, parts, tensors
+from tools.gpu_check import checks, drawn, kernels, large, layers, memory, parts, tensors
 from tools.gpu_check.processes import ROOT, Counts, count, environment
 from tools.what_works import workers
 
@@ -291,6 +291,21 @@ def test_errors_and_missing_summaries_of_the_sanitizer_are_problems(monkeypatch:
 def test_kernels_that_are_sanitized_are_right(name: str, capsys: Any) -> None:
     assert kernels.main("cpu", [name]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"{name}: ok"
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", large.CHECKS)
+def test_large_tensors(name: str) -> None:
+    """With few nonzeros here; and what is wrong is found."""
+    assert large.run(name, large.Sizes("cpu", is_small=True)) == "ok"
+
+
+def test_wrong_results_for_large_tensors_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(large.Banded, "dense_rows", lambda self: torch.ones(1, device="cpu"))
+    assert large.main(["cpu", "values", "--small"]) == 1
+    assert "AssertionError: " in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import scorch
+from scorch._src.backends.cpu import jit
+from scorch._src.backends.cpu.invoke import make_caller
 from scorch._src.compiler import target
 from scorch._src.engine import schedules
 
 MACHINES = {
     "32 bytes": target.Target("", 32, 16, 4, 1 << 20, 8 << 20, 32),
     "64 bytes": target.Target("", 64, 32, 4, 1 << 20, 8 << 20, 64),
+    "one by one": target.Target("", 64, 32, 4, 1 << 20, 8 << 20, 64, gathers_slowly=True),
 }
 # Rows of no entries, of one, of whole registers, of some left over.
 LENGTHS = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 40)
@@ -119,7 +123,7 @@ def test_rows_longer_than_a_register_end_in_two(machine: target.Target, length: 
     dense[3, : length * 3 // 2] = 2
     S, x = scorch.from_torch(dense, format="csr"), torch.randn(60)
     source = scorch.explain("ij,j->i", S, x).source
-    assert source.count("gather_f32x8_i32(&") == 1 + (ends if machine.gather_bytes == 64 else 1)
+    assert len(re.findall(r"gather_f32x\d_i32\(&", source)) == 1 + (ends if machine.gather_bytes == 64 else 1)
     torch.testing.assert_close(S @ x, dense @ x)
 
 
@@ -130,3 +134,45 @@ def test_processors_that_gather(monkeypatch: pytest.MonkeyPatch, name: str, lane
     monkeypatch.setenv("SCORCH_TARGET", name)
     found = target.host_target.__wrapped__()
     assert min(8, found.gather_bytes // 4) == lanes
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("dtype", "index"), [(torch.float32, torch.int32), (torch.float64, torch.int64)])
+def test_lanes_that_are_loaded_one_by_one_are_those_that_are_gathered(
+    dtype: torch.dtype, index: torch.dtype
+) -> None:
+    """What those beyond the end of a row are loaded from may be infinite."""
+    S, dense = matrix(dtype, index)
+    x, y = torch.randn(48, dtype=dtype), torch.empty(2, len(LENGTHS), dtype=dtype)
+    x[0] = torch.inf
+    source = scorch.explain("ij,j->i", S, x).source
+    assert "#if defined(GATHERS_SLOWLY)" in source
+    arrays = S.crow_indices(), S.col_indices(), S.values(), x
+    places = [array.data_ptr() for array in arrays]
+    for line, result in zip(("#define GATHERS_SLOWLY", "#undef GATHERS_SLOWLY"), y, strict=True):
+        address = jit.load(f"{line}\n{source}").address("scorch_compute")
+        assert not make_caller().call(address, 0, 1, *dense.shape, *places, result.data_ptr())
+    assert torch.equal(y[0], y[1])
+    assert torch.equal(y[0].isfinite(), dense[:, 0] == 0)
+
+
+def test_rows_of_few_entries_that_are_loaded_one_by_one_leave_few_lanes_empty(machine: target.Target) -> None:
+    S = scorch.from_torch(torch.eye(9) + torch.eye(9).roll(1, 0), format="csr")
+    lanes = 4 if machine.gathers_slowly else 8
+    assert f"gather_f32x{lanes}_i32(&" in scorch.explain("ij,j->i", S, torch.ones(9)).source
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "slow"),
+    [
+        ("GenuineIntel", "6", "85", True),  # Cascade Lake
+        ("GenuineIntel", "6", "143", False),  # Sapphire Rapids
+        ("GenuineIntel", "6", "63", False),  # Haswell, which gathers by what loads there are
+        ("AuthenticAMD", "25", "85", False),
+    ],
+)
+def test_processors_whose_gathers_are_held_back(vendor: str, family: str, model: str, slow: bool) -> None:
+    assert target._has_slow_gathers({"vendor_id": vendor, "cpu family": family, "model": model}) == slow
+    assert not target._has_slow_gathers({})

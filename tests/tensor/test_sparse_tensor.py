@@ -324,6 +324,42 @@ def test_not_requiring_grad_is_fine(S):
     assert not torch.nn.Parameter(S, requires_grad=False).requires_grad
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum(),
+        lambda x: x + 1,
+        lambda x: x.clone(),
+        lambda x: torch.zeros(3, 3).copy_(x),
+        lambda x: x[0, 0].item(),
+        lambda x: torch.nn.functional.linear(torch.ones(2, 3), x),
+        lambda x: x.fill_(1),
+        lambda x: x.double(),
+        repr,
+    ],
+)
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_dense_tensors_with_the_data_of_sparse_ones_are_not_read(kind, read) -> None:
+    """The process crashed, since the memory that torch reads does not exist."""
+    S = scorch.eye(3, format="csr")
+    x = torch.ones(3, 3) if kind is torch.Tensor else kind(torch.ones(3, 3))
+    x.data = S
+    with pytest.raises(UnsupportedError, match=r"or use x\.copy_\(S\)"), torch.no_grad():
+        read(x)
+    x.data = torch.full((3, 3), 2.0)
+    assert x.sum() == 18 and torch.equal(S.to_dense(), torch.eye(3))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("create", [torch.Tensor.new, torch.Tensor.new_tensor])
+def test_new_tensors_have_dtype_and_device_of_sparse_ones(create) -> None:
+    S = scorch.eye(3, dtype=torch.float64, format="csr")
+    made = create(S, [1, 2])
+    assert type(made) is torch.Tensor and made.dtype == S.dtype and made.tolist() == [1, 2]
+    assert torch.equal(S.new(S).to_dense(), torch.eye(3, dtype=torch.float64))
+
+
 def test_operators_run_in_threads_that_python_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has called the first function of a thread, as in those of autograd for devices."""
     S, neg = from_torch(torch.eye(3), format="csr"), torch.ops.aten.neg.default

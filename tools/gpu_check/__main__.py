@@ -7,9 +7,9 @@
 
 Parts: ``drawn`` (random einsums, expressions and gradients beside dense torch in float64), ``tests`` (the
 suite with new tensors on the device), ``operators`` (torch's operators on its own samples), ``layers``
-(training, memory, waits, captured graphs, copies, compilers, processes), ``sanitize`` (every kernel, and
-drawn cases, under compute-sanitizer, if there is one), ``benchmark`` (``benchmarks.gpu``). Exit code 0:
-nothing is wrong.
+(training, memory, waits, captured graphs, copies, compilers, processes), ``large`` (tensors with more than
+2**31 nonzeros or elements, where there are 100 GB), ``sanitize`` (every kernel, and drawn cases, under
+compute-sanitizer, if there is one), ``benchmark`` (``benchmarks.gpu``). Exit code 0: nothing is wrong.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 import scorch
 from scorch._src.backends import cuda
 from scorch._src.backends.cuda.device.cost import recorded
+from scorch._src.backends.cuda.executables.product_turns import MIN_COLUMNS
 from tools.gpu_check.checks import agree
 
 Group = Callable[[str], None]
@@ -85,11 +86,12 @@ def products_by_atomics(device: str) -> None:
 
 @group
 def products_of_sparse_matrices(device: str) -> None:
-    """With short rows, with rows of many products, and with few rows, all of them long."""
+    """With short rows, rows of many products, few rows that are all long, and all kinds in many columns."""
     for A, B in (
         (sparse(70, 80, 0.03), sparse(80, 60, 0.03, seed=1)),
         (sparse(70, 300, 0.2, long=300), sparse(300, 2500, 0.1, seed=1)),
         (sparse(6, 3000, 0.5), sparse(3000, 6, 0.5, seed=1)),
+        (sparse(30, 200, 0.2, long=200), sparse(200, MIN_COLUMNS, 1e-4, seed=1)),
     ):
         agree(stored(A, device) @ stored(B, device), A @ B, 1e-2)
 

@@ -18,6 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tools.gpu_check.large import CHECKS as LARGE_CHECKS
+from tools.gpu_check.large import NEEDED_BYTES, is_fine
 from tools.gpu_check.layers import CHECKS
 from tools.gpu_check.processes import ROOT, Counts, count, environment, python
 
@@ -316,6 +320,28 @@ def sanitizer_errors(text: str) -> int | None:
     return sum(map(int, found)) if found else None
 
 
+# large tensors ---------------------------------------------------------------------------------------
+
+
+def large(options: Options) -> dict[str, Any]:
+    """Try tensors with more than 2**31 nonzeros or elements, where there is memory for them."""
+    if not has_room(options):
+        print("large: there is too little memory", flush=True)
+        return {"skipped": "there is too little memory", "problems": 0}
+    words = ["--small"] if options.tiny else []
+    said = run(python("-m", "tools.gpu_check.large", options.device, *words), options.limit)
+    lines = dict(line.split(": ", 1) for line in said.splitlines() if ": " in line)
+    found = {name: lines.get(name, "did not end") for name in LARGE_CHECKS}
+    return {**found, "problems": sum(not is_fine(outcome) for outcome in found.values())}
+
+
+def has_room(options: Options) -> bool:
+    """Check whether the device has memory for large tensors, which a trial makes small."""
+    if options.tiny or not options.device.startswith("cuda"):
+        return options.tiny
+    return torch.cuda.get_device_properties(options.device).total_memory >= NEEDED_BYTES
+
+
 # benchmarks ------------------------------------------------------------------------------------------
 
 
@@ -339,6 +365,7 @@ PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
     "tests": tests,
     "operators": operators,
     "layers": layers,
+    "large": large,
     "sanitize": sanitize,
     "benchmark": benchmark,
 }

@@ -14,6 +14,7 @@ other modules may use by its own name, since it belongs to an object: ``module._
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -98,7 +99,9 @@ get_printoptions: Callable[[], dict[str, Any]] = _find("torch._tensor_str.get_pr
 OpOverload: Any = _find("torch._ops.OpOverload")
 OpOverloadPacket: Any = _find("torch._ops.OpOverloadPacket")
 resolve_overload: Callable[..., str] = _find("torch._C._jit_resolve_packet")
-make_wrapper_subclass: Callable[..., Any] = _find("torch.Tensor._make_wrapper_subclass")
+_DispatchKeySet: Any = _find("torch._C.DispatchKeySet")
+_dispatch_key_of: Callable[[str], Any] = _find("torch._C._dispatch_key_parse")
+_make_wrapper_subclass: Callable[..., Any] = _find("torch.Tensor._make_wrapper_subclass")
 
 # modes of torch that are at work ---------------------------------------------------------------------
 
@@ -257,3 +260,10 @@ def all_places() -> list[tuple[str, ...]]:
 
 if _missing:
     raise TorchVersionError(_explain(_missing))
+
+# Tensors without memory have this key next to that of their device. Their class answers all calls, so that
+# torch reads the key only where a dense tensor was given such a tensor as its data, ``x.data = S``.
+WITHOUT_MEMORY = "CustomRNGKeyId"
+make_wrapper_subclass: Callable[..., Any] = functools.partial(
+    _make_wrapper_subclass, _extra_dispatch_keys=_DispatchKeySet(_dispatch_key_of(WITHOUT_MEMORY))
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 import scorch
 from machine_load import pool, set_running
 from scorch._src.backends.cores import cores_of_host
-from scorch._src.backends.cpu import jit, parallel
+from scorch._src.backends.cpu import executable, jit, parallel
 from scorch._src.backends.cpu.executable import CpuExecutable
 from scorch._src.backends.cpu.invoke import make_caller
 
@@ -144,12 +145,12 @@ def test_costs_are_not_measured_on_a_busy_machine(load: Path, monkeypatch: pytes
     monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
     set_running(load, 100_000)
     assert parallel.relative_cost(2) == 1
-    assert not parallel.is_settled(2, 1000.0, 1000.0)
-    assert not parallel._costs[2].measurements
+    assert parallel.revisit_at(2, 1000.0, 1000.0)
+    assert not parallel._costs[2, 2].measurements
     set_running(load, 1)
     parallel.busy_until().value = 0
     parallel.relative_cost(2)
-    assert parallel._costs[2].measurements == 1
+    assert parallel._costs[2, 2].measurements == 1
 
 
 def test_threads_of_this_process_that_wait_in_vain_are_no_other_processes() -> None:
@@ -199,19 +200,91 @@ def test_little_work_stays_on_one_thread_of_a_busy_machine(
     assert parallel.threads_for(parallel.BUSY_FACTOR * max(least, enough), least) == 2
 
 
-def test_a_loop_that_was_slow_once_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads of another library that are still spinning at the first call do not keep later ones on one."""
-    monkeypatch.setattr(parallel, "_costs", {})
-    times = iter([factor * parallel.USUAL_NANOSECONDS for factor in (100, 1, parallel.CHEAPEST)])
-    monkeypatch.setattr(parallel, "_time_of_loop", lambda threads: next(times))
-    monkeypatch.setattr(parallel, "FIRST_WAIT", 0)
-    assert parallel.relative_cost(2) == parallel.DEAREST
-    assert not parallel.is_settled(2, 1000.0, 1000.0)
+class Clock:
+    """A monotonic clock and loops that take as long as told, relative to usual ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.cost, self.measured = 10**9, 1.0, 0
+        monkeypatch.setattr(parallel, "_costs", {})
+        monkeypatch.setattr(parallel, "_time_of_loop", self.time_of_loop)
+        monkeypatch.setattr(parallel.time, "monotonic_ns", lambda: self.now)
+        monkeypatch.setattr(executable, "monotonic_ns", lambda: self.now)
+
+    def time_of_loop(self, threads: int) -> int:
+        self.measured += 1
+        return int(self.cost * parallel.USUAL_NANOSECONDS)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_one_thread_is_no_choice_for_ever(clock: Clock) -> None:
+    """Threads of another library that spin through all the first calls do not keep later ones on one."""
+    work, least = 150_000.0, 100_000.0
+    clock.cost = 100
+    while clock.now < 3_600_000_000_000:  # an hour
+        assert parallel.threads_for(work, least) == 1
+        revisit = parallel.revisit_at(2, work, least)
+        assert clock.now < revisit <= clock.now + (parallel.FIRST_WAIT << 12)
+        clock.now = revisit
+    assert clock.measured < 300
+    clock.cost = 1
+    assert parallel.threads_for(work, least) == 2
+    assert not parallel.revisit_at(2, work, least)  # loops do not become dearer
+
+
+def test_costs_are_measured_less_often_the_longer_they_agree(clock: Clock) -> None:
+    least, waits = 100_000.0, []
+    for cost in (1, 1.1, 1, 0.95, 1, 0.5, 0.5, 0.11, 0.11, 0.1):
+        clock.cost = cost
+        found = parallel.relative_cost(2)
+        revisit = parallel.revisit_at(2, least * max(found * 0.9, parallel.CHEAPEST), least)
+        waits.append((revisit - clock.now) // parallel.FIRST_WAIT)
+        clock.now = revisit
+    assert waits[:9] == [1, 4, 16, 64, 256, 1, 4, 1, 4]
+    assert not revisit  # loops are as cheap as counts
+    assert clock.measured == 10
+
+
+def test_loops_on_fewer_threads_say_nothing_about_those_on_more(clock: Clock) -> None:
+    clock.cost = 0.1
+    torch.set_num_threads(1)
     assert parallel.relative_cost(2) == 1
-    assert parallel.is_settled(2, 1000.0, 1000.0)
-    assert not parallel.is_settled(2, 500.0, 1000.0)
-    assert parallel.threads_for(500.0, 1000.0) == 2
-    assert parallel.is_settled(2, 500.0, 1000.0)
+    assert not clock.measured
+    torch.set_num_threads(2)
+    clock.cost = 3
+    assert parallel.relative_cost(2) == 3
+
+
+def test_calls_find_out_that_threads_pay_off(clock: Clock) -> None:
+    """Though what they take is kept until then."""
+    lengths = torch.full((1000,), 60)
+    pointers = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    S = scorch.sparse_csr_tensor(pointers, torch.arange(60).repeat(1000), torch.ones(60_000), (1000, 60))
+    x, clock.cost = torch.ones(60), 8
+    loops = []
+    original = CpuExecutable.packed_headers
+
+    def packed_headers(self: CpuExecutable, allowed: int) -> tuple[bytes, bytes, int]:
+        loops.append(original(self, allowed))
+        return loops[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuExecutable, "packed_headers", packed_headers)
+        for _ in range(5):
+            assert torch.equal(S @ x, lengths.float())
+        assert len(loops) == 1
+        clock.now, clock.cost = loops[0][2], parallel.CHEAPEST
+        for _ in range(5):
+            assert torch.equal(S @ x, lengths.float())
+    assert [threads_of(quiet) for quiet, _, _ in loops] == [1, 2]
+    assert [until > 0 for _, _, until in loops] == [True, False]
+
+
+def threads_of(header: bytes) -> int:
+    return struct.unpack_from("2q", header)[1]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -461,3 +534,37 @@ def test_sums_over_columns_begin_at_zero_whatever_was_in_their_memory(threads: i
             torch.testing.assert_close(found, dense.sum(0))
             found.fill_(float("nan"))
             del found
+
+
+RECORDED = """
+static i64 recorded;
+static int record(i64 begin, i64 end, i64 grain, void (*body)(i64, i64, void *), void *context) {
+  recorded = ((struct closure_1 *)context)->closure_turns.count;
+  for (i64 share = begin; share < end; share += grain) body(share, share + grain, context);
+  return 0;
+}
+long long count_turns(long long *args) {
+  args[0] = (i64)record;
+  return scorch_compute(args) ? -1 : recorded;
+}
+"""
+
+
+def test_threads_have_equally_many_turns() -> None:
+    """So that none waits while others take one more."""
+    lengths = torch.arange(1, 2001, dtype=torch.int32) % 60
+    pointers = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    columns, values = torch.zeros(int(pointers[-1]), dtype=torch.int32), torch.ones(int(pointers[-1]))
+    S, x, sums = (
+        scorch.sparse_csr_tensor(pointers, columns, values, (2000, 70)),
+        torch.ones(70),
+        torch.empty(2000),
+    )
+    source = scorch.explain("ij,j->i", S, x).source
+    address = jit.load(source + RECORDED).address("count_turns")
+    addresses = [array.data_ptr() for array in (pointers, columns, values, x, sums)]
+    for threads in (2, 3, 5, 7, 11, 13, 16, 40):
+        turns = make_caller().call(address, 0, threads, 2000, 70, *addresses)
+        assert turns > 0
+        assert turns % threads == 0, (threads, turns)
+        assert torch.equal(sums, lengths.float())

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import scorch
 from grid_emulator import noting
 from scorch._src.backends.cuda.routines import attention_blocks
-from scorch._src.backends.cuda.routines.attention import shared_bytes
+from scorch._src.backends.cuda.routines.attention_plan import Size
 from scorch._src.ops.attention.mask_pairs import find_pairs
 from scorch._src.ops.attention.sdpa import attend
 
@@ -180,6 +180,6 @@ def test_what_has_no_kernel_runs_pair_by_pair(emulated: list[str]) -> None:
 def test_blocks_fit_into_shared_memory() -> None:
     most = 227 << 10  # of an H200
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert shared_bytes(dtype, 128, 128, 2, is_forward=False) <= most
-    assert 3 * (shared_bytes(torch.bfloat16, 64, 64, 2, is_forward=False) + 1024) <= most
-    assert 4 * (shared_bytes(torch.bfloat16, 64, 64, 2, is_forward=True) + 1024) <= most
+        assert Size(128, 128, 2).shared_bytes(dtype, is_forward=False) <= most
+    assert 3 * (Size(64, 64, 2).shared_bytes(torch.bfloat16, is_forward=False) + 1024) <= most
+    assert 4 * (Size(64, 64, 2).shared_bytes(torch.bfloat16, is_forward=True) + 1024) <= most

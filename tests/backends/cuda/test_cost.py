@@ -35,7 +35,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> CudaKernel:
     """A kernel on a device that moves 4 TB/s, as a copy sees it, and runs 1,000 blocks at once."""
     monkeypatch.setattr(driver, "bandwidth", lambda device: 4e12 / 0.85)
     monkeypatch.setattr(driver, "blocks_at_once", lambda *_: 1000)
-    monkeypatch.setattr(driver, "function_facts", lambda function: FunctionFacts(38, 0, 1024))
+    monkeypatch.setattr(driver, "function_facts", lambda function, device: FunctionFacts(38, 0, 1024))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     kernel = CudaKernel("a text", "y = x")
@@ -127,7 +127,7 @@ def test_costs_are_of_bytes_waves_and_launches(made_up: CudaKernel) -> None:
 def test_costs_of_what_is_bounded_only_are_the_launches(
     made_up: CudaKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "function_facts", lambda function: FunctionFacts(255, 64, 0))
+    monkeypatch.setattr(driver, "function_facts", lambda function, device: FunctionFacts(255, 64, 0))
     launches = [Launch("f", 100, 128), Launch("g", 2000, 128, 9000)]
     said, seconds = describe_cost(made_up, launches, Call(THERE, 8_000, 10, exact=False))
     assert "100 x 128, then 2,000 x 128; 255 registers and 64 bytes of local memory" in said

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,9 @@ class TwoDevices:
 
     def __init__(self) -> None:
         self.current = 0
+        self.contexts = threading.local()  # whether a thread has one
+        self.contexts.current = True
+        self.retained: list[int] = []
         self.loaded: list[tuple[int, bytes]] = []
         self.launched: list[tuple[int, int]] = []  # device and stream
         self.streams = {0: 70, 1: 71}
@@ -43,7 +48,25 @@ class TwoDevices:
         yield
         self.current = before
 
+    def cuDeviceGet(self, number: Any, device: int) -> int:
+        number._obj.value = device
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, number: Any) -> int:
+        self.retained.append(number.value)
+        context._obj.value = 1 + number.value
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.contexts.current = context.value == 1 + self.current
+        return 0
+
+    def cuFuncSetAttribute(self, *given: Any) -> int:
+        return 0 if getattr(self.contexts, "current", False) else driver.NO_CONTEXT
+
     def cuModuleLoadData(self, module: Any, code: bytes) -> int:
+        if not getattr(self.contexts, "current", False):
+            return driver.NO_CONTEXT
         self.loaded.append((self.current, code))
         module._obj.value = 1 + self.current
         return 0
@@ -59,6 +82,8 @@ class TwoDevices:
         return self._launch(function, shape._obj.stream or 0)
 
     def _launch(self, function: Any, stream: int) -> int:
+        if not getattr(self.contexts, "current", False):
+            return driver.NO_CONTEXT
         self.launched.append((self.current, stream))
         return 0 if function.value == 1 + self.current else 400  # CUDA_ERROR_INVALID_HANDLE
 
@@ -76,6 +101,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
     made_up = TwoDevices()
     driver._arguments.cache_clear()
     driver._modules.clear()
+    driver._primary_context.cache_clear()
     monkeypatch.setattr(driver, "driver", lambda: made_up)
     monkeypatch.setattr(driver, "cuda_stream_of", lambda device: made_up.streams[device])
     for module in (driver, direct):
@@ -87,6 +113,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoDevices]:
     yield made_up
     driver._arguments.cache_clear()
     driver._modules.clear()
+    driver._primary_context.cache_clear()
 
 
 def test_a_kernel_is_loaded_once_on_each_device(two: TwoDevices) -> None:
@@ -118,6 +145,31 @@ def test_a_short_call_is_prepared_in_the_context_of_its_device(two: TwoDevices) 
         two.streams[1] = 99
         launch(5, 6)
     assert two.launched[1:] == [(1, 71), (1, 99)]
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+@pytest.mark.parametrize("how", ["one", "blocks", "prepared"])
+def test_threads_that_have_called_nothing_of_cuda_yet(two: TwoDevices, how: str, is_loaded: bool) -> None:
+    """A thread of autograd, say, whose first call takes memory that torch has at hand."""
+    made = CudaKernel("a text", "a test")
+    executable = object.__new__(CudaExecutable)
+    executable.kernel = made
+    grids = [Launch(FUNCTIONS[0], 3)]
+    ready = executable.launcher(grids, 2, 0) if is_loaded else None
+
+    def call() -> None:
+        if how == "one":
+            made.launch(FUNCTIONS[0], [1, 2], 300, 0)
+        elif how == "blocks":
+            made.launch_blocks(FUNCTIONS[0], [1, 2], 3, 128, 10**6, 0)
+        else:
+            (ready or executable.launcher(grids, 2, 0))(5, 6)
+
+    before = len(two.launched)
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            pool.submit(call).result()
+    assert two.launched[before:] == [(0, 70)] * 2 and two.retained == [0] and len(two.loaded) == 1
 
 
 IMPORT = """

@@ -42,13 +42,13 @@ FORMATS = ["csr", "coo", "bitmap", "banded", "bsr(2,2)"]
 REGISTERS = {"grid": 64, "maxima": 64, "graph attention": 128, "pairs": 168, "attention": 255}
 
 ATTENTION: dict[str, tuple[Any, ...]] = {
-    "tiles": (torch.bfloat16, 64, 64, True, 2),
-    "wide tiles": (torch.float16, 128, 128, False, 2),
-    "tiles in float32": (torch.float32, 64, 64, False, 2),
-    "pairs": (torch.bfloat16, 64, 128, True, 2, torch.int64),
+    "tiles": (torch.bfloat16, 64, 64, 2, True),
+    "wide tiles": (torch.float16, 128, 128, 2, False),
+    "tiles in float32": (torch.float32, 64, 64, 2, False),
+    "pairs": (torch.bfloat16, 64, 128, 2, True, torch.int64),
 }
 MORE_ATTENTION = [
-    (dtype, size, size, dropout, 2)
+    (dtype, size, size, 2, dropout)
     for dtype in attention.KINDS
     for size in (64, 128)
     for dropout in (False, True)

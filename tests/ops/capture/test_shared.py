@@ -135,6 +135,48 @@ def test_writes_to_the_weight_of_a_layer_reach_its_values(name: str, backend: st
     torch.testing.assert_close(compiled.values, layer.values)
 
 
+def sparse_convolution() -> Any:
+    torch.manual_seed(0)
+    dense = torch.nn.Conv2d(2, 3, 3)
+    weight = torch.where(dense.weight.abs() > 0.1, dense.weight, 0).detach()
+    return scorch.nn.SparseConv2d.from_weight(scorch.from_torch(weight.flatten(1), format="csr"), dense)
+
+
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch asks for it
+@pytest.mark.skipif(not SKIPS, reason="an error in this torch, as above")
+@pytest.mark.parametrize("name", ["data", "mul_", "zero_"])
+def test_writes_to_the_weight_of_a_convolution_reach_its_values(name: str) -> None:
+    layer, x = sparse_convolution(), torch.ones(1, 2, 6, 6)
+    compiled = copy.deepcopy(layer)
+
+    def call(own: Any, x: torch.Tensor) -> Any:
+        WEIGHT_WRITES[name](own)
+        return own(x)
+
+    expected = call(layer, x)
+    found = torch.compile(call, backend="aot_eager")(compiled, x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(compiled.values, layer.values)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch asks for it
+@pytest.mark.whole
+@pytest.mark.parametrize("create", [lambda: scorch.nn.SparseLinear(6, 4, density=0.5), sparse_convolution])
+def test_compiled_functions_read_and_change_the_gradient_of_a_weight(create: Callable[[], Any]) -> None:
+    layer = create()
+    layer.values.grad = torch.ones_like(layer.values)
+
+    @torch.compile(backend="aot_eager")
+    def call() -> Any:
+        gradient = layer.weight.grad
+        gradient.mul_(3)
+        return gradient.sum()
+
+    assert call().item() == 3 * layer.values.numel()
+    assert torch.equal(layer.values.grad, torch.full_like(layer.values, 3))
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch asks for it
 def test_gradients_that_are_assigned_to_a_kept_weight_are_those_of_the_values() -> None:
     layer = scorch.nn.SparseLinear(16, 12, density=0.3)

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scorch._src.backends.sort_entries import MAX_KEYS, Sorted, sorted_by_columns, sorted_by_keys, sum_runs
+from scorch._src.backends.sort_entries import (
+    MAX_KEYS,
+    Sorted,
+    sorted_by_columns,
+    sorted_by_keys,
+    stable_sort,
+    sum_runs,
+)
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.loops.types import LAST_INT32
@@ -375,7 +382,7 @@ class Routines:
         """Transpose compressed rows; return where columns begin, their rows, and the entry of each."""
         lines = torch.arange(pos.numel() - 1, dtype=crd.dtype, device=crd.device)
         line = lines.repeat_interleave(pos.diff(), output_size=crd.numel())
-        across, order = torch.sort(crd, stable=True)
+        across, order = stable_sort(crd)
         return self.row_pointers(across, columns).to(pos.dtype), line[order], order
 
     def transpose_places(
@@ -434,7 +441,7 @@ class Routines:
     ) -> Matrix | None:
         """Concatenate matrices of as many rows and ``widths`` columns along columns; None as above."""
         numbers = torch.cat([rows_of(pos, crd.numel()) for pos, crd, _ in matrices])
-        order = torch.argsort(numbers, stable=True)
+        order = stable_sort(numbers)[1]
         starts = [0]
         for width in widths:
             starts.append(starts[-1] + width)

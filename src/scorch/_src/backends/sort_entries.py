@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,8 @@ from scorch._src.loops.types import LAST_INT32
 
 MAX_KEYS = 2**62  # that an int64 distinguishes
 MAX_SHORT = 16  # entries of one place that are added up in as many steps
+MAX_AT_ONCE = LAST_INT32  # elements that torch sorts at once on a GPU
+PART = 1 << 28  # elements of an array whose places are computed at once
 
 Tensor = torch.Tensor
 
@@ -25,6 +27,57 @@ def is_sorted(columns: Sequence[Tensor]) -> bool:
         rises |= equal & (column[1:] > column[:-1])
         equal &= column[1:] == column[:-1]
     return bool(rises.all())
+
+
+def _are_sorted_at_once(keys: Tensor) -> bool:
+    return keys.is_cpu or keys.numel() <= MAX_AT_ONCE
+
+
+def stable_sort(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sorted keys, and the place of each before; those that are equal keep their order.
+
+    More than torch sorts at once are sorted in parts, which are merged.
+    """
+    if _are_sorted_at_once(keys):
+        ordered, order = torch.sort(keys, stable=True)
+        return ordered, order
+    merged: tuple[Tensor, Tensor] | None = None
+    most = (MAX_AT_ONCE + 1) // 2
+    for begin in range(0, keys.numel(), most):
+        ordered, order = torch.sort(keys[begin : begin + most], stable=True)
+        order += begin
+        merged = (ordered, order) if merged is None else _merge(*merged, ordered, order)
+    assert merged is not None
+    return merged
+
+
+def _merge(keys: Tensor, order: Tensor, more: Tensor, their_order: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge sorted keys with others, which come behind those that they are equal to."""
+    found = keys.new_empty(keys.numel() + more.numel()), order.new_empty(order.numel() + more.numel())
+    for one, its_order, other, is_right in ((keys, order, more, False), (more, their_order, keys, True)):
+        for begin in range(0, one.numel(), PART):
+            part = slice(begin, begin + PART)
+            place = torch.searchsorted(other, one[part], right=is_right)
+            place += torch.arange(begin, begin + place.numel(), device=place.device)
+            found[0][place], found[1][place] = one[part], its_order[part]
+    return found
+
+
+def distinct(keys: Tensor, is_sorted: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each key once, in order, which of these each of ``keys`` is, and how often each occurs."""
+    if _are_sorted_at_once(keys):
+        unique: Any = torch.unique_consecutive if is_sorted else torch.unique
+        once, number, counts = unique(keys, return_inverse=True, return_counts=True)
+        return once, number, counts
+    ordered, order = (keys, None) if is_sorted else stable_sort(keys)
+    is_first = _are_first(ordered)
+    number, first = is_first.cumsum(0).sub_(1), is_first.nonzero().squeeze(1)
+    counts = torch.diff(first, append=first.new_full((1,), keys.numel()))
+    return (
+        ordered[first],
+        number if order is None else torch.empty_like(number).scatter_(0, order, number),
+        counts,
+    )
 
 
 class Sorted(NamedTuple):
@@ -74,9 +127,14 @@ def sum_short_runs(values: Tensor, order: Tensor, first: Tensor) -> Tensor | Non
 
 def begins_of_runs(ordered: Tensor) -> Tensor:
     """Return where each run of equal numbers begins."""
+    return _are_first(ordered).nonzero().squeeze(1)
+
+
+def _are_first(ordered: Tensor) -> Tensor:
+    """Check for each of ordered numbers whether a run of equal ones begins there."""
     is_first = torch.ones(ordered.numel(), dtype=torch.bool, device=ordered.device)
     torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
-    return is_first.nonzero().squeeze(1)
+    return is_first
 
 
 def sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor] | None:
@@ -90,7 +148,7 @@ def sorted_by_keys(columns: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Ten
         key = key * size + column
     if bool((key[1:] > key[:-1]).all()):
         return None
-    ordered, order = torch.sort(key, stable=True)
+    ordered, order = stable_sort(key)
     return order, begins_of_runs(ordered)
 
 
@@ -100,7 +158,7 @@ def sorted_by_columns(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None
         return None
     order = torch.arange(columns[0].numel(), device=columns[0].device)
     for column in reversed(columns):
-        order = order[torch.argsort(column[order], stable=True)]
+        order = order[stable_sort(column[order])[1]]
     is_first = torch.ones(order.numel(), dtype=torch.bool, device=order.device)
     moved = (column[order] for column in columns)
     is_first[1:] = torch.stack([column[1:] != column[:-1] for column in moved]).any(0)

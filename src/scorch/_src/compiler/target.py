@@ -12,7 +12,7 @@ import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,10 +28,11 @@ class Target:
 
     ``name`` is what compilers call the instruction set, "" for that of the machine itself; ``partial_sums``
     is how many sums take turns, so that one addition need not wait for the last; ``gather_bytes`` is the
-    widest register that is filled from addresses which another one lists, 0 if none is. ``looks_ahead``: rows
-    of up to so many bytes are loaded early enough without being fetched ahead, as the core begins the next
-    entries before one is done. ``is_grid``: as many threads run a kernel as its outer loops have turns, with
-    no memory or vector registers of their own. ``has_tiles``: one instruction multiplies tiles of bfloat16.
+    widest register that is filled from addresses which another one lists, 0 if none is. ``gathers_slowly``:
+    to load its elements one by one takes less than half as long. ``looks_ahead``: rows of up to so many bytes
+    are loaded early enough without being fetched ahead, as the core begins the next entries before one is
+    done. ``is_grid``: as many threads run a kernel as its outer loops have turns, with no memory or vector
+    registers of their own. ``has_tiles``: one instruction multiplies tiles of bfloat16.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Target:
     looks_ahead: int = 0
     is_grid: bool = False
     has_tiles: bool = False
+    gathers_slowly: bool = False
 
 
 GRID = Target("grid", 16, 32, 1, 1 << 17, 32 << 20, is_grid=True)
@@ -68,6 +70,26 @@ _KNOWN = {
 }
 
 
+# Models of Skylake (client, server), Kaby, Cannon, Ice (client, server), Comet, Tiger and Rocket Lake
+_LEAKY_GATHERS = {
+    "78",
+    "94",
+    "85",
+    "142",
+    "158",
+    "102",
+    "125",
+    "126",
+    "106",
+    "108",
+    "165",
+    "166",
+    "140",
+    "141",
+    "167",
+}
+
+
 def target() -> Target:
     """What kernels are planned for: the CPU, or what ``using_target`` says."""
     return _chosen.get() or host_target()
@@ -83,7 +105,15 @@ def host_target() -> Target:
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
     has_tiles = not named and {"amx_tile", "amx_bf16"} <= _flags()
     return Target(
-        named, vector_bytes, registers, sums, *caches, gather_bytes, looks_ahead, has_tiles=has_tiles
+        named,
+        vector_bytes,
+        registers,
+        sums,
+        *caches,
+        gather_bytes,
+        looks_ahead,
+        has_tiles=has_tiles,
+        gathers_slowly=not named and gather_bytes > 0 and _has_slow_gathers(_first_core()),
     )
 
 
@@ -96,6 +126,15 @@ def processor() -> str:
     if not facts:
         descriptions += [platform.processor(), _mac_processor()]
     return "; ".join(description for description in descriptions if description)
+
+
+def _has_slow_gathers(core: Mapping[str, str]) -> bool:
+    """Whether microcode holds gathers back until they cannot leak data (CVE-2022-40982).
+
+    Virtual machines may be told that they are not affected, so the model of the CPU says it.
+    """
+    kind = core.get("vendor_id"), core.get("cpu family"), core.get("model")
+    return kind[:2] == ("GenuineIntel", "6") and kind[2] in _LEAKY_GATHERS
 
 
 def _native() -> str:

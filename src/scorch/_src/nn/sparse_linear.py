@@ -59,7 +59,12 @@ from scorch._src.tensor.layer_weight import KEPT, rewire_kept_weights, weight_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError, kind_of
 
-_CACHED = ("_inference_cache", "_last_call", KEPT)  # attributes that copies and files do without
+_CACHED = (
+    "_inference_cache",
+    "_last_call",
+    "pattern_of_weight",
+    KEPT,
+)  # attributes that copies and files do without
 
 
 class SparseLinear(SparseLayer):
@@ -146,10 +151,23 @@ class SparseLinear(SparseLayer):
                 REWIRED[self.values] = self.pattern
         return self
 
+    def set_weight_shape(self, shape: tuple[int, ...]) -> None:
+        """Set the shape that the weight has for users of a layer that stores it as this matrix."""
+        self.__dict__["_weight_shape"] = shape
+        self._remember_pattern()
+
     def _remember_pattern(self) -> None:
-        """Let graphs find the pattern by its arrays, and the layer by its pattern."""
-        remember(self.pattern)
-        add_weak(self.pattern.__dict__.setdefault("layers", []), self)
+        """Let graphs find the pattern and that of the weight by their arrays, and the layer by both."""
+        self.__dict__["pattern_of_weight"] = pattern = self.pattern
+        self._link(pattern)
+        shape = self.__dict__.get("_weight_shape", pattern.shape)
+        if shape != pattern.shape:
+            self.__dict__["pattern_of_weight"] = reshaped = self._pattern_of_shape(shape)
+            self._link(reshaped)
+
+    def _link(self, pattern: Pattern) -> None:
+        remember(pattern)
+        add_weak(pattern.__dict__.setdefault("layers", []), self)
 
     def _set_pattern(self, pattern: Pattern) -> None:
         if "pattern" in self.__dict__:

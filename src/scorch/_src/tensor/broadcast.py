@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.storage.budget import UNCHECKED_BYTES, check_budget
 from scorch._src.storage.coordinates import coordinates_of, joined_ranges, keys_of
 from scorch._src.tensor.entries import Entries, Shape
@@ -65,7 +66,7 @@ def common_keys(a: Entries, b: Entries, shape: Shape) -> torch.Tensor | None:
     sizes = tuple(shape[dim] for dim in shared)
     of_a = keys_of([columns_of_a[dim] for dim in shared], sizes, a.keys.device).expand(a.values.numel())
     of_b = keys_of([columns_of_b[dim] for dim in shared], sizes, b.keys.device).expand(b.values.numel())
-    of_a, (of_b, order) = of_a.contiguous(), torch.sort(of_b)
+    of_a, (of_b, order) = of_a.contiguous(), stable_sort(of_b)
     begins, ends = torch.searchsorted(of_b, of_a), torch.searchsorted(of_b, of_a, right=True)
     counts = ends - begins
     total = int(counts.sum())

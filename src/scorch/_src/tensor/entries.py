@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.storage.coordinates import coordinates_of, keys_of
@@ -56,7 +57,7 @@ class Entries:
 
     def sorted(self) -> Entries:
         """Return the same entries sorted by position."""
-        keys, order = torch.sort(self.keys, stable=True)
+        keys, order = stable_sort(self.keys)
         columns = None if self._columns is None else [column[order] for column in self._columns]
         return Entries(keys, self.values[order], self.shape, columns)
 

@@ -169,8 +169,8 @@ def _is_computed_weight(value: Any) -> bool:
 
 def gradient_of_weight(weight: SparseTensor) -> SparseTensor | None:
     """Return the gradient of the weight of a layer, writes to which change that of the values."""
-    layer = weight.weight_of
-    gradient = layer.values.grad
+    layer = layer_of(weight)
+    gradient = None if layer is None else layer.values.grad
     if gradient is None:
         return None
     found = sparse_of(layer._pattern_of_shape(weight.shape), gradient)

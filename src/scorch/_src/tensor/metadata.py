@@ -6,6 +6,7 @@ dense tensor (``numpy``, ``data_ptr`` ...) are refused; left to torch, some woul
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -21,9 +22,14 @@ from scorch._src.storage.budget import check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.layer_weight import computed_weight_error, layer_of
 from scorch._src.tensor.registry import implements
-from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
+from scorch._src.tensor.sparse_tensor import SparseTensor, with_values, without_base
 from scorch._src.tensor.transforms.gradcheck import Perturbed
-from scorch._src.torch_internals import FAKE_TENSOR_MAKER, DisableTorchFunctionSubclass, current_autograd_node
+from scorch._src.torch_internals import (
+    FAKE_TENSOR_MAKER,
+    WITHOUT_MEMORY,
+    DisableTorchFunctionSubclass,
+    current_autograd_node,
+)
 from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
 
 aten = torch.ops.aten
@@ -173,6 +179,35 @@ _refuse(
     aten.set_,
     differentiable=False,
 )
+
+
+def _create_like_values(method: Any) -> None:
+    """Create dense tensors as the values do: torch reads the keys of tensors without memory there."""
+
+    def create(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        like = self.storage.values if isinstance(self, SparseTensor) else self
+        with DisableTorchFunctionSubclass():
+            return without_base(method(like, *args, **kwargs))
+
+    implements(method, differentiable=True)(create)
+
+
+_create_like_values(torch.Tensor.new)
+_create_like_values(torch.Tensor.new_tensor)
+
+
+def _refuse_to_read(operator: Any, *_: Any, **__: Any) -> Any:
+    raise UnsupportedError(
+        f"{operator.overloadpacket.__name__}: x.data = S has given a dense tensor the data of a sparse one, "
+        "which is in several arrays; assign a new tensor or parameter instead, as in "
+        "layer.weight = torch.nn.Parameter(S), or use x.copy_(S)"
+    )
+
+
+_library = torch.library.Library("_", "IMPL")
+_library.fallback(_refuse_to_read, WITHOUT_MEMORY)
+_copies = torch.library.Library("aten", "IMPL")  # copy_ has a kernel that reads the memory of any tensor
+_copies.impl("copy_", functools.partial(_refuse_to_read, aten.copy_.default), WITHOUT_MEMORY)
 
 
 @implements(torch.Tensor.tolist, differentiable=True)

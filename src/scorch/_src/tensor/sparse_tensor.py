@@ -202,8 +202,10 @@ class SparseTensor(torch.Tensor):
             return hooks.record(func, args, kwargs or {})
         entry = registry.TABLE.get(func, registry.EMPTY_ENTRY)
         if entry.is_metadata:
-            if entry is _GRADIENT and args[0].weight_of is not None:
+            if entry is _GRADIENT and (args[0].weight_of is not None or args[0].storage.layer is not None):
                 return hooks.gradient_of_weight(args[0])
+            if entry is _GRADIENT and LIVE and type(args[0].storage) is TracedStorage:
+                _refuse_gradient()
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
@@ -499,6 +501,14 @@ def _refuse_constant(name: str, size: Any, alternative: str) -> None:
             f"S.{name} depends on the sparsity pattern, which torch.compile does not know of a result, and "
             f"torch.export(strict=True) of no tensor; use {alternative} instead, or strict=False"
         )
+
+
+def _refuse_gradient() -> None:
+    """Refuse ``.grad`` to ``torch.compile``: that of the weight of a layer is known outside of a graph."""
+    if any(is_called_from(ATTRIBUTE_READER, depth) for depth in range(2, 5)):
+        from scorch._src.torch_internals import GraphBreak
+
+        raise GraphBreak("S.grad is not known to torch.compile where S is computed in the graph")
 
 
 def _array(name: str) -> property:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Pattern, Step, Storage, run_steps
@@ -152,7 +153,7 @@ def _merge_copies(
     changed = (old != new) & ~((old != old) & (new != new))
     places = Entries(keys[changed], new[changed], pattern.shape)
     written = _keys_in_source(places, storage.meta_tensor(), origin.source.meta_tensor())
-    written, order = torch.sort(written, stable=True)
+    written, order = stable_sort(written)
     is_last = torch.ones_like(written, dtype=torch.bool)
     is_last[:-1] = written[1:] != written[:-1]
     written, values = written[is_last], places.values[order][is_last]

@@ -13,6 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any, Union, get_args, get_origin
 
 _FLAG = "WITH_TORCH_SPARSE"
+_OF_TYPES = ("typing", "types")  # where the classes are defined whose instances are types made of others
 _replaced: list[tuple[dict[str, Any], str, Any]] = []
 
 
@@ -27,10 +28,11 @@ def connect(package: ModuleType) -> None:
         "SparseTensor": package.SparseTensor,
     }
     stale = {id(getattr(pyg, name)): new for name, new in ours.items() if getattr(pyg, name) is not new}
+    seen: set[int] = set()  # modules import functions and classes from each other
     for module in list(sys.modules.values()):
         namespace = getattr(module, "__dict__", {})
         if stale and _replace(namespace, stale):
-            for annotations in _annotations(namespace):
+            for annotations in _annotations(namespace, seen):
                 _replace(annotations, stale)
     _set_flags(True)
 
@@ -54,19 +56,24 @@ def _set_flags(value: bool) -> None:
 
 def _replace(namespace: dict[str, Any], stale: dict[int, Any]) -> bool:
     """Replace what is ``stale`` (by its identity) in a namespace, and return whether something was."""
-    found = {name: _renewed(value, stale) for name, value in list(namespace.items())}
-    found = {name: new for name, new in found.items() if new is not namespace[name]}
-    for name, new in found.items():
-        _replaced.append((namespace, name, namespace[name]))
-        namespace[name] = new
-    return bool(found)
+    found = False
+    for name, value in list(namespace.items()):
+        # Asked here as well: of some 100,000 values, few go on to a call.
+        if id(value) not in stale and type(value).__module__ not in _OF_TYPES:
+            continue
+        new = _renewed(value, stale)
+        if new is not value:
+            _replaced.append((namespace, name, value))
+            namespace[name] = new
+            found = True
+    return found
 
 
 def _renewed(value: Any, stale: dict[int, Any]) -> Any:
     """Return what replaces a value: a stale one, or a type such as ``Union[Tensor, SparseTensor]``."""
     if id(value) in stale:
         return stale[id(value)]
-    if type(value).__module__ not in ("typing", "types"):  # others may warn when they are looked at
+    if type(value).__module__ not in _OF_TYPES:  # others may warn when they are looked at
         return value
     origin, arguments = get_origin(value), get_args(value)
     renewed = tuple(_renewed(argument, stale) for argument in arguments)
@@ -75,9 +82,12 @@ def _renewed(value: Any, stale: dict[int, Any]) -> Any:
     return Union[renewed] if origin is Union else origin[renewed]  # noqa: UP007  (a type, computed)
 
 
-def _annotations(namespace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the annotations of a module's functions, classes and methods, which TorchScript reads."""
+def _annotations(namespace: dict[str, Any], seen: set[int]) -> Iterator[dict[str, Any]]:
+    """Yield the annotations of a module's functions, classes and methods, which TorchScript reads, once."""
     for value in list(namespace.values()):
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, type):
             yield vars(value).get("__annotations__", {})
             yield from (f.__annotations__ for f in vars(value).values() if isinstance(f, FunctionType))

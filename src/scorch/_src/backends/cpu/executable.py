@@ -6,6 +6,7 @@ import ctypes
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
 from typing import Any
 
 import torch
@@ -128,8 +129,7 @@ class CpuExecutable(Compiled, Launcher):
         elif self.plan.is_private:
             least_work *= COPIES_WORK_FACTOR
         Compiled.__init__(self, schedule.functions, work, least_work, self.plan.parallel)
-        self.headers: dict[int, tuple[bytes, bytes]] = {}  # by how many threads are allowed; empty: not known
-        self._known_threads: dict[int, int] = {}  # by the same, where results depend on how many there are
+        self.headers: dict[int, tuple[bytes, bytes, int]] = {}  # by how many threads are allowed
 
     def loops(self) -> Kernel:
         return self.schedule.planned.kernel()
@@ -137,12 +137,12 @@ class CpuExecutable(Compiled, Launcher):
     def header(self) -> list[Any]:
         return [*self._shared_by(parallel.allowed_threads())[parallel.is_busy()], *self.sizes]
 
-    def packed_headers(self, allowed: int) -> tuple[bytes, bytes]:
-        """Pack what kernels take before the arrays, for a quiet machine and for a busy one."""
+    def packed_headers(self, allowed: int) -> tuple[bytes, bytes, int]:
+        """Pack what kernels take before the arrays, for a quiet machine and for a busy one; until when."""
         quiet, busy = (launch.pack([*shared, *self.sizes]) for shared in self._shared_by(allowed))
-        is_settled = self.is_serial or parallel.is_settled(allowed, self.work, self.least_work)
-        self.headers[allowed] = quiet if is_settled else b"", busy
-        return quiet, busy
+        until = 0 if self.is_serial else parallel.revisit_at(allowed, self.work, self.least_work)
+        self.headers[allowed] = packed = quiet, busy, until
+        return packed
 
     def _shared_by(self, allowed: int) -> list[tuple[int, int]]:
         """Return what runs loops, and for how many threads, on a quiet machine and on a busy one."""
@@ -150,20 +150,11 @@ class CpuExecutable(Compiled, Launcher):
             return [(0, 1)] * 2
         numbers = parallel.threads_by_load(allowed, self.work, self.least_work)
         if self.plan.is_private:  # as many parts always, so that sums repeat, if all on the calling thread
-            parts = self._adding_threads(allowed)
-            return [(self.parallel_for if threads > 1 else 0, parts) for threads in numbers]
+            return [(self.parallel_for if threads > 1 else 0, allowed) for threads in numbers]
         return [(self.parallel_for, threads) for threads in numbers]
 
     def workers(self) -> int:
         return self._shared_by(parallel.allowed_threads())[parallel.is_busy()][1]
-
-    def _adding_threads(self, allowed: int) -> int:
-        """Return how many threads add to copies of the result: always as many, so that sums repeat."""
-        known = self._known_threads.get(allowed)
-        if known is None:
-            found = parallel.threads_by_work(allowed, self.work, self.least_work)
-            known = self._known_threads.setdefault(allowed, found)
-        return known
 
     @functools.cached_property
     def direct(self) -> DirectCall | None:
@@ -270,8 +261,10 @@ class DirectCall:
             allowed = (in_block() or applied[0]).threads
             allowed = allowed or (parallel.torch_threads() if restricted else get_num_threads())
             is_busy = busy.value > 0 and parallel.is_busy()
-            either = headers.get(allowed)
-            return (either and either[is_busy]) or executable.packed_headers(allowed)[is_busy]
+            packed = headers.get(allowed)
+            if packed is None or (packed[2] and monotonic_ns() >= packed[2]):
+                packed = executable.packed_headers(allowed)
+            return packed[1] if is_busy else packed[0]
 
         return find
 

@@ -32,10 +32,11 @@ SOURCES = (_POOL,)
 USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is
 TIMED_LOOPS = 40  # of which the shortest counts
 MAX_NANOSECONDS = 4_000_000  # that measuring takes, as long as there are a few loops
-MAX_MEASUREMENTS = 7  # while loops are not as cheap as counts, each four times as long after the last
-FIRST_WAIT = 4_000_000  # nanoseconds
+FIRST_WAIT = 4_000_000  # nanoseconds until the next measurement, four times as many after each that agrees
+MOST_AGREEING = 6  # after which they take place every 16 seconds
+AGREEING = 1.25  # times the least cost
 BUSY_FACTOR = 16  # times as much work where threads wait for cores
-CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
+CHEAPEST, DEAREST = 0.1, 8.0  # bounds of the ratio to the usual cost
 
 
 @functools.cache
@@ -160,31 +161,43 @@ def torch_threads() -> int:
 class _Cost:
     """What loops of some number of threads cost: the least of all measurements, and when the next is due.
 
-    Other processes, or threads of other libraries that spin while they wait, make loops dear, never cheap: so
-    they are measured until they are as cheap as counts, or a few times over some seconds.
+    Other processes, or threads of other libraries that spin while they wait, make loops dear, never cheap. So
+    as long as loops are dearer than they can be, they are measured again: soon while measurements find them
+    cheaper than before, more and more rarely while they agree. Nothing that was chosen when they were dear
+    stays for longer (``revisit_at``).
     """
 
     relative: float = math.inf
     measurements: int = 0
+    agreeing: int = 0  # measurements that have found no cheaper loops
     due: int = 0  # nanoseconds of the monotonic clock
 
     @property
-    def is_settled(self) -> bool:
-        """Whether it is not measured again."""
-        return self.relative <= CHEAPEST or self.measurements >= MAX_MEASUREMENTS
+    def known(self) -> float:
+        """The cost to go by; before the first measurement, as on a busy machine, what is usual."""
+        return self.relative if self.measurements else 1.0
 
     def measure(self, threads: int) -> None:
-        took = _time_of_loop(threads) if threading.get_ident() not in restricted_loops else -1
+        # Where PyTorch's loops have one thread, or fewer than usual, they say nothing about those of others
+        is_usual = torch.get_num_threads() > 1 and threading.get_ident() not in restricted_loops
+        took = _time_of_loop(threads) if is_usual else -1
         if took < 0:
             self.due = time.monotonic_ns() + FIRST_WAIT
             return
         now = min(max(took / USUAL_NANOSECONDS, CHEAPEST), DEAREST) if took > 0 else 1.0
+        self.agreeing = min(self.agreeing + 1, MOST_AGREEING) if now * AGREEING >= self.relative else 0
         self.relative = min(self.relative, now)
-        self.due = time.monotonic_ns() + (FIRST_WAIT << 2 * self.measurements)
+        self.due = time.monotonic_ns() + (FIRST_WAIT << 2 * self.agreeing)
         self.measurements += 1
 
 
-_costs: BoundedCache[int, _Cost] = BoundedCache(1024)  # by the number of threads
+_costs: BoundedCache[tuple[int, int], _Cost] = BoundedCache(1024)  # by the threads of a loop, and PyTorch's
+
+
+def _cost_of(threads: int) -> _Cost:
+    key = threads, torch_threads()
+    cost = _costs.get(key)
+    return cost if cost is not None else _costs.setdefault(key, _Cost())
 
 
 def relative_cost(threads: int) -> float:
@@ -192,12 +205,10 @@ def relative_cost(threads: int) -> float:
 
     A busy machine, where it cannot be measured, is taken for a usual one.
     """
-    cost = _costs.get(threads)
-    if cost is None:
-        cost = _costs[threads] = _Cost()
-    if not cost.is_settled and time.monotonic_ns() >= cost.due:
+    cost = _cost_of(threads)
+    if cost.known > CHEAPEST and time.monotonic_ns() >= cost.due:
         cost.measure(threads)
-    return cost.relative if cost.measurements else 1.0
+    return cost.known
 
 
 def _time_of_loop(threads: int) -> int:
@@ -210,13 +221,19 @@ def _time_of_loop(threads: int) -> int:
     return took
 
 
-def is_settled(threads: int, work: float, least: float) -> bool:
-    """Check whether as many threads will share ``work`` at the next call: overheads only fall."""
-    cost = _costs.get(threads)
-    if cost is None or cost.is_settled:
-        return True
+def revisit_at(threads: int, work: float, least: float) -> int:
+    """Return when to choose again how many threads share ``work``, by the monotonic clock; 0 for never.
+
+    Loops may turn out to be cheaper than they seemed, so one thread is a choice to look at again, where
+    cheaper ones would make it another; all threads stay.
+    """
+    if threads < 2 or not least:
+        return 0
+    cost = _cost_of(threads)
+    if cost.known <= CHEAPEST:
+        return 0
     turning_points = ((CHEAPEST, cost.relative), (BUSY_FACTOR, BUSY_FACTOR * cost.relative))
-    return not any(least * low <= work < least * high for low, high in turning_points)
+    return cost.due if any(least * low <= work < least * high for low, high in turning_points) else 0
 
 
 def threads_for(work: float, least: float) -> int:
@@ -233,13 +250,6 @@ def threads_by_load(threads: int, work: float, least: float) -> tuple[int, int]:
     cost = relative_cost(threads)
     busy = BUSY_FACTOR * least * max(cost, 1.0)  # where threads wait for cores, a cheap loop says little
     return (threads if work >= least * cost else 1), (threads if work >= busy else 1)
-
-
-def threads_by_work(threads: int, work: float, least: float) -> int:
-    """Return how many of ``threads`` share ``work`` whatever the load, where results depend on the number."""
-    if threads < 2 or not least:
-        return threads
-    return threads if work >= least * min(relative_cost(threads), 1.0) else 1
 
 
 def allowed_threads() -> int:

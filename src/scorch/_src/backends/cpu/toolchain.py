@@ -336,6 +336,8 @@ def _flag_sets(kind: str) -> list[tuple[str, ...]]:
     """Return the flags to try, best first: compilers differ in those that select this very CPU."""
     base = ["-x", "c", f"-O{_effort()}", "-fPIC", "-shared", "-fwrapv", "-fopenmp-simd", "-std=gnu11", "-w"]
     base += ["-fno-math-errno", "-fno-trapping-math"]  # square roots and branches in vectors; same numbers
+    if target().gathers_slowly:
+        base += ["-DGATHERS_SLOWLY"]
     if sys.platform == "darwin":  # which insists on linking its libSystem
         base += ["-undefined", "dynamic_lookup"]
     else:  # malloc, exp and the like are found in the process when the kernel is loaded

@@ -14,7 +14,9 @@ A row takes as many turns as it fills registers, most rows one: what a scalar lo
 entries is the jump out of it, which CPUs predict badly. Where rows of one register alternate with rows of
 two, both are loaded under masks, always (``masked``): an empty register costs less than such a jump. Loads
 under a mask, and gathers, are instructions of AVX-512 or AVX2, in assembly as each compiler has other names
-for them; elsewhere loops.
+for them; elsewhere loops. Where gathers take several times as long as loads, as on CPUs whose microcode keeps
+them from leaking what they read, lanes are loaded one by one (``Target.gathers_slowly``). Those beyond what
+is left are loaded from the first place there is, so that there is no jump.
 """
 
 from __future__ import annotations
@@ -170,7 +172,8 @@ class _Terms:
             return name
         entry, base = picked
         at = self.load(entry, entry.array, entry.index)
-        function = self.scope.gather("gather", array.element, entry.array.element, self.lanes)
+        kind = "gather" if _is_natural(base) else "gather_before"
+        function = self.scope.gather(kind, array.element, entry.array.element, self.lanes)
         count = str(self.lanes) if self.left is None else self.left
         self.setup.append(f"{vector} {name};")
         self.setup.append(f"{function}(&{name}, {self.scope.address(array, base)}, {at}, {count});")
@@ -212,6 +215,16 @@ def _picked(index: ir.Expr, var: ir.Var) -> tuple[ir.Load, ir.Expr] | None:
     return None
 
 
+def _is_natural(base: ir.Expr) -> bool:
+    """Whether places counted from ``base`` surely lie in an array that has any."""
+    return not any(
+        isinstance(node, ir.Unary)
+        or (isinstance(node, ir.Binary) and node.op not in ("+", "*"))
+        or (isinstance(node, ir.Const) and isinstance(node.value, int) and node.value < 0)
+        for node in walk(base)
+    )
+
+
 def name_of(kind: str, element: Type, index: Type | None, lanes: int) -> str:
     suffix = "" if index is None else f"_{c_name(index)}"
     return f"{kind}_{vector_name(element, lanes)}{suffix}"
@@ -219,34 +232,59 @@ def name_of(kind: str, element: Type, index: Type | None, lanes: int) -> str:
 
 def helper(kind: str, element: Type, index: Type | None, lanes: int) -> str:
     """The text of a function that loads, gathers or keeps the first ``left`` lanes of a register."""
-    vector, scalar, bits = vector_name(element, lanes), c_name(element), 8 * element.bytes
+    vector, scalar = vector_name(element, lanes), c_name(element)
+    gathered = f"{vector} *to, const {scalar} *from, {vector_name(index or element, lanes)} at, i64 left"
     given = {
         "load": f"{vector} *to, const {scalar} *from, i64 left",
-        "gather": f"{vector} *to, const {scalar} *from, {vector_name(index or element, lanes)} at, i64 left",
         "keep": f"{vector} *to, i64 left",
-    }[kind]
-    one = {"load": "from[lane]", "gather": "from[at[lane]]", "keep": "(*to)[lane]"}[kind]
-    wide, narrow = _instructions(kind, element, index, lanes)
-    mask = f"i{bits}"
-    numbers = ", ".join(["-1"] * lanes + ["0"] * lanes)
+    }.get(kind, gathered)
+    body = _masking(kind, element, index, lanes)
+    if kind == "gather":
+        body = ["#if defined(GATHERS_SLOWLY)", *_one_by_one(element, index, lanes), "#else", *body, "#endif"]
     return "\n".join(
         [
             f"static inline void {name_of(kind, element, index, lanes)}({given}) {{",
             f"  {vector} lanes = {{0}};" if kind != "keep" else f"  {vector} lanes = *to;",
-            "#if defined(__AVX512VL__) && defined(__AVX512DQ__)",
-            "  u16 mask = (u16)((1u << left) - 1);",
-            f"  {wide}",
-            "#elif defined(__AVX2__)",
-            f"  static const {mask} masks[{2 * lanes}] = {{{numbers}}};",
-            f"  {mask}x{lanes} mask = *({mask}x{lanes}_at *)(masks + {lanes} - left);",
-            f"  {narrow}",
-            "#else",
-            f"  for (i64 lane = 0; lane < {lanes}; lane++) lanes[lane] = lane < left ? {one} : 0;",
-            "#endif",
+            *body,
             "  *to = lanes;",
             "}",
         ]
     )
+
+
+def _masking(kind: str, element: Type, index: Type | None, lanes: int) -> list[str]:
+    """Load, gather or keep the first ``left`` lanes."""
+    one = {"load": "from[lane]", "keep": "lanes[lane]"}.get(kind, "from[at[lane]]")
+    wide, narrow = _instructions(kind, element, index, lanes)
+    mask, numbers = f"i{8 * element.bytes}", ", ".join(["-1"] * lanes + ["0"] * lanes)
+    return [
+        "#if defined(__AVX512VL__) && defined(__AVX512DQ__)",
+        "  u16 mask = (u16)((1u << left) - 1);",
+        f"  {wide}",
+        "#elif defined(__AVX2__)",
+        f"  static const {mask} masks[{2 * lanes}] = {{{numbers}}};",
+        f"  {mask}x{lanes} mask = *({mask}x{lanes}_at *)(masks + {lanes} - left);",
+        f"  {narrow}",
+        "#else",
+        f"  for (i64 lane = 0; lane < {lanes}; lane++) lanes[lane] = lane < left ? {one} : 0;",
+        "#endif",
+    ]
+
+
+def _one_by_one(element: Type, index: Type | None, lanes: int) -> list[str]:
+    """Load lanes from places that compilers are kept from taking out of a register again."""
+    assert index is not None
+    vector, places = vector_name(element, lanes), vector_name(index, lanes)
+    loaded = ", ".join(f"from[places[{lane}]]" for lane in range(lanes))
+    return [
+        f"  {c_name(index)} places[{lanes}] __attribute__((aligned({lanes * index.bytes})));",
+        f"  *({places}_at *)places = at;",
+        '  __asm__("" : "+m"(places));',
+        f"  lanes = ({vector}){{{loaded}}};",
+        f"  if (left < {lanes}) {{",
+        *_masking("keep", element, index, lanes),
+        "  }",
+    ]
 
 
 def _instructions(kind: str, element: Type, index: Type | None, lanes: int) -> tuple[str, str]:

@@ -104,10 +104,19 @@ def _number(plan: Plan, collector: Collector) -> ir.Expr:
             is_little = work * (threads - 1) < collector.copied * threads
             most = ir.Select(is_little, ir.Const(1), threads)
         else:
-            most = _less(most, _more(threads, work // LEAST_WORK))
+            most = threads * _turns(work, threads, collector.chunks_per_thread)
             if panels_of(plan) > 1:  # each chunk reads all panels
                 most = ir.Select(ir.Const(1) < PANELS, threads, most)
     return ir.Select(threads <= 1, ir.Const(1), _more(ir.Const(1), _less(most, span)))
+
+
+def _turns(work: ir.Expr, threads: ir.Expr, most: int) -> ir.Expr:
+    """How many turns of about ``LEAST_WORK`` each thread has: as many as all others.
+
+    With 20 turns for 16 threads, most of them would wait while some take a second one.
+    """
+    each = threads * LEAST_WORK
+    return _less(ir.Const(most), _more(ir.Const(1), (work + each // 2) // each))
 
 
 def _less(a: ir.Expr, b: ir.Expr) -> ir.Expr:

@@ -37,6 +37,7 @@ SHORT_ROW = 4  # entries of a row below which they run one by one
 USUAL_ROW = 16  # entries from which on two sums pay that have several registers
 MAX_WAITING = 2  # registers whose additions wait for each other
 GATHERED = 8  # the most lanes of a gathered sum: more are empty too often
+FEW_GATHERED = 4  # the most where lanes are loaded one by one, and most rows have so few entries
 WIDE_MASKS = 64  # bytes of the registers of processors whose masks are numbers, not registers
 LANES = 16  # the most lanes that compilers may make of a sum
 POLYNOMIAL = ("add", "sub", "mul", "neg")  # what vectors are computed by
@@ -77,7 +78,7 @@ def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> tuple[int, int]
 
     Without any, compilers do as well in long rows; in short ones, masks for what is left over pay, too. Then
     how many registers of so many lanes end a row: two where few rows fit one and many do not, so that a
-    jump would often be predicted wrong.
+    jump would often be predicted wrong. Lanes that are loaded one by one take time also if they are empty.
     """
     x, widest = plan.order[-1], target().gather_bytes
     if not widest or not enabled("sums") or plan.element not in (FLOAT32, FLOAT64):
@@ -86,7 +87,8 @@ def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> tuple[int, int]
     gathers = any(x in access.indices and not operand.is_sparse for access, operand in operands.items())
     if len(walked) != 1 or not (gathers or walked[0].row_length < LONG_ROW):
         return 0, 1
-    lanes = min(GATHERED, widest // max(plan.element.bytes, walked[0].index.bytes))
+    most = FEW_GATHERED if target().gathers_slowly and walked[0].row_length <= FEW_GATHERED + 1 else GATHERED
+    lanes = min(most, widest // max(plan.element.bytes, walked[0].index.bytes))
     return lanes, 2 if widest >= WIDE_MASKS and walked[0].row_length >= lanes * 5 / 4 else 1
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from scorch._src.backends.routines import add_rows
+from scorch._src.backends.sort_entries import distinct
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
 from scorch._src.compiler.plan import Step
@@ -228,11 +229,11 @@ class Statement:
                 points.count, dtype=torch.int64, device=self.device
             )
         (key,) = relations.keys([points.columns], indices, self.sizes)
-        distinct, group = torch.unique(key, return_inverse=True)
-        first = torch.zeros(distinct.numel(), dtype=torch.int64, device=self.device)
+        once, group, _ = distinct(key)
+        first = torch.zeros(once.numel(), dtype=torch.int64, device=self.device)
         first[group] = torch.arange(group.numel(), device=self.device)
         columns = {index: points.columns[index][first] for index in indices}
-        return Relation(columns, {}, distinct.numel(), self.device), group
+        return Relation(columns, {}, once.numel(), self.device), group
 
     def value_at(self, rows: slice, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Evaluate the body at ``count`` points, reduced over the trailing indices not in the result."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from scorch._src.backends.sort_entries import distinct, stable_sort
 from scorch._src.dataclass import dataclass
 from scorch._src.storage.coordinates import joined_ranges
 
@@ -71,11 +72,11 @@ def keys(sets: Sequence[Columns], indices: Sequence[str], sizes: Sizes) -> list[
         column = torch.cat([columns[index].to(torch.int64) for columns in sets])
         size = max(sizes[index], 1)
         if bound * size >= _MAX_KEYS:  # ranks instead, of which there are as many as rows
-            distinct, key = torch.unique(key, return_inverse=True)
-            bound = max(distinct.numel(), 1)
+            once, key, _ = distinct(key)
+            bound = max(once.numel(), 1)
         if bound * size >= _MAX_KEYS:
-            distinct, column = torch.unique(column, return_inverse=True)
-            size = max(distinct.numel(), 1)
+            once, column, _ = distinct(column)
+            size = max(once.numel(), 1)
         key = key * size + column
         bound *= size
     return list(key.split(lengths))
@@ -89,7 +90,7 @@ def join(left: Relation, right: Relation, sizes: Sizes) -> Relation:
         others = torch.arange(right.count, device=left.device).repeat(left.count)
     else:
         wanted, offered = keys([left.columns, right.columns], shared, sizes)
-        ordered, order = torch.sort(offered, stable=True)
+        ordered, order = stable_sort(offered)
         first = torch.searchsorted(ordered, wanted)
         many = torch.searchsorted(ordered, wanted, right=True) - first
         rows = torch.arange(left.count, device=left.device).repeat_interleave(many)
@@ -119,7 +120,7 @@ def find(points: Columns, count: int, relation: Relation, sizes: Sizes) -> tuple
         every = torch.ones(count, dtype=torch.bool, device=relation.device)
         return torch.zeros_like(every, dtype=torch.int64), every
     wanted, offered = keys([points, relation.columns], indices, sizes)
-    ordered, order = torch.sort(offered, stable=True)
+    ordered, order = stable_sort(offered)
     place = torch.searchsorted(ordered, wanted).clamp_(max=relation.count - 1)
     return order[place], ordered[place] == wanted
 
@@ -129,7 +130,7 @@ def union(relations: Sequence[Relation], indices: Sequence[str], sizes: Sizes) -
     if not indices:
         return Relation({}, {}, int(any(r.count for r in relations)), relations[0].device)
     together = torch.cat(keys([relation.columns for relation in relations], indices, sizes))
-    _, inverse = torch.unique(together, return_inverse=True)
+    _, inverse, _ = distinct(together)
     count = int(inverse.max()) + 1 if inverse.numel() else 0
     first = torch.zeros(count, dtype=torch.int64, device=inverse.device)
     first[inverse] = torch.arange(inverse.numel(), device=inverse.device)  # any of those that are alike

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from scorch._src.backends.base import Backend
-from scorch._src.backends.sort_entries import Sorted
+from scorch._src.backends.sort_entries import Sorted, stable_sort
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import pack
 from scorch._src.engine.by_torch.joined_statement import Places, Statement, all_places
@@ -158,4 +158,4 @@ def _as_sparse(prepared: Prepared, places: Places) -> Storage:
 
 def _order_of_levels(prepared: Prepared, columns: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the permutation that sorts entries with these coordinates in stored order."""
-    return torch.argsort(keys_in_levels(prepared.format, prepared.shape, columns), stable=True)
+    return stable_sort(keys_in_levels(prepared.format, prepared.shape, columns))[1]

@@ -16,6 +16,7 @@ import torch
 
 from scorch._src.backends.base import Collected, Places
 from scorch._src.backends.routines import Routines
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.compiler import lattice
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.by_torch.build_levels import pack
@@ -228,5 +229,5 @@ def _order(
         if wanted[1:] == [dim for dim in given if dim != wanted[0]]:
             first = columns[wanted[0]]
             narrow = first.to(torch.int32) if shape[wanted[0]] < 1 << 31 else first
-            return torch.sort(narrow, stable=True)[1]
-    return torch.argsort(keys_in_levels(form, shape, columns), stable=True)
+            return stable_sort(narrow)[1]
+    return stable_sort(keys_in_levels(form, shape, columns))[1]

@@ -68,6 +68,11 @@ class SparseConvNd(LayerOfOneMatrix):
         self.__dict__.update(
             {name: settings[name] for name in SETTINGS}
         )  # numbers: no need to ask for modules
+        kernels.set_weight_shape(self._weight_shape())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.kernels.set_weight_shape(self._weight_shape())
 
     @classmethod
     def from_weight(cls, weight: SparseTensor, conv: torch.nn.Module) -> SparseConvNd:
@@ -80,10 +85,7 @@ class SparseConvNd(LayerOfOneMatrix):
     @property
     def weight(self) -> SparseTensor:
         """The weight in PyTorch's shape, connected to ``values``, which in-place functions change."""
-        matrix, shape = self.kernels, self._weight_shape()
-        if torch.compiler.is_compiling():
-            return matrix.weight.reshape(shape)  # type: ignore[return-value]
-        return weight_of_layer(matrix, matrix._pattern_of_shape(shape), matrix.values)
+        return weight_of_layer(self.kernels, self.kernels.pattern_of_weight, self.kernels.values)
 
     @weight.setter
     def weight(self, weight: SparseTensor) -> None:

@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
         )
     if enable_gqa:
         key, value = _repeat_heads("key", key, query), _repeat_heads("value", value, query)
-    batch = _batch(query, key, value, attn_mask)
+    batch = _batch(query, key, value, tuple(attn_mask.storage.pattern.shape))
     pairs = find_pairs(attn_mask)
     if pairs.density > MIN_DENSE_SHARE and is_within_budget(attn_mask.numel(), query.device):
         args = (query, key, value, attn_mask, dropout_p)
@@ -91,22 +91,23 @@ def _to_dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def _is_pair_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> bool:
     """Whether ``mask`` lists the pairs of queries and keys that attend."""
-    if not isinstance(mask, SparseTensor) or mask.dtype != torch.bool:
+    if not isinstance(mask, SparseTensor) or mask.storage.values.dtype != torch.bool:
         return False
+    shape = mask.storage.pattern.shape
     if min(query.dim(), key.dim()) < 2:
         raise ShapeError(
             f"expected query and key to be at least 2-D, but got shapes {tuple(query.shape)} and "
             f"{tuple(key.shape)}"
         )
     pairs = (query.shape[-2], key.shape[-2])
-    own = (1,) * (2 - mask.dim()) + tuple(mask.shape[-2:])
+    own = (1,) * (2 - len(shape)) + tuple(shape[-2:])
     if any(mask_size not in (1, size) for mask_size, size in zip(own, pairs, strict=True)):
         raise ShapeError(
-            f"attn_mask has shape {tuple(mask.shape)}, but there are {pairs[0]} queries and {pairs[1]} keys: "
+            f"attn_mask has shape {tuple(shape)}, but there are {pairs[0]} queries and {pairs[1]} keys: "
             f"it must end with {pairs}, where query has shape {tuple(query.shape)}, read as (..., tokens, "
             "features)"
         )
-    return tuple(mask.shape[-2:]) == pairs
+    return tuple(shape[-2:]) == pairs
 
 
 def _repeat_heads(name: str, tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -120,21 +121,23 @@ def _repeat_heads(name: str, tensor: torch.Tensor, query: torch.Tensor) -> torch
     return tensor if times == 1 else tensor.repeat_interleave(times, -3)
 
 
-def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> Batch:
+def _batch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, of_mask: Batch) -> Batch:
     """Return the batch dimensions of the result."""
     if value.dim() < 2 or query.shape[-1] != key.shape[-1] or value.shape[-2] != key.shape[-2]:
         raise ShapeError(
             f"query (L, E), key (S, E) and value (S, V) have shapes {tuple(query.shape)}, "
             f"{tuple(key.shape)} and {tuple(value.shape)}, which do not match"
         )
+    if query.shape[:-2] == key.shape[:-2] == value.shape[:-2] and len(of_mask) == 2:
+        return tuple(query.shape[:-2])
     try:
         batch = broadcast_shape(*(tensor.shape[:-2] for tensor in (query, key, value)))
-        if broadcast_shape(batch, mask.shape[:-2]) != batch:
+        if broadcast_shape(batch, of_mask[:-2]) != batch:
             raise RuntimeError
     except RuntimeError:
         raise ShapeError(
             f"the batches of query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)} "
-            f"and attn_mask {tuple(mask.shape)} cannot be broadcast together"
+            f"and attn_mask {of_mask} cannot be broadcast together"
         ) from None
     return batch
 

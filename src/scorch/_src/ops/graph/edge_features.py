@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import Format
 from scorch._src.grad_state import outside_modes
@@ -127,7 +128,7 @@ def _sort_edges(
         nodes = torch.arange(min(shape), device=sources.device)
         sources, targets = torch.cat([sources[others], nodes]), torch.cat([targets[others], nodes])
         numbers = torch.cat([numbers[others], count + nodes])
-    keys, order = torch.sort(targets * shape[1] + sources, stable=True)
+    keys, order = stable_sort(targets * shape[1] + sources)
     return Graph(shape, *rows_of_keys(keys, shape)), numbers[order]
 
 

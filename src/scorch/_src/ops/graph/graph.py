@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from scorch._src.backends.base import routines_for
 from scorch._src.backends.routines import Rows
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import as_format
 from scorch._src.grad_state import cached_outside_modes, has_tangents, outside_modes
@@ -137,7 +138,7 @@ class Graph:
 
         The transpose of a symmetric graph shares its arrays.
         """
-        crd, positions = torch.sort(self.crd, stable=True)
+        crd, positions = stable_sort(self.crd)
         targets = self.targets[positions].to(self.crd.dtype)
         pos = routines_for(crd).row_pointers(crd, self.shape[1]).to(self.pos.dtype)
         if self.shape[0] == self.shape[1] and torch.equal(pos, self.pos) and torch.equal(targets, self.crd):

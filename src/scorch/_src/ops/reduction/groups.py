@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from scorch._src.backends.routines import sum_rows
+from scorch._src.backends.sort_entries import distinct, stable_sort
 from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of
@@ -49,8 +49,7 @@ class Groups:
 
         self.inside, keys = keys_in(reduced), keys_in(kept_dims)
         is_sorted = kept_dims == list(range(len(kept_dims)))  # as entries are, if the last ones are reduced
-        find_unique: Any = torch.unique_consecutive if is_sorted else torch.unique
-        self.keys, self.group, self.stored = find_unique(keys, return_inverse=True, return_counts=True)
+        self.keys, self.group, self.stored = distinct(keys, is_sorted)
         self.elements: int | torch.Tensor = self.length
         self.zeros: torch.Tensor = self.length - self.stored
         self.has_zeros = self.zeros > 0
@@ -85,7 +84,7 @@ class Groups:
 
     def first_missing(self) -> torch.Tensor:
         """Return the first position of each group that is not stored."""
-        order = torch.argsort(self.group, stable=True)
+        order = stable_sort(self.group)[1]
         group, inside = self.group[order], self.inside[order]
         first = torch.cumsum(self.stored, 0) - self.stored
         rank = torch.arange(group.numel(), device=group.device) - first[group]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.grad_state import is_differentiable
 from scorch._src.ops.reduction import reduce
 from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
@@ -156,7 +157,7 @@ def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> to
 
     def body(groups: Groups, values: torch.Tensor) -> Reduced:
         order = torch.argsort(values, stable=True)  # NaN comes last
-        order = order[torch.argsort(groups.group[order], stable=True)]
+        order = order[stable_sort(groups.group[order])[1]]
         numbers = groups.sum((~values.isnan()).to(torch.int64))
         first = torch.cumsum(groups.stored, 0) - groups.stored
         return values[order][first + (numbers - 1).clamp(min=0) // 2], 0.0
@@ -181,7 +182,7 @@ def _define_scan(scan: Callable[..., Any]) -> Operation:
     def run(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
         like = run_on_sample(scan, S, dim, dtype=dtype)
         groups = groups_of(S, dim, masked=True)
-        order = torch.argsort(groups.group, stable=True)
+        order = stable_sort(groups.group)[1]
         values = scan_segments(scan, groups.values(S)[order].to(like.dtype), groups.stored)
         positions = order if groups.numbers is None else groups.numbers[order]
         return sparse_of(S.storage.pattern, values.new_zeros(S.nnz).index_put((positions,), values))

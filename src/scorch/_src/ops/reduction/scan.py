@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.groups import Groups, groups_of
@@ -33,7 +34,7 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
         return run_densely(aten.cumsum.default, (self, dim), {"dtype": dtype})
     shape, dim = tuple(self.shape), dim % self.dim()
     groups = groups_of(self, dim)
-    order = torch.argsort(groups.group, stable=True)
+    order = stable_sort(groups.group)[1]
     group, along = groups.group[order], groups.inside[order]
     total = scan_segments(torch.cumsum, groups.values(self)[order].to(like.dtype), groups.stored)
     next_entry = torch.full_like(along, shape[dim])
@@ -55,7 +56,7 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     if not self.numel() or not bool(self.storage.values.isfinite().all()):
         return run_densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     shape, groups = tuple(self.shape), groups_of(self, dim)
-    order = torch.argsort(groups.group, stable=True)
+    order = stable_sort(groups.group)[1]
     group, along = groups.group[order], groups.inside[order]
     first = (torch.cumsum(groups.stored, 0) - groups.stored)[group]
     has_no_gap = along == torch.arange(group.numel(), device=group.device) - first  # from the first place on

@@ -37,6 +37,7 @@ enum { BETWEEN_LOOKS = 1000000, MOST_DEBT = 50000000 };
 enum { SPARE = 8 }; /* one thread too many for so many cores is no crowd */
 enum { PAID = 4, WORTH = 16 }; /* a part of the work pays off debt; to try torch's threads takes a part of the time */
 enum { FEWEST_TIMED = 3 };
+enum { APART = 128 }; /* bytes that processors fetch together, two lines of their caches */
 #ifdef __APPLE__
 enum { MONOTONIC = 6, OWN_TIME = 12, THREAD_TIME = 16, SETMASK = 3 };
 #else
@@ -246,8 +247,16 @@ i64 scorch_left_cores(i64 *args) {
 }
 
 /* A loop whose parts tell when the caller has done its own, and, if is_timed, when the last one was done, and how long
-   one was without a core at most, from the beginning of the loop on. */
-typedef struct { body_t body; void *context; i64 first, started, done, last, waited; int is_timed; } watched;
+   one was without a core at most, from the beginning of the loop on. What all threads read is apart from what is
+   written meanwhile, which would take it out of their caches. */
+typedef struct {
+    body_t body;
+    void *context;
+    i64 first, started;
+    int is_timed;
+    i64 done __attribute__((aligned(APART)));
+    i64 last, waited;
+} watched;
 
 static void raise_to(i64 *most, i64 number) {
     i64 before = __atomic_load_n(most, __ATOMIC_RELAXED);
@@ -292,7 +301,7 @@ static void judge(const watched *watch, i64 ended, i64 spent) {
 }
 
 int scorch_parallel_for(i64 begin, i64 end, i64 grain, body_t body, void *context) {
-    watched watch = {body, context, begin, now(), 0, 0, 0, __atomic_load_n(&debt, __ATOMIC_RELAXED) > 0};
+    watched watch = {body, context, begin, now(), __atomic_load_n(&debt, __ATOMIC_RELAXED) > 0, 0, 0, 0};
     if (scorch_is_busy(watch.started)) {
         run_on_own(begin, end, body, context);
         return 0;

@@ -13,6 +13,7 @@ two passes, those of what follows, and much of the time of small calls. Values m
 from __future__ import annotations
 
 import functools
+from time import monotonic_ns
 from typing import NamedTuple
 
 import torch
@@ -124,18 +125,17 @@ def _bind(layer: Layer) -> BatchProduct | None:
     others = (values if other is None else other for other in (scales, bias, residual))
     facts = (_facts(tensor.dtype, tensor.shape) for tensor in (values, *others, x))
     guard = _NO_FACTS + _NO_FACTS + b"".join(facts) + _NO_FACTS
-    plans: dict[tuple[int, bool], _Plan] = {}  # by allowed threads, and whether the machine is busy
+    plans: dict[int, tuple[_Plan, _Plan, int]] = {}  # by allowed threads: quiet, busy, until when
 
     def multiply(
         values: Tensor, scales: Tensor | None, bias: Tensor | None, residual: Tensor | None, x: Tensor
     ) -> Tensor | None:
-        allowed, is_busy = key = parallel.allowed_threads(), parallel.is_busy()
-        plan = plans.get(key)
-        if plan is None:
-            plan = _plan_by_load(allowed, work, size, follows)[is_busy]
-            if is_busy or parallel.is_settled(allowed, work, MIN_WORK):
-                plans[key] = plan
-        header, elements = plan
+        allowed, is_busy = parallel.allowed_threads(), parallel.is_busy()
+        found = plans.get(allowed)
+        if found is None or (found[2] and monotonic_ns() >= found[2]):
+            by_load = _plan_by_load(allowed, work, size, follows)
+            plans[allowed] = found = *by_load, parallel.revisit_at(allowed, work, MIN_WORK)
+        header, elements = found[1] if is_busy else found[0]
         space = empty((elements,), computed) if elements else x
         scales, bias = values if scales is None else scales, values if bias is None else bias
         rest = values if residual is None else residual

@@ -174,6 +174,6 @@ class LaunchList:
             numbers += pair
         for (name, blocks, threads, shared), number in self.launches:
             function = self.kernel.function(name, place[1])
-            driver.allow_shared_memory(function, shared)
+            driver.allow_shared_memory(function, shared, place[1])
             numbers += [address(function), blocks, threads, shared, self._width * number]
         return launch.pack(numbers)

@@ -32,7 +32,7 @@ def describe_cost(
     functions = _functions(kernel, launches, call.device)
     waves = _waves(functions, launches, call.device)
     size = f"{call.size:,} bytes at {'least' if call.exact else 'most'}"
-    said = [describe_grids(launches), _describe_functions(functions, launches), size]
+    said = [describe_grids(launches), _describe_functions(functions, launches, call.device.index or 0), size]
     time, seconds = _predict(len(launches), waves, call)
     return "; ".join(filter(None, [*said, time])), seconds
 
@@ -67,11 +67,11 @@ def _functions(kernel: CudaKernel, launches: Sequence[Launch], device: torch.dev
         return [kernel.function(launch.name, torch.cuda.current_device()) for launch in launches]
 
 
-def _describe_functions(functions: Sequence[Any], launches: Sequence[Launch]) -> str:
+def _describe_functions(functions: Sequence[Any], launches: Sequence[Launch], device: int) -> str:
     """Say the most of registers, shared memory and local memory that one of the functions takes."""
     if not functions:
         return ""
-    found = [driver.function_facts(function) for function in functions]
+    found = [driver.function_facts(function, device) for function in functions]
     registers = max(facts.registers for facts in found)
     shared = max(facts.shared + launch.shared for facts, launch in zip(found, launches, strict=True))
     local = max(facts.local for facts in found)
@@ -120,6 +120,6 @@ def _describe(record: Launches) -> str:
     said = []
     for kernel, launch, number in record.launched:
         device = torch.device("cpu" if number is None else f"cuda:{number}")
-        taken = _describe_functions(_functions(kernel, [launch], device), [launch])
+        taken = _describe_functions(_functions(kernel, [launch], device), [launch], device.index or 0)
         said.append(f"{launch.name} ({describe_grids([launch])}{f'; {taken}' if taken else ''})")
     return f"by CUDA kernels: {', '.join(said)}"

@@ -30,6 +30,8 @@ MAX_SLOTS = 500  # of 8 bytes each: a kernel takes 4 KB of arguments
 MAX_DYNAMIC_SHARED_SIZE, NUM_REGISTERS, LOCAL_SIZE, SHARED_SIZE = 8, 4, 3, 1  # of functions
 MAX_SHARED_MEMORY, MULTIPROCESSORS, MEMORY_CLOCK, BUS_WIDTH = 97, 16, 36, 37  # of devices
 
+NO_CONTEXT = 201  # in a thread where CUDA's runtime has done nothing so far
+
 HERE = nullcontext()
 
 _modules: BoundedCache[tuple[bytes, int], ctypes.c_void_p] = BoundedCache(MAX_MODULES)
@@ -48,9 +50,10 @@ def load(code: bytes, name: str, device: int) -> ctypes.c_void_p:
     module, function = _modules.get(key), ctypes.c_void_p()
     if module is None:
         module = ctypes.c_void_p()
-        _check(driver().cuModuleLoadData(ctypes.byref(module), code), "load a kernel")
+        _call("load a kernel", device, driver().cuModuleLoadData, ctypes.byref(module), code)
         _modules[key] = module
-    _check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "find a kernel")
+    given = ctypes.byref(function), module, name.encode()
+    _call("find a kernel", device, driver().cuModuleGetFunction, *given)
     return function
 
 
@@ -97,9 +100,10 @@ def _launch(function: ctypes.c_void_p, slots: Sequence[int], grid: tuple[int, in
     stream = block.streams.get(number)
     if stream is None:
         stream = block.streams[number] = ctypes.c_void_p(number)
-    status = block.launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+    given = function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None
+    status = block.launch(*given)
     if status:
-        _check(status, "launch a kernel")
+        _call_again(status, "launch a kernel", device, block.launch, *given)
 
 
 class _Shape(ctypes.Structure):
@@ -136,7 +140,7 @@ def launcher(grids: Sequence[tuple[Any, int]], slots: int, device: int) -> Calla
         for shape, function in known:
             status = run(shape, function, pointers, None)
             if status:
-                _check(status, "launch a kernel")
+                _call_again(status, "launch a kernel", device, run, shape, function, pointers, None)
 
     return launch
 
@@ -158,15 +162,15 @@ def launch_blocks(
     function: ctypes.c_void_p, slots: Sequence[int], blocks: int, threads: int, shared: int, device: int
 ) -> None:
     """Run a kernel whose blocks have ``shared`` bytes of memory."""
-    allow_shared_memory(function, shared)
+    allow_shared_memory(function, shared, device)
     _launch(function, slots, (blocks, threads, shared), device)
 
 
-def allow_shared_memory(function: ctypes.c_void_p, shared: int) -> None:
+def allow_shared_memory(function: ctypes.c_void_p, shared: int, device: int) -> None:
     """Let a kernel be launched with as many bytes of memory for a block."""
     if shared > USUAL_SHARED_MEMORY:
-        status = driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE, shared)
-        _check(status, "give a kernel its shared memory")
+        given = function, MAX_DYNAMIC_SHARED_SIZE, shared
+        _call("give a kernel its shared memory", device, driver().cuFuncSetAttribute, *given)
 
 
 def shared_memory(device: int) -> int:
@@ -183,18 +187,17 @@ def bandwidth(device: int) -> float:
 def blocks_at_once(function: ctypes.c_void_p, threads: int, shared: int, device: int) -> int:
     """Return how many blocks of a function a device runs at once."""
     number = ctypes.c_int()
-    status = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        ctypes.byref(number), function, threads, ctypes.c_size_t(shared)
-    )
-    _check(status, "describe a kernel")
+    ask = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor
+    given = ctypes.byref(number), function, threads, ctypes.c_size_t(shared)
+    _call("describe a kernel", device, ask, *given)
     return number.value * _device_attribute(MULTIPROCESSORS, device)
 
 
 @functools.cache
 def _device_attribute(attribute: int, device: int) -> int:
     number = ctypes.c_int()
-    status = driver().cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
-    _check(status, "describe a device")
+    given = ctypes.byref(number), attribute, device
+    _call("describe a device", device, driver().cuDeviceGetAttribute, *given)
     return number.value
 
 
@@ -206,12 +209,13 @@ class FunctionFacts(NamedTuple):
     shared: int
 
 
-def function_facts(function: ctypes.c_void_p) -> FunctionFacts:
+def function_facts(function: ctypes.c_void_p, device: int) -> FunctionFacts:
     """Return what a function takes."""
     found = []
     for attribute in (NUM_REGISTERS, LOCAL_SIZE, SHARED_SIZE):
         number = ctypes.c_int()
-        _check(driver().cuFuncGetAttribute(ctypes.byref(number), attribute, function), "describe a kernel")
+        given = ctypes.byref(number), attribute, function
+        _call("describe a kernel", device, driver().cuFuncGetAttribute, *given)
         found.append(number.value)
     return FunctionFacts(*found)
 
@@ -225,6 +229,34 @@ def in_context(device: torch.device) -> AbstractContextManager[Any]:
     """Make ``device`` the current one, which it usually is."""
     is_here = device.index is None or is_current(device.index)
     return HERE if is_here else torch.cuda.device(device)
+
+
+def _call(what: str, device: int, function: Callable[..., int], *given: Any) -> None:
+    """Call a function of the driver for a device that is the current one."""
+    status = function(*given)
+    if status:
+        _call_again(status, what, device, function, *given)
+
+
+def _call_again(status: int, what: str, device: int, function: Callable[..., int], *given: Any) -> None:
+    """Raise the error of a call; but where it lacked a context, make that current and repeat the call.
+
+    A thread has none before it first calls CUDA's runtime, and memory that torch has at hand needs no call.
+    """
+    if status == NO_CONTEXT:
+        context = ctypes.c_void_p(_primary_context(device))
+        _check(driver().cuCtxSetCurrent(context), "use a device in a thread")
+        status = function(*given)
+    _check(status, what)
+
+
+@functools.cache
+def _primary_context(device: int) -> int | None:
+    """Return the context that CUDA's runtime, and with it torch, has on a device."""
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(driver().cuDeviceGet(ctypes.byref(number), device), "find a device")
+    _check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), number), "use a device")
+    return context.value
 
 
 def _check(status: int, what: str) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from scorch._src.backends.routines import Routines, Tensor
 from scorch._src.backends.sort_entries import Sorted
+from scorch._src.grad_state import outside_modes, untracked
 from scorch._src.torch_internals import cuda_stream_of
 from scorch.errors import DeviceError
 
@@ -99,7 +100,14 @@ def told_on(device: torch.device, count: int) -> Told:
     try:
         return _free[device, count - 1].pop()
     except (KeyError, IndexError):
-        return Told(device, count)
+        with untracked():
+            return Told(device, count)
+
+
+@outside_modes
+def like_of(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return what ``torch.empty_like`` makes contiguous tensors like; it has the memory of one element."""
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
 class Recorded:

@@ -15,6 +15,7 @@ from scorch._src.backends.cuda.device.builtins import CUDA, find_builtin
 from scorch._src.backends.cuda.device.cost import describe_cost
 from scorch._src.backends.cuda.device.driver import ALIGNMENT, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, kernel_of
+from scorch._src.backends.cuda.device.streams import like_of
 from scorch._src.backends.cuda.executables.direct import MAX_SHAPES, CudaCall
 from scorch._src.backends.cuda.executables.pointwise import EVERYWHERE, SAME, SOMEWHERE, print_pointwise
 from scorch._src.backends.cuda.routines.rows import Parts, joined_pos, parts_of, row_of_entry
@@ -24,6 +25,7 @@ from scorch._src.compiler.pipeline import Planned
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.choose_drivers import drivers_of
 from scorch._src.compiler.typing import dtype_of_type
+from scorch._src.grad_state import untracked
 from scorch._src.loops.grid import FUNCTIONS, WARP, Grid, describe_grid, why_no_grid
 from scorch._src.loops.types import INT64
 from scorch.errors import KernelError
@@ -136,10 +138,11 @@ class CudaExecutable(base.Executable):
     ) -> Callable[[], torch.Tensor]:
         """Return a function that allocates a result, or what its kernels leave for each other."""
         if math.prod(shape) * dtype.itemsize <= SMALL:
-            like = torch.empty(shape, dtype=dtype, device=device)
+            with untracked():
+                like = torch.empty(shape, dtype=dtype, device=device)
             like.untyped_storage().resize_(0)  # of which only the form is needed
             return functools.partial(torch.empty_like, like)
-        like = torch.empty((), dtype=dtype, device=device).expand(shape)
+        like = like_of(shape, device, dtype)
         return functools.partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
     def allocator_of_sums(self, bound: Bound, device: torch.device) -> Callable[[], torch.Tensor] | None:
@@ -209,7 +212,7 @@ class CudaExecutable(base.Executable):
         """Return memory for values; to name dtype and device takes torch twice as long."""
         like = self._likes.get((shape, device, dtype))
         if like is None:
-            like = torch.empty((), dtype=dtype or self.dtype, device=device).expand(shape)
+            like = like_of(shape, device, dtype or self.dtype)
             if len(self._likes) < MAX_SHAPES:
                 self._likes[shape, device, dtype] = like
         return torch.empty_like(like, memory_format=torch.contiguous_format)

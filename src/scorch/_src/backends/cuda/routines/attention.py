@@ -6,8 +6,6 @@ and once for those of keys and values. Masks whose tiles would be nearly empty t
 
 from __future__ import annotations
 
-import math
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +17,15 @@ from scorch._src.backends.cuda.device.cost import tells
 from scorch._src.backends.cuda.device.driver import ALIGNMENT, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, read_text, refuse
 from scorch._src.backends.cuda.device.streams import check_waiting
-from scorch._src.backends.cuda.routines.attention_blocks import MIN_PAIRS, ROWS, CudaBlocks, Work, make_work
+from scorch._src.backends.cuda.routines.attention_blocks import MIN_PAIRS, ROWS, CudaBlocks, make_work
+from scorch._src.backends.cuda.routines.attention_plan import (
+    MAX_BLOCKS,
+    THREADS,
+    AttentionPlan,
+    Size,
+    marked,
+    readable,
+)
 from scorch._src.backends.cuda.routines.levels import CudaLevels
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
@@ -29,14 +35,9 @@ from scorch._src.loops.types import LAST_INT32
 
 Tensor = torch.Tensor
 
-THREADS = 128  # of a block
-MAX_BLOCKS = 1 << 30
 MAX_FEATURES = 128
 STEP = 16  # to a multiple of which features are padded
-BATCH_DIMS = 3  # that kernels take
 MIN_CAPABILITY = (8, 0)  # for copies while others compute, and products of bfloat16
-
-BACKWARD = [f"scorch_attention_{what}" for what in ("delta", "queries", "keys")]
 
 # The type of elements, and the bits of their exponent, or of all of float32.
 KINDS = {torch.float32: ("f32", 32), torch.float16: ("u16", 5), torch.bfloat16: ("u16", 8)}
@@ -48,7 +49,7 @@ def print_tiles(index: torch.dtype) -> str:
 
 
 def print_attention(
-    dtype: torch.dtype, deep: int, wide: int, dropout: bool, stages: int, index: torch.dtype | None = None
+    dtype: torch.dtype, deep: int, wide: int, stages: int, dropout: bool, index: torch.dtype | None = None
 ) -> str:
     """The CUDA source of attention: by pairs with coordinates of a dtype ``index``, by tiles without."""
     element, kind = KINDS[dtype]
@@ -66,13 +67,6 @@ def print_attention(
 
 def _index(dtype: torch.dtype | None) -> str:
     return "i64" if dtype == torch.int64 else "i32"
-
-
-def shared_bytes(dtype: torch.dtype, deep: int, wide: int, stages: int, is_forward: bool) -> int:
-    """Return the shared memory of a block: its own rows, and tiles of the other side."""
-    deep_rows, wide_rows = (ROWS * (size + 8) * dtype.itemsize for size in (deep, wide))
-    own = deep_rows if is_forward else deep_rows + wide_rows
-    return own + stages * (deep_rows + wide_rows + ROWS * 16)
 
 
 class CudaAttention(CudaLevels):
@@ -124,15 +118,20 @@ class CudaAttention(CudaLevels):
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads
     ) -> tuple[Tensor, Tensor] | None:
-        call = self._call(query, key, value, heads)
-        if call is None:
+        size = self._size(query, value, heads)
+        if size is None:
             return None
-        rows, width = query.shape[-2], value.shape[-1]
-        out = query.new_empty(*heads.batch, rows, call.wide)
-        L = query.new_empty(*heads.batch, rows, dtype=torch.float32)
-        with in_context(query.device):
-            call.run("forward", out=out, L=L)
-        return out[..., :width].contiguous(), L
+        device = query.device
+        with in_context(device):
+            inputs = self._readable((query, key, value), size, heads)
+            plan = self._plan(inputs, size, heads)
+            if plan is None:
+                return None
+            rows, width = query.shape[-2], value.shape[-1]
+            out = query.new_empty(*heads.batch, rows, size.wide)
+            L = query.new_empty(*heads.batch, rows, dtype=torch.float32)
+            self._run(plan, heads, [*inputs, out, L])
+        return (out if width == size.wide else out[..., :width].contiguous()), L
 
     @tells("gradients of attention at the entries of a mask")
     def attention_backward(
@@ -146,46 +145,79 @@ class CudaAttention(CudaLevels):
         gradient: Tensor,
         /,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        call = self._call(query, key, value, heads, gradient)
-        assert call is not None, "there is no attention without blocks"
-        out = call.padded(out, call.wide).contiguous()
-        delta = torch.empty_like(state)
-        dQ, dK, dV = (
-            query.new_empty(*heads.batch, like.shape[-2], size)
-            for like, size in ((query, call.deep), (key, call.deep), (value, call.wide))
-        )
+        size = self._size(query, value, heads)
+        assert size is not None, "there is no attention without blocks"
         with in_context(query.device):
-            call.kernel.prepare(BACKWARD, query.device.index or 0)
-            call.run("delta", out=out, delta=delta)
-            call.run("queries", L=state, delta=delta, dQ=dQ)
-            call.run("keys", L=state, delta=delta, dK=dK, dV=dV)
+            inputs = self._readable((query, key, value, gradient), size, heads)
+            plan = self._plan(inputs, size, heads)
+            assert plan is not None, "there is no attention without a kernel"
+            if value.shape[-1] != size.wide:
+                out = F.pad(out, (0, size.wide - value.shape[-1]))
+            dQ, dK, dV = (
+                query.new_empty(*heads.batch, like.shape[-2], features)
+                for like, features in ((query, size.deep), (key, size.deep), (value, size.wide))
+            )
+            self._run(plan, heads, [*inputs, out, state, torch.empty_like(state), dQ, dK, dV])
         depth, width = query.shape[-1], value.shape[-1]
         return dQ[..., :depth], dK[..., :depth], dV[..., :width]
 
-    def _call(
-        self, query: Tensor, key: Tensor, value: Tensor, heads: Heads, gradient: Tensor | None = None
-    ) -> _Call | None:
-        """Prepare a call; None where no kernel is for it."""
-        blocks, dtype, device = heads.blocks, query.dtype, query.device
+    def _size(self, query: Tensor, value: Tensor, heads: Heads) -> Size | None:
+        """Return the features that kernels take; None where no kernel is for them."""
+        blocks, dtype = heads.blocks, query.dtype
         largest = max(query.shape[-1], value.shape[-1])
-        if blocks is None or dtype not in KINDS or largest > MAX_FEATURES or blocks.pos.device != device:
+        if (
+            blocks is None
+            or dtype not in KINDS
+            or largest > MAX_FEATURES
+            or blocks.pos.device != query.device
+        ):
             kind = str(dtype).removeprefix("torch.")
             refuse(f"{kind} has no kernel" if dtype not in KINDS else f"there are {largest} features")
             return None
         deep, wide = (max(STEP, -(-size // STEP) * STEP) for size in (query.shape[-1], value.shape[-1]))
-        stages = 2
+        size = Size(deep, wide, 2)
+        if blocks.words is not None:
+            most = self.shared_memory(query.device)
+            while size.stages and size.shared_bytes(dtype, is_forward=False) > most:
+                size = size._replace(stages=size.stages - 1)
+        return size if size.stages else None
+
+    def _readable(self, tensors: Sequence[Tensor], size: Size, heads: Heads) -> list[Tensor]:
+        return [
+            readable(each, features, heads.batch)
+            for each, features in zip(tensors, size.of_operands, strict=False)
+        ]
+
+    def _plan(self, inputs: Sequence[Tensor], size: Size, heads: Heads) -> AttentionPlan | None:
+        """Return the launches for tensors like these; None where there is no kernel."""
+        if heads.dropout:  # each call has a seed of its own
+            return self._make_plan(inputs, size, heads)
+        blocks: CudaBlocks = heads.blocks
+        forms = [(each.shape, each.stride()) for each in inputs]
+        masks = () if blocks.matrices == 1 else (*heads.masks,)
+        key = (inputs[0].dtype, *forms, size, heads.batch, masks, heads.scale, heads.skipped is None)
+        plan = blocks.plans.get(key)
+        if plan is None:
+            plan = self._make_plan(inputs, size, heads)
+            if plan is not None:
+                blocks.plans[key] = plan
+        return plan
+
+    def _make_plan(self, inputs: Sequence[Tensor], size: Size, heads: Heads) -> AttentionPlan | None:
+        blocks: CudaBlocks = heads.blocks
         index = blocks.pos.dtype if blocks.words is None else None
-        if index is None:
-            most = self.shared_memory(device)
-            while stages and shared_bytes(dtype, deep, wide, stages, is_forward=False) > most:
-                stages -= 1
-            if not stages:
-                return None
-        kernel = self._kernel(print_attention, dtype, deep, wide, heads.dropout > 0, stages, index)
-        with in_context(device):
-            if not kernel.is_ready():
-                return None
-        return _Call(self, kernel, (query, key, value, gradient), heads, (deep, wide, stages))
+        kernel = self._kernel(print_attention, inputs[0].dtype, *size, heads.dropout > 0, index)
+        if not kernel.is_ready():
+            return None
+        plan = AttentionPlan(kernel, inputs, heads, size)
+        kernel.prepare(plan.functions, inputs[0].device.index or 0)
+        return plan
+
+    def _run(self, plan: AttentionPlan, heads: Heads, tensors: list[Tensor]) -> None:
+        if heads.skipped is not None:
+            tensors.append(marked(heads.skipped, heads))
+        if plan.launches is not None:
+            self.launch_all(plan.launches, 0, *tensors, *plan.allocate_parts())
 
     def _kernel(self, print_text: Any, *key: Any) -> CudaKernel:
         known = (print_text, *key)
@@ -210,114 +242,3 @@ class CudaAttention(CudaLevels):
             number = device.index or 0
             blocks = min(blocks, MAX_BLOCKS)
             kernel.launch_blocks(f"scorch_attention_{name}", slots, blocks, THREADS, shared, number)
-
-
-class _Call:
-    """The arguments that the kernels of a call share."""
-
-    def __init__(
-        self,
-        routines: CudaAttention,
-        kernel: CudaKernel,
-        operands: Sequence[Tensor | None],
-        heads: Heads,
-        form: tuple[int, int, int],
-    ) -> None:
-        self.routines, self.kernel, self.heads = routines, kernel, heads
-        self.deep, self.wide, self.stages = form
-        self.blocks: CudaBlocks = heads.blocks
-        query = operands[0]
-        assert query is not None
-        self.dtype, self.device = query.dtype, query.device
-        self.kept: list[Tensor] = []  # alive until kernels are launched
-        sizes = (self.deep, self.deep, self.wide, self.wide)
-        self.views = [s for t, size in zip(operands, sizes, strict=True) for s in self._view(t, size)]
-        batch = heads.batch if len(heads.batch) <= BATCH_DIMS else (heads.count,)
-        rest = [*(1,) * (BATCH_DIMS - len(batch)), *batch, heads.count, self.blocks.queries, self.blocks.keys]
-        scale = 1 / (1 - heads.dropout) if heads.dropout < 1 else 0.0
-        rest += [_bits(number) for number in (heads.scale / math.log(2), heads.scale, scale)]
-        self.rest = [*rest, *heads.seed, math.ceil(heads.dropout * 2**32)]
-        self.visible = self.skipped = 0
-        if heads.skipped is not None:
-            self._mark(heads.skipped)
-
-    def run(self, what: str, **arrays: Tensor) -> None:
-        """Run the kernel ``what`` for all heads, and one that joins the parts of blocks that were cut."""
-        outputs = [_address(arrays.get(name)) for name in ("out", "dQ", "dK", "dV", "L", "delta")]
-        slots = [*self.views, *outputs, *self.rest]
-        rows = self.heads.count * (self.blocks.keys if what == "keys" else self.blocks.queries)
-        if what == "delta":
-            self._launch(what, [*slots, rows, *[0] * 12], -(-rows * 8 // THREADS), 0)
-        elif self.blocks.words is None:
-            pos, crd = self.blocks.pairs_of_keys if what == "keys" else (self.blocks.pos, self.blocks.crd)
-            masks = self.blocks.masks_of(self.heads.masks)
-            pairs = [_address(masks), self.skipped, address_of(pos), address_of(crd)]
-            self._launch(what, [*slots, rows, *[0] * 8, *pairs], -(-rows * 32 // THREADS), 0)
-        else:
-            self._run_tiles(what, slots, self.blocks.words)
-
-    def _run_tiles(self, what: str, slots: Sequence[int], words: Tensor) -> None:
-        is_forward = what == "forward"
-        work = self.blocks.of_keys if what == "keys" else self.blocks.of_queries
-        assert work is not None
-        side = "keys" if what == "keys" else "queries"
-        units, turns, cut_units, cut_turns = self.blocks.units_of(side, self.heads.masks)
-        width = {"forward": self.wide + 2, "queries": self.deep, "keys": self.deep + self.wide}[what]
-        size = self.heads.count * work.slots * ROWS * width
-        parts = torch.empty(size, dtype=torch.float32, device=self.device)
-        tail = self._tail(work, words, parts)
-        shared = shared_bytes(self.dtype, self.deep, self.wide, self.stages, is_forward)
-        given = [turns, _address(units), address_of(work.items), *tail]
-        self._launch(what, [*slots, *given], turns, shared)
-        given = [cut_turns, _address(cut_units), address_of(work.cut), *tail]
-        self._launch(f"{what}_join", [*slots, *given], cut_turns, 0)
-
-    def _tail(self, work: Work, words: Tensor, parts: Tensor) -> list[int]:
-        tiles = [address_of(work.across), _address(work.numbers), address_of(words), self.visible]
-        return [*tiles, parts.data_ptr(), work.slots, 0, 0, 0, 0]
-
-    def _launch(self, name: str, slots: Sequence[int], blocks: int, shared: int) -> None:
-        self.routines._launch(self.kernel, name, slots, blocks, shared, self.device)
-
-    def _view(self, tensor: Tensor | None, size: int) -> list[int]:
-        """Describe rows of all heads that begin at multiples of 16 bytes, in a copy where need be."""
-        if tensor is None:
-            return [0] * (2 + BATCH_DIMS)
-        tensor, batch = self.padded(tensor, size), self.heads.batch
-        run = ALIGNMENT // tensor.element_size()
-        steps = [step for step, many in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if many > 1]
-        is_aligned = tensor.data_ptr() % ALIGNMENT == 0 and not any(step % run for step in steps)
-        if not is_aligned or tensor.stride(-1) != 1:
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        tensor = tensor.expand(*batch, *tensor.shape[-2:])
-        if len(batch) > BATCH_DIMS:
-            tensor = tensor.reshape(-1, *tensor.shape[-2:])
-        self.kept.append(tensor)
-        jumps = tensor.stride()[:-2]
-        return [address_of(tensor), tensor.stride(-2), *(0,) * (BATCH_DIMS - len(jumps)), *jumps]
-
-    def padded(self, tensor: Tensor, size: int) -> Tensor:
-        """Add features of zeros."""
-        return tensor if tensor.shape[-1] == size else F.pad(tensor, (0, size - tensor.shape[-1]))
-
-    def _mark(self, skipped: Tensor) -> None:
-        """Mark the keys that are skipped: a byte for each, or for tiles a bit for each that is not."""
-        batch, keys = self.heads.batch, self.blocks.keys
-        if self.blocks.words is None:
-            self.kept.append(skipped.expand(*batch, keys).contiguous().view(torch.uint8))
-            self.skipped = address_of(self.kept[-1])
-            return
-        seen = F.pad(~skipped, (0, -keys % ROWS)).unflatten(-1, (-1, ROWS)).long()
-        words = (seen << torch.arange(ROWS, device=seen.device)).sum(-1)
-        self.kept.append(words.expand(*batch, words.shape[-1]).contiguous())
-        self.visible = address_of(self.kept[-1])
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else address_of(tensor)
-
-
-def _bits(number: float) -> int:
-    """Return a float64 as the integer with the same bits."""
-    bits: int = struct.unpack("q", struct.pack("d", number))[0]
-    return bits

@@ -14,6 +14,7 @@ import torch
 
 from scorch._src.backends.cuda.device.streams import check_waiting, settle
 from scorch._src.backends.routines import rows_of
+from scorch._src.bounded import BoundedCache
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.grad_state import cached_outside_modes, outside_modes
@@ -24,6 +25,7 @@ Tensor = torch.Tensor
 ROWS = 64  # queries or keys of a block
 MIN_PAIRS = 1  # of a row of a tile, on average: with fewer, to load each pair by itself takes less
 MIN_CUT = 16  # tiles of a block that is cut in parts
+MAX_PLANS = 64  # of launches for a mask
 FEW_CUT = 2  # times the average: a block with fewer tiles is not cut
 
 
@@ -57,6 +59,8 @@ class CudaBlocks:
     begin: Tensor | None = None  # of the tiles of each block of queries
     of_queries: Work | None = None
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False)
+    # The launches for tensors of a form.
+    plans: BoundedCache[Hashable, Any] = field(default_factory=lambda: BoundedCache(MAX_PLANS), compare=False)
 
     @cached_outside_modes
     def of_keys(self) -> Work:

@@ -16,7 +16,7 @@ import torch
 from scorch._src.backends.cuda.device.builtins import Address, LaunchList, Slot
 from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, Text, read_text
-from scorch._src.backends.cuda.device.streams import check_waiting, told_on
+from scorch._src.backends.cuda.device.streams import check_waiting, like_of, told_on
 from scorch._src.backends.cuda.routines.entries import FEW, CudaEntries
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor, do_nothing
@@ -241,8 +241,7 @@ class _Plan:
             sorting = self._sort(0, count, 0, Address(TOLD))
             buckets = self._sets[0].buckets
             self._launch(0, _name("scorch_place", buckets), buckets, min(MAX_THREADS, 4 * sorting))
-        like = torch.empty((), dtype=torch.int64, device=device)
-        self.like_memory = like.expand(self._words)
+        self.like_memory = like_of((self._words,), device, torch.int64)
 
     @property
     def functions(self) -> tuple[str, ...]:

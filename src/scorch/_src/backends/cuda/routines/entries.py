@@ -158,7 +158,8 @@ class CudaEntries(WaitingRoutines):
         place = use, device.index or 0, stream
         zero = self._zeros.get(place)
         if zero is None:
-            zero = self._zeros.setdefault(place, torch.zeros(2, dtype=torch.int32, device=device))
+            with untracked():
+                zero = self._zeros.setdefault(place, torch.zeros(2, dtype=torch.int32, device=device))
         return zero
 
     def sum_columns(self, matrix: Tensor) -> Tensor:

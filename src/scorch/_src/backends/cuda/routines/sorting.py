@@ -16,6 +16,7 @@ from scorch._src.backends.cuda.routines.coalescing import CudaCoalescing
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.routines import Tensor
+from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.loops.types import LAST_INT32
 
 EACH = 4  # entries of which a thread finds the row
@@ -93,7 +94,7 @@ def _transpose(
     given = [address_of(pos), address_of(crd), rows, columns, entries, row.data_ptr()]
     given.append(0 if keys is crd else keys.data_ptr())
     kernel.launch("scorch_list_entries", [*given, 0, 0, 0, 0, 0], -(-entries // EACH), device.index)
-    ordered, order = torch.sort(keys, stable=True)
+    ordered, order = stable_sort(keys)
     begins = torch.empty(columns + 1, dtype=pos.dtype, device=device)
     lines, places = torch.empty_like(crd), torch.empty_like(crd)
     given += [array.data_ptr() for array in (ordered, order, begins, lines, places)]
