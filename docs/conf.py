@@ -84,7 +84,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "pygments_dark_style": "github-dark-colorblind",  # quieter comments than the theme's, with enough contrast
+    "pygments_dark_style": "github-dark-colorblind",  # comments quieter than the code, with contrast
     "header_links_before_dropdown": 6,
     "footer_start": ["copyright"],
     "footer_end": [],

@@ -19,6 +19,7 @@ import scorch
 from scorch.errors import (
     ArgumentError,
     CallError,
+    DensityError,
     DtypeError,
     FileError,
     FormatError,
@@ -30,6 +31,7 @@ from scorch.errors import (
     ShapeError,
     UnsupportedError,
 )
+from scorch.utils.data import SparseDataset
 
 EDGE_INDEX = torch.tensor([[0, 1, 2], [1, 2, 0]])
 SQUARE = scorch.eye(3, format="csr")
@@ -131,6 +133,30 @@ MISTAKES: dict[str, tuple[type[ScorchError], Callable[[], object]]] = {
         OperandError,
         lambda: scorch.nn.masks.from_function(lambda i, j: i == j, 16),
     ),
+    "pass torch.stack([rows, columns]), or torch.stack([indices]) for a vector": (
+        ShapeError,
+        lambda: scorch.sparse_coo_tensor(torch.tensor([0, 2]), torch.ones(2), (3,)),
+    ),
+    "MemmapSparseDatasets, but got a list; create one with torch.tensor": (
+        OperandError,
+        lambda: SparseDataset(SQUARE, [0, 1, 2]),
+    ),
+    "MemmapSparseDatasets, but got a str; load a file with scorch.load(path)": (
+        OperandError,
+        lambda: SparseDataset("rows.npz"),
+    ),
+    "values must be a tensor, but got a function; pass function(S.values())": (
+        OperandError,
+        lambda: SQUARE.with_values(torch.relu),
+    ),
+    "a mask of 500,000,500,000 pairs needs 8,500,008,500,000 bytes of dense memory": (
+        DensityError,
+        lambda: scorch.nn.masks.causal(1_000_000),
+    ),
+    "keep fewer pairs, or pass is_causal=True for causal attention without a mask": (
+        DensityError,
+        lambda: scorch.nn.masks.window(1_000_000, 500_000),
+    ),
     "x must have shape (nodes, 2), but got (3, 3); pass the features first, then the graph": (
         ShapeError,
         lambda: scorch.nn.GCNConv(2, 2)(SQUARE, torch.ones(3, 2)),
@@ -179,6 +205,7 @@ def test_advice_that_is_given_works() -> None:
     assert scorch.from_edge_index(edges, size=3).shape == (3, 3)
     assert scorch.nn.GCNConv(2, 2)(torch.ones(3, 2), edges).shape == (3, 2)
     assert scorch.sparse_coo_tensor(torch.stack(tuple(EDGE_INDEX)), torch.ones(3)).nnz == 3
+    assert scorch.sparse_coo_tensor(torch.stack([EDGE_INDEX[0]]), torch.ones(3), (3,)).shape == (3,)
     assert torch.equal(scorch.from_edge_index(*SQUARE.to_edge_index()).to_dense(), torch.eye(3))
     assert "matmul" in str(scorch.explain(torch.matmul, SQUARE, torch.ones(3)))
     b = torch.ones(3)

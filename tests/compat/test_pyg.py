@@ -224,6 +224,17 @@ def test_a_matrix_of_other_nodes_is_refused() -> None:
     assert pyg.SAGEConv(3, 2)((x, x[:2]), adj[:2]).shape == (2, 2)
 
 
+def test_matrices_of_hyperedges_and_of_the_user_s_own_layers_may_be_rectangular() -> None:
+    class Gather(pyg.MessagePassing):
+        def forward(self, x: torch.Tensor, edge_index: Any, size: Any = None) -> torch.Tensor:
+            return self.propagate(edge_index, x=(x, None), size=size or (4, 2))
+
+    edges = torch.tensor([[0, 1, 2, 1, 2, 3], [0, 0, 0, 1, 1, 1]])
+    x, matrix = torch.rand(4, 3), scorch.from_edge_index(edges, size=(4, 2), format="csr").T
+    for layer in (pyg.HypergraphConv(3, 2), Gather()):
+        torch.testing.assert_close(layer(x, matrix), layer(x, edges))
+
+
 def test_heterogeneous_graphs_may_be_dicts_of_matrices() -> None:
     edges, kinds = graph_without_loops(), [("a", "to", "b"), ("b", "to", "a")]
     x, graphs = {"a": _x, "b": 2 * _x}, dict.fromkeys(kinds, edges)

@@ -395,6 +395,9 @@ def test_broken_archives_are_explained(tmp_path):
     np.savez(tmp_path / "c.npz", x=np.ones(3))
     with pytest.raises(FileError, match="neither a Scorch nor a SciPy archive: it has the arrays x"):
         load(tmp_path / "c.npz")
+    np.savez(tmp_path / "e.npz", indptr=np.arange(2), indices=np.zeros(1, int), shape=np.ones(2, int))
+    with pytest.raises(FileError, match=r"and use scorch\.sparse_csr_tensor\(indptr, indices, data, shape\)"):
+        load(tmp_path / "e.npz")
     np.savez(tmp_path / "d.npz", format=np.array(b"csr"), shape=np.array([1, 1]), data=np.ones(1))
     with pytest.raises(FileError, match="but no array 'indices'"):
         load(tmp_path / "d.npz")
@@ -496,6 +499,16 @@ def test_suffixes_and_missing_files(tmp_path):
         save(tmp_path / "a.csv", S)
     with pytest.raises(FileError, match="unknown suffix"):
         load(tmp_path / "a")
+    np.savetxt(tmp_path / "edges.txt", [[0, 1], [1, 2]], fmt="%d")
+    with pytest.raises(FileError, match=r"read numpy\.loadtxt.* and pass torch\.from_numpy\(edges\.T\) to "):
+        load(tmp_path / "edges.txt")
+    edges = np.loadtxt(tmp_path / "edges.txt", dtype=int)
+    assert scorch.from_edge_index(torch.from_numpy(edges.T)).shape == (3, 3)
+    with (
+        open(tmp_path / "edges.txt", "rb") as file,
+        pytest.raises(FileError, match=r"; for other .* pass the path"),
+    ):
+        load(file)
     save(tmp_path / "graph.mtx", S)
     with pytest.raises(MissingFileError, match=r"no such file: .*grahp\.mtx; did you mean 'graph\.mtx'"):
         load(tmp_path / "grahp.mtx")

@@ -196,6 +196,11 @@ MODULE_HINTS: dict[str, str] = {
     ),
     **dict.fromkeys(("plot", "visualize", "plot_sparsity"), "use scorch.spy(S)"),
     "masks": "it is scorch.nn.masks",
+    "clear_cache": "run python -m scorch cache --clear",
+    **dict.fromkeys(("warm", "warmup", "warm_up", "precompile"), "run python -m scorch cache --warm"),
+    **dict.fromkeys(
+        ("env", "collect_env", "show_versions", "show_config", "print_versions"), "run python -m scorch env"
+    ),
     # functions of torch_geometric.utils
     "add_self_loops": "use S.setdiag(1)",
     "remove_self_loops": "use S.setdiag(0).eliminate_zeros()",

@@ -215,7 +215,7 @@ def _with_edges(
     arguments = bound.arguments
     for name, value in list(arguments.items()):
         if _is_for_edges(name) and isinstance(value, SparseTensor):
-            if not only_edges:
+            if name == "edge_index" and not only_edges and _is_of_pyg(layer):  # others may be of hyperedges
                 _check_nodes(arguments, value)
             if not only_edges and _multiplies(layer, arguments, value):
                 arguments[name] = _as_adjacency(value, is_weighted="edge_weight" in signature.parameters)
@@ -227,6 +227,10 @@ def _with_edges(
                 for key, each in value.items()
             }
     return bound.args[1:], bound.kwargs
+
+
+def _is_of_pyg(layer: Any) -> bool:
+    return type(layer).__module__.startswith("torch_geometric.nn.")
 
 
 def _check_nodes(arguments: dict[str, Any], matrix: SparseTensor) -> None:
@@ -282,7 +286,7 @@ def _multiplies(layer: Any, arguments: dict[str, Any], matrix: SparseTensor) -> 
     """Whether a layer multiplies by the matrix, with the result that it has with the edges."""
     cls, x = type(layer), arguments.get("x")
     x = x[0] if isinstance(x, (tuple, list)) else x
-    if cls.__name__ not in _MULTIPLYING or not cls.__module__.startswith("torch_geometric.nn."):
+    if cls.__name__ not in _MULTIPLYING or not _is_of_pyg(layer):
         return False
     if not layer.fuse or layer.explain or layer.flow != "source_to_target":
         return False

@@ -17,7 +17,7 @@ from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.io.shared_memory import pack_shared
 from scorch._src.name_hints import suggests_keywords
-from scorch._src.tensor.create.check import from_numpy
+from scorch._src.tensor.create.check import advice_on, from_numpy, is_path, sparse_advice_on
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import from_scipy, is_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -112,7 +112,10 @@ def _as_row_tensor(tensor: Any) -> Any:
         return tensor if has_row_index else tensor.to_format("csr")
     if isinstance(tensor, torch.Tensor) or (hasattr(tensor, "shape") and hasattr(tensor, "__getitems__")):
         return tensor
-    raise OperandError(f"SparseDataset expected tensors or MemmapSparseDatasets, but got {kind_of(tensor)}")
+    advice = sparse_advice_on(tensor) if is_path(tensor) else advice_on(tensor)
+    raise OperandError(
+        f"SparseDataset expected tensors or MemmapSparseDatasets, but got {kind_of(tensor)}; {advice}"
+    )
 
 
 # batches ---------------------------------------------------------------------------------------------

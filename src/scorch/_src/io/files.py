@@ -224,7 +224,9 @@ def _error_of_pickle(source: Any, error: BaseException) -> FileError:
         )
     cause = re.search(r"WeightsUnpickler error: *(.*)", text)
     reason = re.split(r"\. |: |\n", text if cause is None else cause[1], maxsplit=1)[0]
-    return FileError(f"{source} is not a complete torch.save file ({type(error).__name__}: {reason})")
+    advice = "" if _is_path(source) else "; for other types of files, pass the path"
+    kind = type(error).__name__
+    return FileError(f"{source} is not a complete torch.save file ({kind}: {reason}){advice}")
 
 
 def _is_device(value: object) -> bool:
@@ -252,6 +254,16 @@ _FILE_KINDS = {
 }
 
 
+_READ_BY_OTHERS = {
+    **dict.fromkeys(
+        (".txt", ".csv", ".tsv", ".edges", ".edgelist"),
+        "; of edges, read numpy.loadtxt(path, dtype=int) and pass torch.from_numpy(edges.T) to "
+        "scorch.from_edge_index",
+    ),
+    ".mat": "; read it with scipy.io.loadmat and use scorch.from_scipy",
+}
+
+
 def _find_kind(path: Path) -> FileKind:
     name = path.name.lower()
     for suffix, kind in _FILE_KINDS.items():
@@ -259,7 +271,8 @@ def _find_kind(path: Path) -> FileKind:
             return kind
     if path.is_dir():
         raise FileError(f"{path} is a directory, not a file")
-    raise FileError(f"{path} has an unknown suffix; use one of {', '.join(_FILE_KINDS)}")
+    advice = _READ_BY_OTHERS.get(path.suffix.lower(), "") if path.exists() else ""
+    raise FileError(f"{path} has an unknown suffix; use one of {', '.join(_FILE_KINDS)}{advice}")
 
 
 def _describe_missing(path: Path) -> str:

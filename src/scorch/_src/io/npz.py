@@ -49,9 +49,11 @@ def read_npz(path: Path, format: str | Format | None = None) -> SparseTensor | t
     elif "format" in arrays:
         tensor = _from_scipy_arrays(path, arrays)
     else:
+        is_csr = any(name.endswith("indptr") for name in arrays)
+        maker = "scorch.sparse_csr_tensor(indptr, indices, data, shape)" if is_csr else "scorch.tensor"
         raise FileError(
             f"{path} is neither a Scorch nor a SciPy archive: it has the arrays "
-            f"{', '.join(sorted(arrays)) or 'none'}; read it with numpy.load and use scorch.tensor"
+            f"{', '.join(sorted(arrays)) or 'none'}; read it with numpy.load and use {maker}"
         )
     return tensor if format is None else from_torch(tensor, format)
 

@@ -24,6 +24,7 @@ from torch.compiler import is_dynamo_compiling
 from scorch._src.hint_tables import MASK_HINTS
 from scorch._src.loops.types import LAST_INT32
 from scorch._src.name_hints import missing_name, suggests_keywords
+from scorch._src.storage.budget import check_budget
 from scorch._src.tensor.create.build import rows_tensor
 from scorch._src.tensor.create.check import device_for
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -65,6 +66,7 @@ def window(
 
     Raises:
         ArgumentError: a size or ``radius`` is negative.
+        DensityError: the mask would need more memory than the dense budget.
 
     Example:
 
@@ -98,6 +100,7 @@ def causal(n: int, m: int | None = None, *, device: Device = None) -> SparseTens
 
     Raises:
         ArgumentError: a size is negative.
+        DensityError: the mask would need more memory than the dense budget.
 
     Example:
 
@@ -394,7 +397,14 @@ def _intervals(begins: torch.Tensor, ends: torch.Tensor, m: int) -> SparseTensor
     """Build a mask whose row ``i`` has the columns from ``begins[i]`` to before ``ends[i]``."""
     lengths = ends - begins
     pos = row_pointers(lengths)
-    crd = torch.arange(int(pos[-1]), device=pos.device) + (begins - pos[:-1]).repeat_interleave(lengths)
+    count, index = int(pos[-1]), torch.int64
+    if not is_dynamo_compiling():  # inside of a graph sizes are unknown
+        index = torch.int32 if max(count, m) <= LAST_INT32 else torch.int64
+        size = count * (2 * index.itemsize + 1)  # two arrays of columns at a time, and the values
+        hint = "keep fewer pairs, or pass is_causal=True for causal attention without a mask"
+        check_budget(size, pos.device, f"a mask of {count:,} pairs", hint)
+    crd = torch.arange(count, dtype=index, device=pos.device)
+    crd += (begins - pos[:-1]).to(index).repeat_interleave(lengths)
     return _mask(pos, crd, m)
 
 

@@ -25,7 +25,7 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.torch_methods import eliminate_zeros, setdiag
 from scorch._src.tensor.traced import recorded
 from scorch._src.torch_internals import any_requires_grad
-from scorch.errors import AssignmentError, DeviceError, ShapeError
+from scorch.errors import AssignmentError, DeviceError, OperandError, ShapeError
 
 
 class _Layout(torch.autograd.Function):
@@ -87,6 +87,8 @@ def with_values(self: SparseTensor, values: Any) -> SparseTensor:
     if not isinstance(values, torch.Tensor) and isinstance(values, (bool, int, float, complex)):
         dtype = torch.result_type(storage.values, values)
         return sparse_of(storage.pattern, torch.full_like(storage.values, values, dtype=dtype))
+    if not isinstance(values, torch.Tensor) and callable(values):
+        raise OperandError("values must be a tensor, but got a function; pass function(S.values())")
     given = as_differentiable_values("values", values)
     shape = self.values().shape
     if given.shape != shape:

@@ -211,7 +211,8 @@ def _rows(name: str, coordinates: Any, device: torch.device) -> tuple[list[torch
         return rows, rows[0].numel()
     indices = as_indices(name, coordinates, device)
     if indices.dim() != 2:
-        cure = ": pass torch.stack([rows, columns])" if indices.dim() == 1 else ""
+        stacked = ": pass torch.stack([rows, columns]), or torch.stack([indices]) for a vector"
+        cure = stacked if indices.dim() == 1 else ""
         raise ShapeError(
             f"{name} has shape {tuple(indices.shape)}; it must have one row for each dimension "
             f"and one column for each entry{cure}"

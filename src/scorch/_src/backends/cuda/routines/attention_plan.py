@@ -80,7 +80,7 @@ def marked(skipped: Tensor, heads: Heads) -> Tensor:
 
 
 class AttentionPlan:
-    """The launches of a pass over tensors of one form; they are told which tensors these are.
+    """The launches of a pass over tensors of one form; each call passes the tensors.
 
     ``inputs`` are readable queries, keys, values, and in a backward pass gradients of the result.
     """
