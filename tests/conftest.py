@@ -79,6 +79,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[EFFORT] = is_long or "SCORCH_OPTIMIZE" in os.environ
 
 
+class LastFirst(pytest.Dir):
+    """A folder whose files are imported from the last to the first."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        return reversed(list(super().collect()))
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Dir | None:
+    """Let every second process begin at the other end: each finds what the other has compiled by then.
+
+    The first run in a clone compiles all files, whose assertions pytest rewrites. The tests are sorted later.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return LastFirst.from_parent(parent, path=path) if number % 2 and is_one_path(parent.config) else None
+
+
+def is_one_path(config: pytest.Config) -> bool:
+    """Whether pytest was given one file or folder, whose tests are in the order of their paths."""
+    return len(config.args) == 1
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Any:
     """Keep the garbage collector away from what lives as long as the process: modules and tests.
@@ -172,6 +193,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         skip_on_device(items)
     if config.getoption("long"):
         return
+    if is_one_path(config):
+        items.sort(key=lambda item: item.path.parts)
     named = any("::" in argument for argument in config.args)
     if not named and not config.getoption("every_case"):
         before = len(items)

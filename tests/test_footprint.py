@@ -176,17 +176,20 @@ def bytes_of(tensor: Any) -> int:
     return sum(array.numel() * array.element_size() for array in arrays)
 
 
-def count(place: str) -> None:
-    """In the process with the counter: what each call allocates, and what ``explain`` says of it."""
+def count(place: str, *names: str) -> None:
+    """In the process with the counter: what these calls allocate, and what ``explain`` says of them."""
     counter = ctypes.CDLL(place)
     counter.counter_begin.restype = counter.counter_peak.restype = ctypes.c_long
     scorch.settings(threads=2).apply()
-    for text, tensors, format in make_calls(0).values():  # compiles, and starts threads
+    first, second = make_calls(0), make_calls(1)
+    for name in names:  # compiles, and starts threads
+        text, tensors, format = first[name]
         scorch.evaluate(text, **tensors, format=format)
     gc.collect()
     gc.freeze()  # modules, which the collections below need not look at
     found = {}
-    for name, (text, tensors, format) in make_calls(1).items():
+    for name in names:
+        text, tensors, format = second[name]
         steps = explain(text, **tensors, format=format).steps
         gc.collect()
         release_memory()
@@ -197,18 +200,25 @@ def count(place: str) -> None:
         copies = [bytes_of(tensors["A"]) for step in steps if step.kind == "torch"]
         found[name] = {"peak": peak, "result": bytes_of(result), "steps": named, "by torch": sum(copies)}
         del result
-    print(json.dumps(found))
+    print(json.dumps({"calls": list(second), "found": found}))
 
 
 @pytest.fixture(scope="module")
-def counted() -> dict[str, Any]:
+def counted(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """All calls by their names, and what was counted of those that this run asks for."""
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         pytest.skip("allocations are counted with glibc only")
     counter = jit.load(COUNTER).path
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     environment = {**os.environ, "LD_PRELOAD": str(counter), "PYTHONMALLOC": "malloc", "PYTHONPATH": paths}
+    cases = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    names = [case.params["name"] for case in cases if case is not None and case.params.get("name") in CALLS]
     done = subprocess.run(
-        [sys.executable, __file__, str(counter)], env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, __file__, str(counter), *names],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -250,7 +260,7 @@ EXACT = ("SpMV", "SpMM", "SDDMM", "csr to csc", "csr to coo", "transposition")
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CALLS)
 def test_peak_is_at_most_what_is_named(name: str, counted: dict[str, Any]) -> None:
-    facts = counted[name]
+    facts = counted["found"][name]
     results = sum(step["result"] for step in facts["steps"])  # those of earlier steps are still there
     workspace = max(step["workspace"] for step in facts["steps"])
     assert facts["peak"] <= results + workspace + facts["by torch"] + SLACK
@@ -261,7 +271,7 @@ def test_peak_is_at_most_what_is_named(name: str, counted: dict[str, Any]) -> No
 
 
 def test_all_calls_are_counted(counted: dict[str, Any]) -> None:
-    assert set(counted) == set(CALLS)
+    assert set(counted["calls"]) == set(CALLS)
 
 
 # by the interpreter ----------------------------------------------------------------------------------
@@ -337,4 +347,4 @@ def test_memory_is_told_in_a_line() -> None:
 
 
 if __name__ == "__main__":
-    count(sys.argv[1])
+    count(*sys.argv[1:])

@@ -110,7 +110,7 @@ def assert_same(one: list[Any], other: list[Any]) -> None:
             np.testing.assert_array_equal(np.signbit(a[~np.isnan(a)]), np.signbit(b[~np.isnan(b)]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=max(100, settings.default.max_examples), deadline=None)
 @given(st.data(), st.sampled_from(TYPES))
 def test_simplified_expressions_have_the_same_value(source, t) -> None:
     e = expressions(lambda options: source.draw(st.sampled_from(options)), t, 4)

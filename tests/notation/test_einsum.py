@@ -103,7 +103,7 @@ def equations(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
     return "".join(space + part for space, part in zip(spaces, parts, strict=True)), shapes
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=max(150, settings.default.max_examples), deadline=None)
 @given(equations())
 def test_equations_mean_what_torch_says(drawn: tuple[str, list[tuple[int, ...]]]) -> None:
     equation, shapes = drawn
@@ -114,7 +114,7 @@ def test_equations_mean_what_torch_says(drawn: tuple[str, list[tuple[int, ...]]]
     torch.testing.assert_close(dense(parsed, operands), expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=max(80, settings.default.max_examples), deadline=None)
 @given(equations())
 def test_every_index_is_bound_once_and_no_tensor_has_its_name(
     drawn: tuple[str, list[tuple[int, ...]]],
@@ -129,7 +129,7 @@ def test_every_index_is_bound_once_and_no_tensor_has_its_name(
     assert parse(show(parsed.statement)).assign == parsed.statement
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=max(200, settings.default.max_examples), deadline=None)
 @given(
     st.lists(st.sampled_from(["a", "b", "A", "...", ".", ",", "->", "-", ">", " ", "1", "é", "\t"])),
     st.lists(st.lists(st.integers(1, 3), max_size=3).map(tuple), min_size=1, max_size=3),
@@ -215,7 +215,7 @@ def test_sublists_become_equations(arguments: tuple[object, ...], equation: str)
     assert sublists_to_equation(arguments)[0] == equation
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=max(60, settings.default.max_examples), deadline=None)
 @given(st.data())
 def test_sublists_mean_what_torch_says(data: st.DataObject) -> None:
     subscripts = st.sampled_from([0, 1, 25, 26, 51])

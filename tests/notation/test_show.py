@@ -37,7 +37,7 @@ def larger(parts: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     return st.one_of(st.sampled_from(list(OPERATORS)).flatmap(op), reductions)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=max(100, settings.default.max_examples), deadline=None)
 @given(st.recursive(leaves, larger, max_leaves=12))
 def test_what_is_shown_reads_back_as_the_same_tree(expr: Expr) -> None:
     target = Access("R", free_indices(expr))
