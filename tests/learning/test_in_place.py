@@ -121,3 +121,29 @@ def test_views_with_gradients_of_their_own_end_with_a_write_to_the_base(take: Ca
             base.copy_(view.clone())
             base.sum().backward()
         assert not isinstance(view, scorch.SparseTensor) or view.grad is None
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda S: S.conj(),
+        lambda S: S.real,
+        lambda S: S[1:].imag,
+        lambda S: S.mH,
+        lambda S: S.conj().t(),
+        lambda S: S.conj().conj(),
+        lambda S: S.conj().detach(),
+    ],
+)
+@pytest.mark.parametrize("is_tracked", [False, True])
+def test_copies_in_place_of_views_are_not_read_after_their_base_changed(part: Any, is_tracked: bool) -> None:
+    """Those of dense tensors show what was written; these showed what was there before."""
+    S = scorch.from_torch(torch.complex(X, 2 * X), format="csr").requires_grad_(is_tracked) * 1
+    copy, kept = part(S), part(S).clone()
+    expected = kept.to_dense()
+    assert torch.equal(copy.to_dense(), expected)
+    S[1:].mul_(2)
+    with pytest.raises(scorch.errors.InPlaceError, match="has been modified in place; call"):
+        copy.to_dense()
+    assert torch.equal(kept.to_dense(), expected) and part(S).to_dense().abs().sum() > expected.abs().sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -224,16 +225,21 @@ def test_compiled_functions_follow_other_numbers_of_values() -> None:
         model[0].rewire(torch.rand(7, 9) < density, new=0.1)
 
 
-def test_an_average_of_a_model_with_another_pattern_is_refused() -> None:
+@pytest.mark.whole
+@pytest.mark.parametrize("size", ["as many", "more"])
+def test_an_average_of_a_model_with_another_pattern_is_refused(size: str) -> None:
     torch.manual_seed(0)
     layer, x = SparseLinear(9, 7, 0.5), torch.randn(4, 9)
-    average = torch.optim.swa_utils.AveragedModel(layer)
-    average.update_parameters(layer)
-    other = mask_of(layer).flip(0)
+    model = torch.nn.Sequential(torch.nn.Linear(9, 9), layer)
+    average = pickle.loads(pickle.dumps(torch.optim.swa_utils.AveragedModel(model)))
+    average.update_parameters(model)
+    other = mask_of(layer).flip(0) if size == "as many" else torch.ones(7, 9)
     layer.rewire(other, new=0.1)
-    average.update_parameters(layer)
-    with pytest.raises(scorch.errors.CallError, match="the model that this one averages"):
-        average(x)
-    average.module.rewire(other, new=0.0)
-    average.update_parameters(layer)
-    assert average(x).isfinite().all()
+    torch.nn.init.ones_(model[0].weight)
+    before = copy.deepcopy(average.state_dict())
+    with pytest.raises(scorch.errors.CallError, match=r"averaged\.module\.1\.rewire\(model\.1\.weight"):
+        average.update_parameters(model)
+    assert str(before) == str(average.state_dict())
+    average.module[1].rewire(other, new=0.0)
+    average.update_parameters(model)
+    assert average(x).isfinite().all() and type(average).__name__ == "AveragedModel"

@@ -233,6 +233,9 @@ def test_weights_of_sparse_layers_cannot_be_parametrized() -> None:
         with pytest.raises(errors.UnsupportedError, match=r"apply them to layer.to_dense\(\), which"):
             parametrizations.weight_norm(small, name)
         parametrizations.weight_norm(small.to_dense(), name)
+        if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
+            with pytest.raises(errors.UnsupportedError, match="weight_norm cannot be applied"):
+                torch.nn.utils.weight_norm(small)
     linear = SparseLinear(8, 8)
     expected = linear(x)
     for name in ("values", "bias"):

@@ -195,10 +195,11 @@ ATTRIBUTE_READER = "torch._dynamo.variables.tensor"  # where torch.compile reads
 EXPORT_INPUTS = "torch._export.non_strict_utils"  # where torch.export chooses sizes that are symbolic
 COMPILE_INPUTS = "torch._dynamo.variables.builder"  # where torch.compile does, and export(strict=True)
 DTENSOR = "torch.distributed.tensor"
+WEIGHT_NORM = "torch.nn.utils.weight_norm"  # where it replaces a parameter
 DEFAULT_DEVICE_MODE = "torch.utils._device"  # what torch.set_default_device sets, between callers and tensors
 MODULES = (
     *(FAKE_TENSOR_MAKER, GRAPH_MAKER, ATTRIBUTE_READER, EXPORT_INPUTS, COMPILE_INPUTS),
-    DEFAULT_DEVICE_MODE,
+    *(DEFAULT_DEVICE_MODE, WEIGHT_NORM),
 )
 
 # Attributes that are used by their own names.

@@ -23,7 +23,7 @@ from scorch._src.formats import Format
 from scorch._src.grad_state import untracked
 from scorch._src.loops.types import INT32, INT64
 from scorch._src.torch_internals import is_functorch_wrapped_tensor
-from scorch.errors import UnsupportedError
+from scorch.errors import InPlaceError, UnsupportedError
 
 if TYPE_CHECKING:
     from scorch._src.storage.strides import Strides
@@ -354,6 +354,8 @@ class Storage:
     layer_values: torch.Tensor | None = None  # the parameter of a layer whose weight this is
     is_shared: bool = False  # whether it has views, or is one, inside a graph that is traced
     layer: weakref.ref[Any] | None = None  # that layer, if a graph has returned its weight
+    copied_by: str | None = None  # the function that copied another's values, where dense tensors have a view
+    copy_of: Storage | None = None  # that other, if it is such a copy, too
 
     def __init__(self, pattern: Pattern, values: torch.Tensor) -> None:
         self.pattern = pattern
@@ -436,10 +438,18 @@ class Storage:
     def follow(self, origin: Origin) -> None:
         """Become the storage of a view."""
         self.origin = origin
-        source = origin.source
-        if source.followers is None:
-            source.followers = []
-        add_weak(source.followers, self)
+        origin.source._add_follower(self)
+
+    def expire_with(self, source: Storage, function: str) -> None:
+        """Become a copy of ``source``, in place of a view: it is not read after a write to that."""
+        self.copied_by = function
+        self.copy_of = None if source.copied_by is None else source  # which others refer to only weakly
+        (source if source.origin is None else source.origin.source)._add_follower(self)
+
+    def _add_follower(self, follower: Storage) -> None:
+        if self.followers is None:
+            self.followers = []
+        add_weak(self.followers, follower)
 
     def meta_tensor(self) -> torch.Tensor:
         """Return a meta tensor with the strides that a dense tensor of this storage would have."""
@@ -456,6 +466,8 @@ class Storage:
             self.forgotten = self.pattern, self.values
             for name in ("pattern", "values", "key", "tensors"):
                 self.__dict__.pop(name, None)
+            if self.copied_by is not None:
+                self.drop_copies()
 
     def restore(self) -> None:
         """Compute the arrays that a view has dropped or never read, or run a deferred check of them."""
@@ -474,6 +486,12 @@ class Storage:
             check, pattern, values = deferred
             self.take(check(pattern, values), values)
             self.deferred = None
+        elif forgotten is not None and self.copied_by is not None:
+            raise InPlaceError(
+                f"a result of {self.copied_by}, which for sparse tensors is a copy, not a view, is used "
+                f"after its base has been modified in place; call {self.copied_by} again, or clone() its "
+                "result before"
+            )
         elif forgotten is not None and origin is not None:  # else another thread has recomputed them
             current = Storage.recompute_view(*origin, forgotten[0].format)
             self.take(current.pattern, current.values)

@@ -13,6 +13,7 @@ A weight that is kept follows the layer, whose pattern may change. Its gradient 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,7 @@ from scorch._src.tensor.autograd import placed, sparse_of, values_at
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.torch_internals import DisableTorchFunctionSubclass
+from scorch._src.torch_internals import WEIGHT_NORM, DisableTorchFunctionSubclass
 from scorch.errors import InPlaceError, UnsupportedError
 
 KEPT = "_kept_weights"  # where a layer has the storages of weights that were read from it
@@ -39,6 +40,11 @@ def weight_of_layer(layer: Any, pattern: Pattern, values: torch.Tensor) -> Spars
     """
     if torch.compiler.is_compiling():
         return sparse_of(pattern, values)
+    if sys._getframe(2).f_globals.get("__name__") == WEIGHT_NORM:
+        raise UnsupportedError(
+            "torch.nn.utils.weight_norm cannot be applied to a layer whose weight is sparse; apply it to "
+            "layer.to_dense(), which scorch.sparsify leaves dense"
+        )
     weight = sparse_of(pattern, values, layer)
     weight.weight_of = layer
     weight.storage.layer_values = parameter = layer.values

@@ -570,7 +570,7 @@ def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         return result
     if func in _COPIED:
         if isinstance(result, SparseTensor):
-            result.copied_by = func.overloadpacket.__name__
+            mark_copy(result, source, func.overloadpacket.__name__)
         return result
     is_several = isinstance(result, (list, tuple))
     for place, part in enumerate(result if is_several else [result]):
@@ -578,6 +578,13 @@ def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
             step = Step(func, rest, named, place if is_several else None, is_grad_enabled())
             link_view(part, source, (step,))
     return result
+
+
+def mark_copy(copy: SparseTensor, source: SparseTensor, function: str) -> None:
+    """Mark the copy that ``function`` returned of ``source``, of which torch has a view."""
+    copy.copied_by = function
+    if type(copy.storage) is not TracedStorage and copy.storage is not source.storage:
+        copy.storage.expire_with(source.storage, function.strip("_"))
 
 
 def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:

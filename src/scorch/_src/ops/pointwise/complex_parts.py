@@ -14,7 +14,7 @@ from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.pointwise.arithmetic import run_generally
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements
-from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
+from scorch._src.tensor.sparse_tensor import SparseTensor, mark_copy, with_values
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 def _part(input: SparseTensor, function: Callable[[torch.Tensor], torch.Tensor]) -> SparseTensor:
     """Apply ``function`` to the values; it is a view of a dense tensor, of which this is a copy."""
     result = sparse_of(input.storage.pattern, function(values_of(input)))
-    result.copied_by = function.__name__
+    mark_copy(result, input, function.__name__)
     return result
 
 
