@@ -357,7 +357,8 @@ def test_new_tensors_have_dtype_and_device_of_sparse_ones(create) -> None:
     S = scorch.eye(3, dtype=torch.float64, format="csr")
     made = create(S, [1, 2])
     assert type(made) is torch.Tensor and made.dtype == S.dtype and made.tolist() == [1, 2]
-    assert torch.equal(S.new(S).to_dense(), torch.eye(3, dtype=torch.float64))
+    same = S.new(S.requires_grad_())
+    assert torch.equal(same.to_dense(), torch.eye(3, dtype=torch.float64)) and same.requires_grad
 
 
 def test_operators_run_in_threads_that_python_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,10 @@ def _create_like_values(method: Any) -> None:
     def create(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         like = self.storage.values if isinstance(self, SparseTensor) else self
         with DisableTorchFunctionSubclass():
-            return without_base(method(like, *args, **kwargs))
+            created = without_base(method(like, *args, **kwargs))
+        if method is torch.Tensor.new and isinstance(created, SparseTensor):
+            return args[0].view_as(args[0])  # which ``new`` returns, connected to it
+        return created
 
     implements(method, differentiable=True)(create)
 
