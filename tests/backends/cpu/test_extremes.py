@@ -7,7 +7,7 @@ import torch
 
 import scorch
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.cpu.routines import extremes
+from scorch._src.backends.cpu.routines import take
 
 SIZES = ((0, 3), (1, 1), (7, 3), (1000, 17), (40_000, 3000), (40_000, 1))
 
@@ -19,7 +19,7 @@ def runs(count: int, groups: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", ["amax", "amin"])
-@pytest.mark.parametrize("dtype", extremes.RUN_DTYPES)
+@pytest.mark.parametrize("dtype", take.RUN_DTYPES)
 def test_extremes_are_those_of_scatter_reduce(dtype: torch.dtype, how: str) -> None:
     for count, groups in SIZES:
         begins = runs(count, groups)
@@ -39,8 +39,8 @@ def test_extremes_are_those_of_scatter_reduce(dtype: torch.dtype, how: str) -> N
 def test_what_cannot_be_read_is_left_to_torch() -> None:
     begins = torch.tensor([0, 2, 4])
     for values in (torch.ones(4, dtype=torch.bfloat16), torch.ones(8)[::2], torch._efficientzerotensor(4)):
-        assert extremes.extremes_of(values, begins, "amax") is None
-    assert extremes.extremes_of(torch.ones(4), begins, "prod") is None
+        assert take.extremes_of(values, begins, "amax") is None
+    assert take.extremes_of(torch.ones(4), begins, "prod") is None
 
 
 @pytest.mark.parametrize("dim", [0, 1])
@@ -48,7 +48,7 @@ def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.
     dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
     S = scorch.from_torch(dense, format="csr")
     calls = []
-    original = extremes.extremes_of
+    original = take.extremes_of
     monkeypatch.setattr(
         type(backend_for().routines), "reduce_runs", lambda self, *given: calls.append(1) or original(*given)
     )

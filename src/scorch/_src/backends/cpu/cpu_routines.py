@@ -16,7 +16,6 @@ from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
-from scorch._src.backends.cpu.routines.extremes import RUN_DTYPES, extremes_of
 from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few, scaled
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
@@ -34,7 +33,7 @@ from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, hash_of, owned_rows
-from scorch._src.backends.cpu.routines.take import taken
+from scorch._src.backends.cpu.routines.take import RUN_DTYPES, extremes_of, taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
 from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
 from scorch._src.backends.routines import Heads, Routines, Tensor

@@ -1,4 +1,4 @@
-"""Values taken from positions of an array on all threads; torch's ``index_select`` does it on one."""
+"""Values at positions of an array, and extremes of runs of them, on all threads; torch has one for these."""
 
 from __future__ import annotations
 
@@ -6,20 +6,36 @@ import torch
 
 from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.launch import BITS, builtins, pack, result_descriptor
+from scorch._src.compiler.typing import type_of_dtype
+from scorch._src.events import emits
 
 SOURCE = jit.read_source("take.c")
+EXTREMES = jit.read_source("extremes.c")
 
 MIN_VALUES = 1 << 14  # below, torch is as fast
 MIN_VALUES_PER_THREAD = 1 << 14
+MIN_REDUCED_PER_THREAD = 1 << 13
 _C_TYPES = {1: "char", 2: "short", 4: "int", 8: "long long"}
+
+_TYPES_OF_RUNS = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int64: "long long",
+    torch.int32: "int",
+    torch.int16: "short",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.bool: "unsigned char",
+}
+RUN_DTYPES = tuple(_TYPES_OF_RUNS)
+_NAMES = {"amax": "largest", "amin": "smallest"}
 
 
 def taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
     """Take values as ``Routines.take``; None where torch is as fast, or values are not in memory."""
     count, size = places.numel(), values.element_size()
     is_plain = values.dim() == 1 and values.is_contiguous() and places.dtype == torch.int64
-    is_lazy = values.is_conj() or values.is_neg() or values._is_zerotensor()
-    if count < MIN_VALUES or size not in BITS or not is_plain or is_lazy:
+    if count < MIN_VALUES or size not in BITS or not is_plain or _is_lazy(values):
         return None
     functions = builtins()
     address = jit.function_address(source_for(size), "values at places", "scorch_take")
@@ -33,3 +49,31 @@ def taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
 def source_for(size: int) -> str:
     """Return the C source for values of so many bytes."""
     return jit.with_types(SOURCE, value_t=_C_TYPES[size])
+
+
+@emits("extremes of runs")
+def extremes_of(values: torch.Tensor, begins: torch.Tensor, how: str) -> torch.Tensor | None:
+    """Reduce runs as ``Routines.reduce_runs``; None where torch has to."""
+    is_plain = values.dim() == 1 and values.is_contiguous() and begins.dtype == torch.int64
+    if how not in _NAMES or values.dtype not in _TYPES_OF_RUNS or not is_plain or _is_lazy(values):
+        return None
+    functions = builtins()
+    address = jit.function_address(
+        source_of_extremes(values.dtype), "the extremes of runs", f"scorch_{_NAMES[how]}"
+    )
+    if functions is None or not address:
+        return None
+    runs = begins.numel() - 1
+    header = pack([*parallel.shared_by(values.numel() + runs, MIN_REDUCED_PER_THREAD), runs])
+    descriptor = result_descriptor(type_of_dtype(values.dtype), (runs,), zero=False)
+    found: torch.Tensor = functions.fill(address, header, descriptor, None, values, begins)
+    return found
+
+
+def _is_lazy(values: torch.Tensor) -> bool:
+    return values.is_conj() or values.is_neg() or values._is_zerotensor()
+
+
+def source_of_extremes(dtype: torch.dtype) -> str:
+    """Return the C source for values of a dtype."""
+    return jit.with_types(EXTREMES, value_t=_TYPES_OF_RUNS[dtype])
