@@ -31,7 +31,7 @@ def _uninstalled():
     compat.install()
 
 
-@pytest.fixture(scope="class", params=[False, True], ids=["torch", "torch_sparse"])
+@pytest.fixture(params=[False, True], ids=["torch", "torch_sparse"])
 def _both_kinds(request: pytest.FixtureRequest):
     """PyG without torch_sparse, and with Scorch's."""
     if request.param:
@@ -141,53 +141,54 @@ MODULES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("_both_kinds")
-class TestModules:
-    @pytest.mark.whole
-    @pytest.mark.parametrize("name", MODULES)
-    def test_modules_of_pyg_take_scorch_s_matrices(self, name: str) -> None:
-        call = CALLS.get(name, lambda layer, x, graph: layer(x, graph))
-        for edges in (graph_without_loops(), graph_with_loops()):
-            torch.manual_seed(0)
-            module = MODULES[name]()
-            expected = results(module, call, edges)
-            for form in ("csr", "csc", "coo"):
-                found = results(module, call, matrix_of(edges, form=form))
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_of_pyg_take_scorch_s_matrices(name: str) -> None:
+    call = CALLS.get(name, lambda layer, x, graph: layer(x, graph))
+    for edges in (graph_without_loops(), graph_with_loops()):
+        torch.manual_seed(0)
+        module = MODULES[name]()
+        expected = results(module, call, edges)
+        for form in ("csr", "csc", "coo"):
+            found = results(module, call, matrix_of(edges, form=form))
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.whole
-    @pytest.mark.parametrize(
-        ("name", "options"),
-        [
-            ("GCNConv", {}),
-            ("GraphConv", {}),
-            ("GraphConv", {"aggr": "mean"}),
-            ("GraphConv", {"aggr": "max"}),
-            ("SGConv", {"K": 2}),
-            ("TAGConv", {}),
-            ("ChebConv", {"K": 2}),
-            ("ARMAConv", {}),
-            ("SAGEConv", {}),  # takes no weights
-            ("GATConv", {"edge_dim": 1}),
-        ],
-    )
-    def test_values_are_weights_of_edges_with_gradients(self, name: str, options: dict[str, Any]) -> None:
-        for edges in (graph_without_loops(), graph_with_loops()):
-            torch.manual_seed(0)
-            layer, weight = getattr(pyg, name)(5, 3, **options), torch.rand(edges.shape[1]) + 0.5
-            matrix = matrix_of(edges, weight).requires_grad_()
-            weight.requires_grad_()
-            option = {"GATConv": "edge_attr", "SAGEConv": None}.get(name, "edge_weight")
-            expected = layer(_x, edges, **({option: weight} if option else {}))
-            found = layer(_x, matrix)
-            torch.testing.assert_close(found, expected)
-            found.square().sum().backward()
-            if option is None:
-                assert matrix.grad is None
-                continue
-            expected.square().sum().backward()
-            dense = torch.zeros(N, N).index_put((edges[1], edges[0]), weight.grad)
-            torch.testing.assert_close(matrix.grad.to_dense(), dense, rtol=1e-4, atol=1e-4)
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("_both_kinds")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("GCNConv", {}),
+        ("GraphConv", {}),
+        ("GraphConv", {"aggr": "mean"}),
+        ("GraphConv", {"aggr": "max"}),
+        ("SGConv", {"K": 2}),
+        ("TAGConv", {}),
+        ("ChebConv", {"K": 2}),
+        ("ARMAConv", {}),
+        ("SAGEConv", {}),  # takes no weights
+        ("GATConv", {"edge_dim": 1}),
+    ],
+)
+def test_values_are_weights_of_edges_with_gradients(name: str, options: dict[str, Any]) -> None:
+    for edges in (graph_without_loops(), graph_with_loops()):
+        torch.manual_seed(0)
+        layer, weight = getattr(pyg, name)(5, 3, **options), torch.rand(edges.shape[1]) + 0.5
+        matrix = matrix_of(edges, weight).requires_grad_()
+        weight.requires_grad_()
+        option = {"GATConv": "edge_attr", "SAGEConv": None}.get(name, "edge_weight")
+        expected = layer(_x, edges, **({option: weight} if option else {}))
+        found = layer(_x, matrix)
+        torch.testing.assert_close(found, expected)
+        found.square().sum().backward()
+        if option is None:
+            assert matrix.grad is None
+            continue
+        expected.square().sum().backward()
+        dense = torch.zeros(N, N).index_put((edges[1], edges[0]), weight.grad)
+        torch.testing.assert_close(matrix.grad.to_dense(), dense, rtol=1e-4, atol=1e-4)
 
 
 def test_edges_may_have_types_and_features() -> None:
