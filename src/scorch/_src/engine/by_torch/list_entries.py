@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from scorch._src.backends.sort_entries import Sorted, begins_of_runs
+from scorch._src.backends.sort_entries import Sorted, begins_of_runs, stable_sort
 from scorch._src.engine.by_torch import relations
 from scorch._src.engine.by_torch.build_levels import level_coordinates, pack
 from scorch._src.formats import Format
@@ -34,7 +34,7 @@ def run_list(prepared: Prepared, source: Storage | torch.Tensor) -> Storage:
     (access,) = step.accesses
     by_dim, numbers = numbered_entries(source.pattern)
     columns = [by_dim[access.indices.index(index)] for index in step.target.indices]
-    ordered, order = torch.sort(keys_in_levels(form, shape, columns), stable=True)
+    ordered, order = stable_sort(keys_in_levels(form, shape, columns))
     first = begins_of_runs(ordered)
     repeats = first.numel() < ordered.numel()
     found = Sorted(numbers[order], [], first if repeats else None)
