@@ -155,11 +155,11 @@ def test_workers_capture_only_what_they_use() -> None:
     text = print_kernel(assembly())
     struct = text[text.index("struct closure_1 {") :]
     assert struct[: struct.index("};")].split("\n")[1:-1] == [
-        "  struct turns closure_turns;",
         "  i64 closure_failed;",
         "  const i64 *X;",
         "  i64 *T;",
         "  i64 *lengths;",
+        "  struct turns closure_turns;",
     ]
 
 
