@@ -9,6 +9,7 @@ import struct
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import scorch
 from machine_load import pool, set_running
 from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cpu import executable, jit, parallel
-from scorch._src.backends.cpu.executable import CpuExecutable
+from scorch._src.backends.cpu.executable import SERIAL_WORK, CpuExecutable
 from scorch._src.backends.cpu.invoke import make_caller
 
 LOOPS = """
@@ -237,7 +238,7 @@ def test_one_thread_is_no_choice_for_ever(clock: Clock) -> None:
 
 def test_costs_are_measured_less_often_the_longer_they_agree(clock: Clock) -> None:
     least, waits = 100_000.0, []
-    for cost in (1, 1.1, 1, 0.95, 1, 0.5, 0.5, 0.11, 0.11, 0.1):
+    for cost in (1, 1.1, 1, 0.95, 1, 0.5, 0.5, 0.21, 0.21, 0.2):
         clock.cost = cost
         found = parallel.relative_cost(2)
         revisit = parallel.revisit_at(2, least * max(found * 0.9, parallel.CHEAPEST), least)
@@ -281,6 +282,22 @@ def test_calls_find_out_that_threads_pay_off(clock: Clock) -> None:
             assert torch.equal(S @ x, lengths.float())
     assert [threads_of(quiet) for quiet, _, _ in loops] == [1, 2]
     assert [until > 0 for _, _, until in loops] == [True, False]
+
+
+def test_many_threads_share_less_of_what_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads save half of the time at most, many nearly all of it."""
+    monkeypatch.setattr(parallel, "relative_cost", lambda threads: parallel.CHEAPEST)
+    executable = object.__new__(CpuExecutable)
+    executable.least_work = SERIAL_WORK
+    for gathered, wanted in (
+        (8, {2: 20_000, 4: 13_334, 16: 10_667}),
+        (0, {2: 20_000, 4: 20_000, 16: 20_000}),
+    ):
+        executable.plan = SimpleNamespace(gathered=gathered)
+        for threads, least in wanted.items():
+            given = executable._least_work_of(threads)
+            found = [parallel.threads_by_load(threads, work, given)[0] for work in (least - 1, least)]
+            assert found == [1, threads]
 
 
 def threads_of(header: bytes) -> int:

@@ -140,7 +140,7 @@ class CpuExecutable(Compiled, Launcher):
     def packed_headers(self, allowed: int) -> tuple[bytes, bytes, int]:
         """Pack what kernels take before the arrays, for a quiet machine and for a busy one; until when."""
         quiet, busy = (launch.pack([*shared, *self.sizes]) for shared in self._shared_by(allowed))
-        until = 0 if self.is_serial else parallel.revisit_at(allowed, self.work, self.least_work)
+        until = 0 if self.is_serial else parallel.revisit_at(allowed, self.work, self._least_work_of(allowed))
         self.headers[allowed] = packed = quiet, busy, until
         return packed
 
@@ -148,10 +148,18 @@ class CpuExecutable(Compiled, Launcher):
         """Return what runs loops, and for how many threads, on a quiet machine and on a busy one."""
         if self.is_serial:
             return [(0, 1)] * 2
-        numbers = parallel.threads_by_load(allowed, self.work, self.least_work)
+        numbers = parallel.threads_by_load(allowed, self.work, self._least_work_of(allowed))
         if self.plan.is_private:  # as many parts always, so that sums repeat, if all on the calling thread
             return [(self.parallel_for if threads > 1 else 0, allowed) for threads in numbers]
         return [(self.parallel_for, threads) for threads in numbers]
+
+    def _least_work_of(self, threads: int) -> float:
+        """Return the operations that as many threads share.
+
+        Two save half of the time and many nearly all, where each operation waits for what it looks up.
+        """
+        waits = threads > 1 and bool(self.plan.gathered)
+        return self.least_work / (2 - 2 / threads) if waits else self.least_work
 
     def workers(self) -> int:
         return self._shared_by(parallel.allowed_threads())[parallel.is_busy()][1]

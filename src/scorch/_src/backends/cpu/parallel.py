@@ -36,7 +36,7 @@ FIRST_WAIT = 4_000_000  # nanoseconds until the next measurement, four times as 
 MOST_AGREEING = 6  # after which they take place every 16 seconds
 AGREEING = 1.25  # times the least cost
 BUSY_FACTOR = 16  # times as much work where threads wait for cores
-CHEAPEST, DEAREST = 0.1, 8.0  # bounds of the ratio to the usual cost
+CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
 
 
 @functools.cache
