@@ -31,7 +31,6 @@ NEEDED_BYTES = 100 << 30
 SMALL_SHARE = 2**20  # by what the sizes are divided in a trial
 SAMPLED = 40  # rows, besides those at the limit
 PART = 1 << 26  # entries of a part of a sum
-SEVEN, ELEVEN = 7, 11
 OK, NO_ROOM = "ok", "out of memory"
 
 Check = Callable[["Sizes"], None]
@@ -94,7 +93,7 @@ class Banded:
         """Return rows, columns and values of the nonzeros of some rows, each with a row of its own."""
         j = torch.arange(self.each, device=self.device)
         i = rows[:, None]
-        values = ((i * 3 + j * 5) % SEVEN - 3).to(self.dtype)
+        values = ((i * 3 + j * 5) % 7 - 3).to(self.dtype)
         return i.expand(-1, self.each), j * self.step + i % self.step, values
 
     def dense_rows(self, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -126,7 +125,7 @@ def numbers(*shape: int, device: str, dtype: torch.dtype = torch.float32) -> tor
     """Return small whole numbers that differ along each dimension; products of them are exact."""
     found = torch.zeros((), dtype=torch.int16, device=device)
     for dim, size in enumerate(shape):
-        one = (torch.arange(size, device=device) * (2 * dim + 3) % ELEVEN - 5).to(torch.int16)
+        one = (torch.arange(size, device=device) * (2 * dim + 3) % 11 - 5).to(torch.int16)
         found = found + one.reshape(-1, *[1] * (len(shape) - dim - 1))
     return (found % 4 - 1).to(dtype)
 
@@ -279,6 +278,13 @@ def ends(size: int, device: str, limit: int) -> torch.Tensor:
     return torch.tensor(sorted(set(shown)), device=device)
 
 
+def thin_square(sizes: Sizes, width: int) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a size that is too large times ``width``, a thin matrix, its columns, and rows to look at."""
+    size = sizes.limit // width + 100
+    S, crd = thin(size, size, sizes.device)
+    return size, S, crd, ends(size, sizes.device, sizes.limit // width)
+
+
 def rows_of(S: torch.Tensor, crd: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return the values of rows of a thin matrix in float64."""
     each = crd.shape[1]
@@ -290,19 +296,17 @@ def rows_of(S: torch.Tensor, crd: torch.Tensor, rows: torch.Tensor) -> torch.Ten
 def _(sizes: Sizes) -> None:
     """``S @ X`` with more elements in ``X``, and in the result, than 32 bits can count."""
     device, width = sizes.device, 128
-    size = sizes.limit // width + 100
-    S, crd = thin(size, size, device)
-    rows = ends(size, device, sizes.limit // width)
+    size, S, crd, rows = thin_square(sizes, width)
     for dtype in (torch.float16, torch.float32):
         X = numbers(size, width, device=device, dtype=dtype)
         wanted = (rows_of(S, crd, rows)[:, :, None] * X[crd[rows]].double()).sum(1)
         agree((S.to(dtype) @ X)[rows], wanted, 1e-2)
         if dtype == torch.float16:
             found = S.to(dtype).T @ X
-            part = S.T.to_format("csr")[rows].to_dense().double()
-            agree(found[rows], part @ X.double(), 1e-2) if sizes.is_small else agree(
-                found.sum(dtype=torch.float64), (S.sum(1).double() @ X.sum(1, dtype=torch.float64)), 1e-2
-            )
+            agree(found.sum(dtype=torch.float64), S.sum(1).double() @ X.sum(1, dtype=torch.float64), 1e-2)
+            if sizes.is_small:
+                part = S.T.to_format("csr")[rows].to_dense().double()
+                agree(found[rows], part @ X.double(), 1e-2)
 
 
 @check("wide results of products")
@@ -319,9 +323,7 @@ def _(sizes: Sizes) -> None:
 @check("factors of sampled products")
 def _(sizes: Sizes) -> None:
     device, width = sizes.device, 256
-    size = sizes.limit // width + 100
-    S, crd = thin(size, size, device)
-    rows = ends(size, device, sizes.limit // width)
+    size, S, crd, rows = thin_square(sizes, width)
     P = numbers(size, width, device=device, dtype=torch.float16)
     found = scorch.einsum("ij,ik,jk->ij", S.half(), P, P)
     wanted = rows_of(S, crd, rows) * (P[rows].double()[:, None] * P[crd[rows]].double()).sum(2)
@@ -383,9 +385,7 @@ def _(sizes: Sizes) -> None:
 @check("graph layers")
 def _(sizes: Sizes) -> None:
     device, width = sizes.device, 128
-    size = sizes.limit // width + 100
-    S, crd = thin(size, size, device)
-    rows = ends(size, device, sizes.limit // width)
+    size, S, crd, rows = thin_square(sizes, width)
     X = numbers(size, width, device=device, dtype=torch.float16)
     neighbours = rows_of(S, crd, rows)[:, :, None] * X[crd[rows]].double()
     agree(torch.sparse.mm(S.half(), X, "amax")[rows], neighbours.amax(1), 1e-2)
