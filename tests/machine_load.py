@@ -13,7 +13,7 @@ def load_file() -> ctypes.c_char_p:
 
 
 def pool() -> jit.Library:
-    found = parallel._pool(parallel._torch_loop())
+    found = parallel.pool()
     assert found is not None
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scorch._src.backends.cpu import invoke, jit, openmp
+from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.invoke import Caller, make_caller
 from scorch._src.backends.cpu.parallel import busy_until, parallel_runtime
 from scorch.errors import CompilationError, CompilerNotFoundError
@@ -201,21 +201,21 @@ def test_kernels_borrow_the_threads_of_torch(caller: Caller) -> None:
     assert torch.equal(result, torch.arange(1000))
 
 
-@pytest.fixture(params=["torch", "OpenMP", "busy"])
+@pytest.fixture(params=["torch", "OpenMP", "watched", "busy"])
 def runtime(request: pytest.FixtureRequest, quiet: Path) -> Iterator[int]:
-    """The thread pool: torch's, that of versions before 2.10, and our own, for a busy machine."""
+    """The loops: torch's, those of OpenMP, alone and watched, and our own, for a busy machine."""
     if request.param == "busy":
         busy_until().value = time.monotonic_ns() + 10**12
         yield parallel_runtime()
         busy_until().value = 0
         return
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    if request.param == "OpenMP":
-        yield openmp.parallel_for(library)
+    if request.param == "watched":
+        yield parallel_runtime()
         return
-    if not hasattr(library, "torch_parallel_for"):
+    address = parallel.torch_loop() if request.param == "OpenMP" else parallel._torch_parallel_for()
+    if not address:
         pytest.skip("torch has exported its thread pool since 2.10")
-    yield parallel_runtime()
+    yield address
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import scorch
 from machine_load import pool, set_running
 from scorch._src.backends.cores import cores_of_host
 from scorch._src.backends.cpu import executable, jit, parallel
-from scorch._src.backends.cpu.executable import SERIAL_WORK, CpuExecutable
+from scorch._src.backends.cpu.executable import SERIAL_WORK, Compiled, CpuExecutable
 from scorch._src.backends.cpu.invoke import make_caller
 
 LOOPS = """
@@ -108,7 +108,7 @@ def test_only_loops_after_others_tell_that_threads_wait_for_cores(pause: float) 
                 return
         pytest.fail("loops after pauses count" if pause else "loops after others do not count")
     finally:
-        set_loop(parallel._torch_loop(), *cores)
+        set_loop(parallel.torch_loop(), *cores)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many threads want a core")
@@ -259,11 +259,48 @@ def test_loops_on_fewer_threads_say_nothing_about_those_on_more(clock: Clock) ->
     assert parallel.relative_cost(2) == 3
 
 
+def with_rows_of(length: int) -> scorch.SparseTensor:
+    pointers = torch.arange(1001) * length
+    indices = torch.arange(length).repeat(1000)
+    return scorch.sparse_csr_tensor(pointers, indices, torch.ones(1000 * length), (1000, length))
+
+
+def test_repeated_calls_have_as_many_threads_as_are_allowed(clock: Clock) -> None:
+    clock.cost = parallel.CHEAPEST
+    S, x = with_rows_of(61), torch.ones(61)
+    allowed, headers, asked = [], [], []
+    original, is_busy = CpuExecutable.packed_headers, parallel.is_busy
+
+    def packed_headers(self: CpuExecutable, threads: int) -> tuple[bytes, bytes, int]:
+        allowed.append(threads)
+        headers.append(original(self, threads))
+        return headers[-1]
+
+    def call() -> None:
+        for _ in range(4):
+            assert torch.equal(S @ x, torch.full((1000,), 61.0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuExecutable, "packed_headers", packed_headers)
+        patch.setattr(parallel, "is_busy", lambda: asked.append(1) or is_busy())
+        call()
+        torch.set_num_threads(1)
+        call()
+        torch.set_num_threads(2)
+        call()
+        with scorch.settings(threads=3):
+            call()
+        before = len(asked)
+        be_busy()
+        call()
+    assert allowed == [2, 1, 3]
+    assert [threads_of(quiet) for quiet, _, _ in headers] == allowed
+    assert len(asked) == before + 4
+
+
 def test_calls_find_out_that_threads_pay_off(clock: Clock) -> None:
     """Though what they take is kept until then."""
-    lengths = torch.full((1000,), 60)
-    pointers = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    S = scorch.sparse_csr_tensor(pointers, torch.arange(60).repeat(1000), torch.ones(60_000), (1000, 60))
+    lengths, S = torch.full((1000,), 60), with_rows_of(60)
     x, clock.cost = torch.ones(60), 8
     loops = []
     original = CpuExecutable.packed_headers
@@ -298,6 +335,8 @@ def test_many_threads_share_less_of_what_is_looked_up(monkeypatch: pytest.Monkey
             given = executable._least_work_of(threads)
             found = [parallel.threads_by_load(threads, work, given)[0] for work in (least - 1, least)]
             assert found == [1, threads]
+            Compiled.__init__(executable, [], least, SERIAL_WORK)
+            assert not executable.is_serial
 
 
 def threads_of(header: bytes) -> int:
@@ -463,7 +502,7 @@ def test_loops_of_torch_have_the_cores_that_others_leave(load: Path) -> None:
         parallel.busy_until().value = 1  # which asks the system
         return left_cores(threads)
 
-    set_loop(parallel._torch_loop(), 16, 16)
+    set_loop(parallel.torch_loop(), 16, 16)
     try:
         assert left(17) == 0  # one too many is no crowd
         assert left(40) == 1
@@ -474,7 +513,7 @@ def test_loops_of_torch_have_the_cores_that_others_leave(load: Path) -> None:
         assert left(1) == 0
         assert left(6) == 0
     finally:
-        set_loop(parallel._torch_loop(), cores_of_host(), os.cpu_count() or 1)
+        set_loop(parallel.torch_loop(), cores_of_host(), os.cpu_count() or 1)
 
 
 def test_threads_of_this_process_are_no_others() -> None:

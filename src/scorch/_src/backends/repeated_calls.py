@@ -26,7 +26,6 @@ class CallObjects(NamedTuple):
     dense: type
     parameter: type
     format: type
-    call: type  # of functions written in Python
     builtin: type
     make_wrapper: Callable[..., Any]
     wrap: Callable[[Any], Any]  # a storage as a sparse tensor

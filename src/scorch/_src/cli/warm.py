@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.cpu import invoke, jit, launch, openmp, parallel
+from scorch._src.backends.cpu import invoke, jit, launch, parallel
 from scorch._src.backends.cpu.routines import (
     attention_blocks,
     coalesce,
@@ -96,7 +96,7 @@ def usual_sources() -> Iterable[str]:
         routines.append(take.source_for(size))
         routines.append(transpose_rows.source_for(index.itemsize, size, 4))
         routines.append(coalesce.source_for(torch.int64, index, number))
-    runtime = [*invoke.SOURCES, *openmp.SOURCES, *parallel.SOURCES, *launch.SOURCES]
+    runtime = [*invoke.SOURCES, *parallel.SOURCES, *launch.SOURCES]
     return dict.fromkeys([*runtime, *routines, *kernels])
 
 

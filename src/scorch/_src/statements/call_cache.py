@@ -158,7 +158,6 @@ def find_repeater() -> None:
             dense=torch.Tensor,
             parameter=Parameter,
             format=Format,
-            call=types.FunctionType,
             builtin=types.BuiltinFunctionType,
             make_wrapper=make_wrapper_subclass,
             wrap=tensor_of,

@@ -30,6 +30,7 @@ from scorch.settings import DEFAULT, applied, current, in_block
 SERIAL_WORK = 100_000  # operations below which two threads cost more than they give, more for more
 MERGE_WORK_FACTOR = 2  # times as many where entries only move: memory is the limit, and parts move once more
 COPIES_WORK_FACTOR = 3  # where threads add to copies of the result, which another loop adds up
+MANY_THREADS = 1 << 10
 MAX_CACHED_OUTPUTS = 64  # descriptors of results, for each kernel
 
 Packed = BoundedCache[tuple[int, ...], bytes]
@@ -81,8 +82,12 @@ class Compiled:
         self, functions: Sequence[str], work: float, least_work: float, can_share: bool = True
     ) -> None:
         self.functions, self.work, self.least_work = functions, work, least_work
-        self.is_serial = not can_share or work < least_work * parallel.CHEAPEST
+        self.is_serial = not can_share or work < self._least_work_of(MANY_THREADS) * parallel.CHEAPEST
         self._has_failed = False
+
+    def _least_work_of(self, threads: int) -> float:
+        """Return the operations that as many threads share."""
+        return self.least_work
 
     @abstractmethod
     def loops(self) -> Kernel:
@@ -297,9 +302,12 @@ class DirectCall:
         numbers += [int(number) for source in parts.sources for number in source]
         output = self.output_of(1, is_usual=True) if kind == launch.ON_PATTERN else self.output
         wrap = parts.wrap if parts.appended is None else parts.appended
-        return functions.bind_run(
-            (launch.pack(numbers), self._serial_header or self._find_header, output, guard, wrap)
-        )
+        header = self._serial_header
+        choice: tuple[Any, ...] = ()
+        if header is None:
+            headers, restricted = self.executable.headers, parallel.restricted_loops
+            choice = self._find_header, headers, restricted, parallel.addresses()
+        return functions.bind_run((launch.pack(numbers), header, output, guard, wrap, choice))
 
 
 class CpuGroup(Compiled, GroupExecutable):

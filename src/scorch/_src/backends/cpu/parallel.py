@@ -11,6 +11,7 @@ import ctypes
 import functools
 import math
 import os
+import struct
 import sys
 import threading
 import time
@@ -21,13 +22,19 @@ from pathlib import Path
 import torch
 
 from scorch._src.backends.cores import cores_of_host
-from scorch._src.backends.cpu import invoke, jit, openmp
+from scorch._src.backends.cpu import invoke, jit
 from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.bounded import BoundedCache
 from scorch.settings import applied, in_block
 
 _POOL = at_most(ONCE_A_ROW) + jit.read_source("pool.c")  # no loop in it has much to do
 SOURCES = (_POOL,)
+
+# In the order of the structure in pool.c. libgomp has these, and LLVM's libomp, which answers to its names.
+# In a new thread, loops have as many threads as PyTorch's only once its function has been called.
+_TEAM = "GOMP_parallel"
+_MOST_THREADS = ("_ZN2at15get_num_threadsEv", "omp_get_max_threads")
+_IN_TEAMS = ("omp_in_parallel", "omp_get_num_threads", "omp_get_thread_num")
 
 USUAL_NANOSECONDS = 30_000  # of a loop that does nothing, where the least work for two threads holds as it is
 TIMED_LOOPS = 40  # of which the shortest counts
@@ -42,9 +49,8 @@ CHEAPEST, DEAREST = 0.2, 8.0  # bounds of the ratio to the usual cost
 @functools.cache
 def parallel_runtime() -> int:
     """Return the address of a function like ``torch_parallel_for``; 0 where kernels run on one thread."""
-    loop = _torch_loop()
-    pool = _pool(loop)
-    return loop if pool is None else pool.address("scorch_parallel_for")
+    loops = pool()
+    return torch_loop() if loops is None else loops.address("scorch_parallel_for")
 
 
 def _torch_library() -> ctypes.CDLL:
@@ -52,24 +58,54 @@ def _torch_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
 
 
-def _torch_loop() -> int:
-    """Return the address of PyTorch's function, or of one that does the same for older versions."""
+def _address_of(name: str) -> int:
+    """Return the address of one of PyTorch's functions; 0 without it."""
     try:
-        library = _torch_library()
-        if hasattr(library, "torch_parallel_for"):  # from torch 2.10 on
-            return ctypes.cast(library.torch_parallel_for, ctypes.c_void_p).value or 0
-        return openmp.parallel_for(library)
+        return ctypes.cast(_torch_library()[name], ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
 
 
+def _torch_parallel_for() -> int:
+    """Return the address of PyTorch's function; 0 before torch 2.10."""
+    return _address_of("torch_parallel_for")
+
+
+def torch_loop() -> int:
+    """Return the address of the function that runs loops on all of PyTorch's threads; 0 without one."""
+    library = _library()
+    return (0 if library is None else _openmp_loop(library)) or _torch_parallel_for()
+
+
+@functools.cache
+def _library() -> jit.Library | None:
+    return jit.find_library(_POOL, "the loops that threads share")
+
+
+def _openmp_loop(library: jit.Library) -> int:
+    """Return the address of the function of ``library`` that does what PyTorch's does, in less time.
+
+    The OpenMP library that PyTorch has loaded runs its loops, by the same rules: on as many threads as
+    ``torch.set_num_threads`` allows, and on one inside a parallel loop. 0 where it has other names.
+    """
+    most = next(filter(None, map(_address_of, _MOST_THREADS)), 0)
+    functions = [_address_of(_TEAM), most, *map(_address_of, _IN_TEAMS)]
+    if not all(functions):
+        return 0
+    set_openmp = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library.address("scorch_set_openmp"))
+    set_openmp((ctypes.c_void_p * len(functions))(*functions))
+    return library.address("scorch_openmp_loop")
+
+
+def pool() -> jit.Library | None:
+    """Return the functions that run loops on PyTorch's threads while all these find cores."""
+    return _pool(torch_loop())
+
+
 @functools.lru_cache(maxsize=4)
 def _pool(loop: int) -> jit.Library | None:
-    """Load the functions that run loops by the one at ``loop`` while all its threads find cores."""
-    if not loop:
-        return None
-    library = jit.find_library(_POOL, "the loops that threads share")
-    if library is None:
+    library = _library()
+    if library is None or not loop:
         return None
     set_loop = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
     set_loop(library.address("scorch_set_torch_loop"))(loop, cores_of_host(), os.cpu_count() or 1)
@@ -82,17 +118,23 @@ def _pool(loop: int) -> jit.Library | None:
 @functools.cache
 def busy_until() -> ctypes.c_longlong:
     """Return until when the machine is busy, in nanoseconds of the monotonic clock; 0 while it is quiet."""
-    pool = _pool(_torch_loop())
-    at = None if pool is None else pool.address("scorch_busy_until")
+    loops = pool()
+    at = None if loops is None else loops.address("scorch_busy_until")
     return ctypes.c_longlong(0) if at is None else ctypes.c_longlong.from_address(at)
+
+
+def addresses() -> bytes:
+    """Pack where it says whether the machine is busy, and what counts PyTorch's threads; empty if unknown."""
+    at, most = ctypes.addressof(busy_until()), _address_of(_MOST_THREADS[0])
+    return struct.pack("2q", at, most) if most else b""
 
 
 @functools.cache
 def _still_busy() -> Callable[[int], int]:
-    pool = _pool(_torch_loop())
-    assert pool is not None  # which has said that it was busy
+    loops = pool()
+    assert loops is not None  # which have said that it was busy
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong)
-    return kind(pool.address("scorch_is_busy"))
+    return kind(loops.address("scorch_is_busy"))
 
 
 def is_busy() -> bool:
@@ -107,8 +149,8 @@ restricted_loops: dict[int, int] = {}  # how many threads PyTorch has otherwise,
 @functools.cache
 def _count_left_cores() -> Callable[[int], int]:
     """Return a function of how many threads want a core: how many there are for them, 0 if enough."""
-    pool = _pool(_torch_loop())
-    address = 0 if pool is None else pool.address("scorch_left_cores")
+    loops = pool()
+    address = 0 if loops is None else loops.address("scorch_left_cores")
     return functools.partial(invoke.make_caller().call, address) if address else lambda threads: 0
 
 
@@ -213,11 +255,11 @@ def relative_cost(threads: int) -> float:
 
 def _time_of_loop(threads: int) -> int:
     """Measure a loop that does nothing, in nanoseconds; 0 where it cannot be measured, -1 if not now."""
-    pool = _pool(_torch_loop())
-    if pool is None:
+    loops = pool()
+    if loops is None:
         return 0
     kind = ctypes.CFUNCTYPE(ctypes.c_longlong, *[ctypes.c_longlong] * 3)
-    took: int = kind(pool.address("scorch_time_of_loop"))(threads, TIMED_LOOPS, MAX_NANOSECONDS)
+    took: int = kind(loops.address("scorch_time_of_loop"))(threads, TIMED_LOOPS, MAX_NANOSECONDS)
     return took
 
 

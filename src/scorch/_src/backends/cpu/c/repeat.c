@@ -3,7 +3,7 @@
    None, and what happens then is left to the long way, which finds words for errors of kernels, too. An error of Python
    code is passed on: it may be that of a signal, such as Ctrl-C, which nobody would raise again. */
 
-enum { SPARSE, STORAGE, PATTERN, DENSE, PARAMETER, FORMAT, CALL, BUILTIN, MAKE_WRAPPER, WRAP, DEFAULT_DTYPE, FLOAT32, FLOAT64,
+enum { SPARSE, STORAGE, PATTERN, DENSE, PARAMETER, FORMAT, BUILTIN, MAKE_WRAPPER, WRAP, DEFAULT_DTYPE, FLOAT32, FLOAT64,
        IS_GRAD_ENABLED, ANY_REQUIRES_GRAD, IS_AUTOCAST, IS_NEG, FORWARD, LEVEL, NO_LEVEL, IN_BLOCK, APPLIED, USUAL, IS_USUAL, QUIET,
        EMPTY, MOST_ON_PATTERN, storage_, origin_, strides_, key_, tensors_, pattern_, values_, form_, shape_, pos_, crd_,
        counts_, requires_grad_, OBJECTS };
@@ -241,6 +241,29 @@ static object *combined_on_pattern(long long code, object *const *sources) {
     return found;
 }
 
+/* The first slots of a kernel that threads share: those that ``headers`` has for as many as torch allows, where usual
+   settings hold, nobody else wants the cores and the choice stands; else those that ``find`` returns. A new reference
+   of (find, headers, restricted loops, (where the machine is said to be busy, how many threads torch allows) or none) */
+static object *chosen_header(object *choice) {
+    object *settings = PyObject_CallNoArgs(known[IN_BLOCK]), *threads, *packed;
+    const long long *at = (const long long *)PyBytes_AsString(PyTuple_GetItem(choice, 3));
+    if (!settings || !at) return 0;
+    Py_DecRef(settings);
+    if (settings == none) settings = PyList_GetItem(known[APPLIED], 0);
+    if (PyBytes_Size(PyTuple_GetItem(choice, 3)) && settings == known[USUAL] && !*(volatile long long *)at[0] &&
+        !PyObject_IsTrue(PyTuple_GetItem(choice, 2))) {
+        if (!(threads = PyLong_FromLongLong(((int (*)(void))at[1])()))) return 0;
+        packed = PyDict_GetItemWithError(PyTuple_GetItem(choice, 1), threads);
+        Py_DecRef(threads);
+        if (packed && !PyObject_IsTrue(PyTuple_GetItem(packed, 2))) {
+            Py_IncRef(packed = PyTuple_GetItem(packed, 0));
+            return packed;
+        }
+        if (!packed && PyErr_Occurred()) return 0;
+    }
+    return PyObject_CallNoArgs(PyTuple_GetItem(choice, 0));
+}
+
 /* What ``run`` with this ``self`` returns of sources, which the caller holds; 0: there is more to do */
 static object *run_plan(object *self, object *const *sources) {
     const long long *plan = (const long long *)PyBytes_AsString(PyTuple_GetItem(self, 0));
@@ -265,8 +288,8 @@ static object *run_plan(object *self, object *const *sources) {
             held[holds++] = pattern;
         }
     }
-    if (is_of(header, CALL)) {
-        if (!(header = PyObject_CallNoArgs(header))) goto done;
+    if (header == none) {
+        if (!(header = chosen_header(PyTuple_GetItem(self, 5)))) goto done;
         held[holds++] = header;
     }
     const call_t call = {(kernel_t)plan[COMPUTE], (kernel_t)plan[FINISH], header, PyTuple_GetItem(self, 2),
