@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import is_served, routines_for
-from scorch._src.backends.routines import Norm, NormFunction
+from scorch._src.backends.by_torch.layers import Norm, NormFunction
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_grad_enabled, is_tracked_by_autograd_alone
 from scorch._src.nn.module_mixin import ModuleMixin, original_class
