@@ -18,8 +18,8 @@ from properties import test_evaluate as expressions
 from properties import test_torch_calls as chains
 from properties.torch_steps import FAMILIES
 from scorch._src.backends.base import backend_for
+from scorch._src.backends.by_torch.graphs import Options, Rows, Scores
 from scorch._src.backends.cpu import toolchain
-from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.engine import executable as prepared_steps
 from scorch._src.engine.by_torch import build_levels, relations
 from scorch._src.engine.by_torch import run as by_torch

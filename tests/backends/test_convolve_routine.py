@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import scorch
+from scorch._src.backends.by_torch.convolutions import Windows
 from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.routines import by_rows, convolve
-from scorch._src.backends.routines import Windows
 from scorch._src.compiler.target import host_target, using_target
 from scorch._src.nn.pruned.sparse_conv import SparseConv2d
 

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.backends.by_torch.layers import Layer
 from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.routines import by_rows, linear
-from scorch._src.backends.routines import Layer
 from scorch._src.compiler.target import host_target, using_target
 from scorch._src.ops.products import linear as products
 from scorch._src.ops.products.activations import ACTIVATIONS

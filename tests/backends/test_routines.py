@@ -10,9 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends import routines as sums
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.routines import Heads, Layer, Options, Routines, Rows, Scores, Windows
+from scorch._src.backends.by_torch import rows as sums
+from scorch._src.backends.by_torch.attention import Heads
+from scorch._src.backends.by_torch.convolutions import Windows
+from scorch._src.backends.by_torch.graphs import Options, Rows, Scores
+from scorch._src.backends.by_torch.layers import Layer
+from scorch._src.backends.routines import Routines
 
 DRAWS = 5
 

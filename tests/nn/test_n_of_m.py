@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import scorch
 from scorch._src.backends.base import routines_for
+from scorch._src.backends.by_torch.layers import Layer
 from scorch._src.backends.cpu.routines import by_rows, groups, linear
-from scorch._src.backends.routines import Layer
 from scorch._src.compiler.target import host_target, using_target
 from scorch._src.nn import prune
 from scorch._src.nn.stored_values import store_values

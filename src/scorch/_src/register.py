@@ -7,7 +7,9 @@ from scorch._src.backends.cuda import backend as cuda_backend
 from scorch._src.backends.interpreter import executable as interpreter
 from scorch._src.compile import capture, layer_rules, pointwise_rules, product_rules
 from scorch._src.io import datasets, pickling
-from scorch._src.nn import averaged_models, data_parallel, optimizer_hooks
+from scorch._src.nn import module_mixin, optimizer_hooks
+from scorch._src.nn.averaged_models import AveragedModelMixin
+from scorch._src.nn.data_parallel import DataParallelMixin
 from scorch._src.ops import conv, embedding_bag, fallback, losses, torch_sparse
 from scorch._src.ops.attention import sdpa
 from scorch._src.ops.linalg import eigen, solve
@@ -39,6 +41,5 @@ from scorch._src.tensor import (
 )
 from scorch._src.tensor.transforms import functorch, gradcheck
 
-data_parallel.install()
-averaged_models.install()
+module_mixin.install(DataParallelMixin, AveragedModelMixin)
 optimizer_hooks.install()

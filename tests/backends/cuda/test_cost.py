@@ -14,11 +14,11 @@ import torch.nn.functional as F
 import grid_emulator
 import scorch
 from scorch._src.backends.base import Call
+from scorch._src.backends.by_torch.graphs import Options, Rows, Scores
 from scorch._src.backends.cuda.device import driver
 from scorch._src.backends.cuda.device.cost import describe_cost, recorded
 from scorch._src.backends.cuda.device.driver import FunctionFacts
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch
-from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.explain.step import StepExplanation
 
 THERE = torch.device("cuda", 0)

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines, noting
-from scorch._src.backends import routines
+from scorch._src.backends.by_torch import index_arrays
 from scorch._src.backends.cuda.device import kernel, streams
 from scorch._src.backends.cuda.device.kernel import Launches
 from scorch._src.backends.cuda.routines import entries
@@ -58,7 +58,7 @@ def test_the_kernel_is_taken(monkeypatch):
         raise AssertionError("torch adds up")
 
     places, values = torch.randint(30, (2, 200)), torch.rand(200)
-    monkeypatch.setattr(routines, "sum_runs", refuse)
+    monkeypatch.setattr(index_arrays, "sum_runs", refuse)
     with scorch.settings(backend="emulated"):
         S = scorch.sparse_coo_tensor(places, values, (30, 30))
     wanted = torch.zeros(30, 30).index_put((places[0], places[1]), values, accumulate=True)

@@ -9,7 +9,7 @@ import torch
 
 import scorch
 from grid_emulator import EmulatedKernel, EmulatedRoutines
-from scorch._src.backends import routines as base_routines
+from scorch._src.backends.by_torch import index_arrays
 from scorch._src.backends.cuda.device import kernel
 from scorch._src.backends.cuda.device.kernel import Launches
 from scorch._src.backends.cuda.routines import picking, rows
@@ -105,7 +105,7 @@ def test_values_may_be_conjugated_or_have_gaps() -> None:
 
 
 def test_more_entries_than_indices_count_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (picking, base_routines):
+    for module in (picking, index_arrays):
         monkeypatch.setattr(module, "LAST_INT32", 5)
     pos, crd = torch.tensor([0, 3], dtype=torch.int32), torch.arange(3, dtype=torch.int32)
     kernel = ROUTINES._pick_kernel(pos, crd, crd, torch.zeros(2, dtype=torch.int64))

@@ -10,11 +10,12 @@ import torch
 
 import scorch
 from grid_emulator import EmulatedRoutines
+from scorch._src.backends.by_torch.graphs import Options, Rows, Scores
 from scorch._src.backends.cuda.backend import CudaBackend
 from scorch._src.backends.cuda.device.kernel import CudaKernel
 from scorch._src.backends.cuda.routines.cuda_routines import CudaRoutines
 from scorch._src.backends.cuda.routines.rows import parts_of
-from scorch._src.backends.routines import Options, Routines, Rows, Scores
+from scorch._src.backends.routines import Routines
 
 SOURCES = 50
 SHORT = [5, 0, 33, 1, 0, 32, 64, 17]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import host_threads
-from scorch._src.backends.routines import NOTHING
+from scorch._src.backends.by_torch.convolutions import NOTHING
 from scorch._src.compile.group_plan import collect_values, name_of_call, run_eager_call
 from scorch._src.compile.lazy_tensor import Source, Value
 from scorch._src.grad_state import is_differentiable

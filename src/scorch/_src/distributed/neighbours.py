@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.routines import Options, Scores
+from scorch._src.backends.by_torch.graphs import Options, Scores
 from scorch._src.distributed.calls import RULES
 from scorch._src.distributed.communication.agreement import all_say
 from scorch._src.distributed.dropout import draw_edges

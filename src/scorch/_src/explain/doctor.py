@@ -25,7 +25,7 @@ from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn import prune, timing
 from scorch._src.nn.pattern import weight_format
 from scorch._src.nn.pruned.choose_storage import make_sparse, prune_layer
-from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, walk_layers
+from scorch._src.nn.pruned.prunable import is_sparse_layer, kind_of_layer, parts_of, walk_layers
 from scorch._src.nn.sparsification import reason_for
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -221,9 +221,7 @@ def _measure(
 
 def _prune(layer: torch.nn.Module, sparsity: float | None) -> tuple[torch.nn.Module, float]:
     """Return a pruned sparse layer, and the fraction of the norm that it keeps; None prunes its zeros."""
-    kind = kind_of_layer(layer)
-    assert kind is not None
-    weights = {part.table: part.matrix for part in kind.parts(layer)}
+    weights = {part.table: part.matrix for part in parts_of(layer)}
     masks = {
         table: weight != 0 if sparsity is None else prune.magnitude_mask(weight, 1 - sparsity)
         for table, weight in weights.items()

@@ -5,14 +5,12 @@ sparsity pattern in every process, so that only values have to be sent: once fro
 the module is wrapped, and after each backward pass those of the gradients, which are averaged over all
 ranks. PyTorch does the same for all dense parameters of the module.
 
-PyTorch calls a hook of ours whenever a module becomes a submodule of another. If the other one is a
-``DistributedDataParallel``, and the module has sparse tensors, its class is replaced by one that is defined
-here before it has looked at them.
+The class of a ``DistributedDataParallel`` is replaced by one that is defined here before it has looked at the
+sparse tensors of the module.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
@@ -20,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from scorch._src.devices import HOST
+from scorch._src.nn.module_mixin import WrapperMixin
 from scorch._src.nn.pattern import compute_fingerprint
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import values_at
@@ -48,10 +46,17 @@ def fingerprint_of(pattern: Pattern) -> int:
     return value
 
 
-class _SparseMixin:
+def _restore(kind: type) -> Any:
+    """Return a module without attributes; pickles name this function for subclasses of PyTorch's class."""
+    return DataParallelMixin.new(kind)
+
+
+class DataParallelMixin(WrapperMixin):
     """What a ``DistributedDataParallel`` does in addition if the module has sparse parameters or buffers."""
 
+    restore, wrapper = staticmethod(_restore), DistributedDataParallel
     module: torch.nn.Module
+    parameters_to_ignore: set[str]
     process_group: Any
     require_backward_grad_sync: bool
     require_forward_param_sync: bool
@@ -65,6 +70,22 @@ class _SparseMixin:
     _is_queued: bool  # whether that is queued for the end of this one
 
     # when the module is wrapped ----------------------------------------------------------------------
+
+    @staticmethod
+    def is_needed(wrapper: Any, module: torch.nn.Module) -> bool:
+        """Whether a module has sparse tensors that are not ignored."""
+        return bool(_sparse_tensors(module, wrapper.parameters_to_ignore))
+
+    def prepare(self, module: torch.nn.Module) -> None:
+        """Let PyTorch ignore the sparse tensors, and synchronize them."""
+        ignored = self.parameters_to_ignore
+        sparse = _sparse_tensors(module, ignored)
+        # torch puts a dot before names of the outermost module
+        ignored.update(sparse, (f".{name}" for name in sparse))
+        unique: dict[int, tuple[str, SparseTensor]] = {}
+        for path, tensor in sparse.items():
+            unique.setdefault(id(tensor), (path, tensor))
+        self._synchronize(dict(unique.values()))
 
     def _synchronize(self, sparse: dict[str, SparseTensor]) -> None:
         """Broadcast the tensors of rank 0 to all others."""
@@ -108,7 +129,7 @@ class _SparseMixin:
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._kept and self.require_forward_param_sync and self.broadcast_buffers:
             self._broadcast_buffers()
-        output = super().forward(*inputs, **kwargs)  # type: ignore[misc]
+        output = super().forward(*inputs, **kwargs)
         if self._learned and torch.is_grad_enabled() and self.require_backward_grad_sync:
             self._arrived.clear()
             self._is_expecting, self._is_queued = True, False
@@ -167,49 +188,21 @@ class _SparseMixin:
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[misc]
+        super().__setstate__(state)
         self._register_hooks()
 
-    def _get_name(self) -> str:
-        return "DistributedDataParallel"
 
-
-class SparseDataParallel(_SparseMixin, DistributedDataParallel):
+class SparseDataParallel(DataParallelMixin, DistributedDataParallel):
     """A ``DistributedDataParallel`` of a module with sparse parameters or buffers."""
 
 
-@functools.cache
-def _sparse_class(kind: type) -> type:
-    """Return the same class, with support for sparse tensors."""
-    if kind is DistributedDataParallel:
-        return SparseDataParallel
-    return type(kind.__name__, (_SparseMixin, kind), {})
-
-
-def _on_registration(parent: torch.nn.Module, name: str, module: torch.nn.Module | None) -> None:
-    """Replace the class of ``parent`` when PyTorch makes ``module`` its submodule."""
-    if not isinstance(parent, DistributedDataParallel) or name != "module" or module is None:
-        return
-    ignored = parent.parameters_to_ignore
+def _sparse_tensors(module: torch.nn.Module, ignored: set[str]) -> dict[str, SparseTensor]:
+    """Return the sparse parameters and buffers of a module, by all of their names."""
     tensors = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
-    sparse = {n: S for n, S in tensors if isinstance(S, SparseTensor) and n not in ignored}
-    if not sparse or isinstance(parent, _SparseMixin):
-        return
-    # torch puts a dot before names of the outermost module
-    ignored.update(sparse, (f".{name}" for name in sparse))
-    unique: dict[int, tuple[str, SparseTensor]] = {}
-    for path, tensor in sparse.items():
-        unique.setdefault(id(tensor), (path, tensor))
-    parent.__class__ = _sparse_class(type(parent))
-    parent._synchronize(dict(unique.values()))  # type: ignore[operator]
-
-
-def install() -> None:
-    """Register the hook for all modules wrapped from now on."""
-    register_module_module_registration_hook(_on_registration)
+    return {n: S for n, S in tensors if isinstance(S, SparseTensor) and n not in ignored}
 
 
 # between processes -----------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from scorch._src.devices import HOST
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.pattern import is_same_pattern
 from scorch._src.nn.pruned.fused_modules import fuse_modules
-from scorch._src.nn.pruned.prunable import Kind, Part, is_sparse_layer, kind_of_layer, tables_of
+from scorch._src.nn.pruned.prunable import Kind, Part, is_sparse_layer, kind_of_layer, parts_of, tables_of
+from scorch._src.nn.pruned.replace_layers import replace_modules
 from scorch._src.nn.pruned.tied_names import rename_tied_weights
 from scorch._src.nn.saved_pattern import empty_pattern, pattern_from_words
 from scorch._src.nn.sparse_linear import SparseLinear
-from scorch._src.nn.sparsify import replace_modules
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -94,7 +94,7 @@ def _convert_layers(
     ties: list[_Tie] = []
     for name, module in model.named_modules(remove_duplicate=False):
         was_sparse, kind = is_sparse_layer(module), kind_of_layer(module)
-        parts = [] if kind is None else kind.parts(module)
+        parts = parts_of(module)
         own = tables_of(module) if was_sparse else [part.table for part in parts]
         tables = {table: f"{name}.{table}".strip(".") for table in own}
         known.update(tables.values())
@@ -180,8 +180,7 @@ def _parameters_of(module: torch.nn.Module) -> dict[str, int]:
     """Return the identities of the parameters of a layer that its matrices are stored in, by their names."""
     if is_sparse_layer(module):
         return {table: id(matrix.values) for table, matrix in tables_of(module).items()}
-    kind = kind_of_layer(module)
-    return {} if kind is None else {part.table: id(part.parameter) for part in kind.parts(module)}
+    return {part.table: id(part.parameter) for part in parts_of(module)}
 
 
 def _sparse_layers(state_dict: Mapping[str, Any]) -> set[str]:

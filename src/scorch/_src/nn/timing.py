@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +91,26 @@ def evaluating(*models: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def record_calls(
+    model: torch.nn.Module, layers: Iterable[torch.nn.Module], example: Any
+) -> dict[torch.nn.Module, Call]:
+    """Return what each layer is called with first when the model runs on ``example``."""
+    found: dict[torch.nn.Module, Call] = {}
+
+    def record(layer: torch.nn.Module, arguments: Any, options: Any) -> None:
+        found.setdefault(layer, (tuple(arguments), dict(options)))
+
+    hooks = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in layers]
+    arguments, options = bind_example(example)
+    try:
+        with evaluating(model), calling_parts():
+            model(*arguments, **options)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 def compare_models(switches: Sequence[Callable[[], torch.nn.Module]], call: Call) -> list[float]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.routines import sum_rows
+from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely, run_torch

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.routines import sum_rows
+from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.ops.fallback import as_dense, run_torch
 from scorch._src.ops.products.matmul import mv
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_of

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import rows_of
+from scorch._src.backends.by_torch.rows import rows_of
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.torch_internals import len_torch_dispatch_stack, peek_interpreter_stack
 

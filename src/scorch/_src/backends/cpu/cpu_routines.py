@@ -9,6 +9,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from scorch._src.backends.by_torch.attention import Heads
+from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cpu import launch
 from scorch._src.backends.cpu.routines import attention
 from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
@@ -36,7 +38,7 @@ from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, hash_
 from scorch._src.backends.cpu.routines.take import RUN_DTYPES, extremes_of, taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
 from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
-from scorch._src.backends.routines import Heads, Routines, Tensor
+from scorch._src.backends.routines import Routines
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")

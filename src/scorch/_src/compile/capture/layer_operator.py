@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from scorch._src.backends.base import served_devices
-from scorch._src.backends.routines import Windows
+from scorch._src.backends.by_torch.convolutions import Windows
 from scorch._src.grad_state import is_transformed
 from scorch._src.ops.products.convolution import convolve, numbers_of, windows_of
 from scorch._src.ops.products.layer import apply_layer

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from scorch._src.backends.routines import add_rows
+from scorch._src.backends.by_torch.rows import add_rows
 from scorch._src.backends.sort_entries import distinct
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support

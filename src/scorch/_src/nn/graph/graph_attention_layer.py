@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Parameter
 
-from scorch._src.backends.routines import Scores
+from scorch._src.backends.by_torch.graphs import Scores
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.nn.graph.graph_inputs import (
     Nodes,

@@ -22,6 +22,7 @@ from scorch._src.nn.pruned.prunable import (
     input_dtype,
     kind_of_layer,
     kind_of_sparse_layer,
+    parts_of,
     tables_of,
 )
 from scorch._src.nn.pruned.pruned_weights import keep_zeros
@@ -192,21 +193,17 @@ def prune_layer(layer: torch.nn.Module, masks: Masks) -> torch.nn.Module:
                 torch_prune.remove(module, own)
     pruned._forward_hooks.clear()
     pruned._forward_pre_hooks.clear()
-    kind = kind_of_layer(pruned)
-    assert kind is not None
     with torch.no_grad():
-        for part in kind.parts(pruned):
+        for part in parts_of(pruned):
             getattr(part.owner, part.name).mul_(part.from_matrix(masks[part.table]))
     return pruned
 
 
 def _keep_zeros(dense: torch.nn.Module, masks: Masks) -> None:
     """Keep the weights of a dense layer that ``masks`` prune at zero in training."""
-    kind = kind_of_layer(dense)
-    assert kind is not None
     names = {id(parameter): name for name, parameter in dense.named_parameters()}
-    parts = kind.parts(dense)
-    keep_zeros(dense, {names[id(part.parameter)]: part.from_matrix(masks[part.table]) for part in parts})
+    kept = {names[id(part.parameter)]: part.from_matrix(masks[part.table]) for part in parts_of(dense)}
+    keep_zeros(dense, kept)
 
 
 def make_sparse(dense: torch.nn.Module, masks: Masks, form: Format) -> torch.nn.Module:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from scorch._src.nn.layer import KernelLayer
-from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm, fused_norm_like, plain_norm
+from scorch._src.nn.module_mixin import ModuleMixin, original_class
+from scorch._src.nn.pruned.fused_norms import FusedLayerNorm, FusedRMSNorm, fused_norm_like
 from scorch._src.nn.pruned.sparse_conv import SparseConv1d, SparseConv2d
 from scorch._src.nn.pruned.transposed_linear import SparseTransposedLinear
 from scorch._src.nn.sparse_linear import SparseLinear
@@ -20,7 +21,7 @@ from scorch._src.ops.products.activations import name_of_activation
 from scorch._src.torch_internals import has_global_hooks
 
 
-class FusedSequential(KernelLayer, torch.nn.Sequential):
+class FusedSequential(ModuleMixin, KernelLayer, torch.nn.Sequential):
     """A ``Sequential`` whose sparse layers are fused with the batch norms and activations after them."""
 
     def forward(self, input: Any) -> Any:
@@ -37,9 +38,6 @@ class FusedSequential(KernelLayer, torch.nn.Sequential):
             input = layer.fused(input, name) if norm is None else layer.fused(input, name, norm=norm)
         return input
 
-    def _get_name(self) -> str:
-        return "Sequential"
-
 
 def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
     """Compute the perceptron of a Transformer's layer, where nothing is dropped."""
@@ -54,7 +52,7 @@ def _feed_forward(layer: Any, x: torch.Tensor, residual: torch.Tensor | None = N
     return output if residual is None else residual + output
 
 
-class FusedEncoderLayer(KernelLayer, torch.nn.TransformerEncoderLayer):
+class FusedEncoderLayer(ModuleMixin, KernelLayer, torch.nn.TransformerEncoderLayer):
     """A ``TransformerEncoderLayer`` whose feed-forward block is fused with its activation and residual."""
 
     def forward(
@@ -78,11 +76,8 @@ class FusedEncoderLayer(KernelLayer, torch.nn.TransformerEncoderLayer):
         src = self.norm1(src + attend(src))
         return self.norm2(_feed_forward(self, src, src))  # type: ignore[no-any-return]
 
-    def _get_name(self) -> str:
-        return "TransformerEncoderLayer"
 
-
-class FusedEncoder(torch.nn.TransformerEncoder):
+class FusedEncoder(ModuleMixin, torch.nn.TransformerEncoder):
     """A ``TransformerEncoder`` with sparse layers, which returns what PyTorch's returns for padded inputs.
 
     In inference, PyTorch drops the tokens at the end of sequences that are masked out, by nested tensors,
@@ -121,20 +116,14 @@ class FusedEncoder(torch.nn.TransformerEncoder):
         is_padding = padding != 0
         return not checks_mask or bool((is_padding[:, :-1] <= is_padding[:, 1:]).all())
 
-    def _get_name(self) -> str:
-        return "TransformerEncoder"
 
-
-class FusedDecoderLayer(KernelLayer, torch.nn.TransformerDecoderLayer):
+class FusedDecoderLayer(ModuleMixin, KernelLayer, torch.nn.TransformerDecoderLayer):
     """A ``TransformerDecoderLayer`` whose feed-forward block is fused with its activation."""
 
     def _ff_block(self, x: torch.Tensor) -> torch.Tensor:
         if self.training or not _drop_nothing(self.dropout, self.dropout3):
             return super()._ff_block(x)
         return _feed_forward(self, x)
-
-    def _get_name(self) -> str:
-        return "TransformerDecoderLayer"
 
 
 _CONVOLUTIONS = (SparseConv1d, SparseConv2d)
@@ -148,14 +137,13 @@ _WITH_SPARSE: dict[type, type] = {  # anywhere inside
     torch.nn.TransformerEncoder: FusedEncoder,
 }
 _NORMS: dict[type, type] = {torch.nn.LayerNorm: FusedLayerNorm, torch.nn.RMSNorm: FusedRMSNorm}
-_PLAIN = {fused: plain for plain, fused in (*_FUSED.items(), *_WITH_SPARSE.items(), *_NORMS.items())}
 
 
 def fuse_modules(model: torch.nn.Module) -> torch.nn.Module:
     """Fuse what follows sparse layers in the modules of ``model``, and return it."""
     has_sparse = _has_sparse_layers(model)
     for module in model.modules():
-        kind = _PLAIN.get(type(module), plain_norm(module))
+        kind = original_class(module)
         if kind in _FUSED:
             is_fused = any(type(child) in _LAYERS for child in module.children())
             module.__class__ = _FUSED[kind] if is_fused else kind

@@ -8,7 +8,6 @@ Norms of other libraries that do what ``RMSNorm`` does, such as ``LlamaRMSNorm``
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from typing import Any
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 
 from scorch._src.backends.base import is_served, routines_for
-from scorch._src.backends.routines import Norm, NormFunction
+from scorch._src.backends.by_torch.layers import Norm, NormFunction
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_grad_enabled, is_tracked_by_autograd_alone
+from scorch._src.nn.module_mixin import ModuleMixin, original_class
 from scorch._src.torch_internals import any_requires_grad, is_any_autocast_enabled
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -27,8 +27,8 @@ _EPSILONS = ("eps", "variance_epsilon", "epsilon")  # what libraries call it
 _TOLERANCE = 1e-5  # of results for float32, relative to numbers of about one
 
 
-class _FusedNorm(torch.nn.Module):
-    """Base class of norms of one pass, which come before PyTorch's class among the bases."""
+class _FusedNorm(ModuleMixin):
+    """Base class of norms of one pass, which comes before PyTorch's class among the bases."""
 
     is_centered: bool
 
@@ -87,24 +87,23 @@ class FusedLayerNorm(_FusedNorm, torch.nn.LayerNorm):
 
     is_centered = True
 
-    def _get_name(self) -> str:
-        return "LayerNorm"
-
 
 class FusedRMSNorm(_FusedNorm, torch.nn.RMSNorm):
     """An ``RMSNorm`` of one pass."""
 
     is_centered = False
 
-    def _get_name(self) -> str:
-        return "RMSNorm"
+
+def _restore(kind: Any) -> Any:
+    """Return a norm without attributes; pickles name this function."""
+    return _ForeignNorm.new(kind)
 
 
 class _ForeignNorm(_FusedNorm):
-    """Base class of norms of other libraries: their class comes after it among the bases."""
+    """Norms of other libraries: their class comes after it among the bases."""
 
+    restore = staticmethod(_restore)
     is_centered = False
-    _plain: type[torch.nn.Module]
 
     def _sizes(self) -> tuple[int, ...]:
         return tuple(self.weight.shape)  # type: ignore[arg-type]
@@ -117,18 +116,10 @@ class _ForeignNorm(_FusedNorm):
         is_float = type(x) is torch.Tensor and x.dtype == torch.float32  # others are rounded in between
         return super()._compute(x) if is_float else None
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _restore, (self._plain,), self.__getstate__()
-
-
-def plain_norm(module: torch.nn.Module) -> type[torch.nn.Module]:
-    """Return the class that a module had before it was fused."""
-    return module._plain if isinstance(module, _ForeignNorm) else type(module)
-
 
 def fused_norm_like(module: torch.nn.Module) -> type[torch.nn.Module] | None:
     """Return the class of one pass for a module of another library that computes ``RMSNorm``; None if not."""
-    kind: Any = plain_norm(module)  # as a key of the cache, which mypy takes for no module
+    kind = original_class(module)
     parameters, names = module._parameters, vars(module)
     weight = parameters.get("weight")
     epsilons = [name for name in _EPSILONS if isinstance(names.get(name), float)]
@@ -137,7 +128,7 @@ def fused_norm_like(module: torch.nn.Module) -> type[torch.nn.Module] | None:
         return None
     if weight.dim() != 1 or not weight.numel() or len(inspect.signature(kind.forward).parameters) != 2:
         return None
-    return _fused_class(kind) if _is_rms_norm(module, weight.numel(), names[epsilons[0]]) else None
+    return _ForeignNorm.class_for(kind) if _is_rms_norm(module, weight.numel(), names[epsilons[0]]) else None
 
 
 def _is_rms_norm(module: torch.nn.Module, size: int, eps: float) -> bool:
@@ -148,7 +139,7 @@ def _is_rms_norm(module: torch.nn.Module, size: int, eps: float) -> bool:
     try:
         module._parameters["weight"] = torch.nn.Parameter(gain, requires_grad=False)
         with torch.no_grad():
-            found = plain_norm(module).forward(module, x)
+            found = original_class(module).forward(module, x)
     except Exception:  # whatever it needs, it is something else
         return False
     finally:
@@ -157,16 +148,3 @@ def _is_rms_norm(module: torch.nn.Module, size: int, eps: float) -> bool:
     wanted = exact * (exact.square().mean(-1, keepdim=True) + eps).rsqrt() * gain.double()
     is_alike = type(found) is torch.Tensor and found.dtype == x.dtype and found.shape == x.shape
     return is_alike and torch.allclose(found.double(), wanted, rtol=_TOLERANCE, atol=_TOLERANCE)
-
-
-@functools.lru_cache(maxsize=64)
-def _fused_class(kind: Any) -> type[torch.nn.Module]:
-    """Return a class that is ``kind`` but for ``forward``, under its name."""
-    own: dict[str, Any] = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind.__name__, (_ForeignNorm, kind), {**own, "_plain": kind})
-
-
-def _restore(kind: Any) -> Any:
-    """Return a module of one pass, without its attributes, for copies and pickles."""
-    fused = _fused_class(kind)
-    return fused.__new__(fused)

@@ -213,6 +213,12 @@ def kind_of_layer(layer: torch.nn.Module) -> Kind | None:
     return _LINEAR if _is_linear_of_timm(layer) else KINDS.get(type(layer))
 
 
+def parts_of(layer: torch.nn.Module) -> list[Part]:
+    """Return the weights of a dense layer that can be stored sparse."""
+    kind = kind_of_layer(layer)
+    return [] if kind is None else kind.parts(layer)
+
+
 def _is_linear_of_timm(layer: torch.nn.Module) -> bool:
     """Whether a layer is of timm's subclass of ``torch.nn.Linear``, which computes the same."""
     kind = type(layer)
@@ -265,6 +271,5 @@ def input_dtype(layer: torch.nn.Module) -> torch.dtype:
 
 def dense_weights(layer: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield the weights of a dense layer that may be stored sparse."""
-    kind = kind_of_layer(layer)
-    for part in [] if kind is None else kind.parts(layer):
+    for part in parts_of(layer):
         yield getattr(part.owner, part.name)

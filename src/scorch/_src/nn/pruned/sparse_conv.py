@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.routines import NOTHING, Epilogue, Windows
+from scorch._src.backends.by_torch.convolutions import NOTHING, Epilogue, Windows
 from scorch._src.compile.capture.layer_operator import trace_convolution
 from scorch._src.compile.lazy_tensor import materialize
 from scorch._src.compile.recorder import PauseRecording

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
-from scorch._src.backends.routines import Heads, sum_rows
+from scorch._src.backends.by_torch.attention import Heads
+from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.devices import HOST
 from scorch._src.ops.attention.mask_pairs import MaskPairs
 

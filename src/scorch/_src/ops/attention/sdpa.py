@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import draw_seeds, routines_for
-from scorch._src.backends.routines import Heads
+from scorch._src.backends.by_torch.attention import Heads
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_composed, untracked
 from scorch._src.ops.attention import reference

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch.compiler import is_compiling
 
 from scorch._src.backends.base import draw_seeds, is_served, routines_for
-from scorch._src.backends.routines import Options, Scores, sum_rows, take_rows
+from scorch._src.backends.by_torch.graphs import Options, Scores
+from scorch._src.backends.by_torch.rows import sum_rows, take_rows
 from scorch._src.grad_state import (
     cached_outside_modes,
     is_composed,

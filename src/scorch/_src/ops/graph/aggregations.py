@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.routines import Scores
+from scorch._src.backends.by_torch.graphs import Scores
 from scorch._src.ops.graph.aggregate import attend
 from scorch._src.ops.graph.graph import graph_of
 from scorch._src.ops.graph.neighbours import max_neighbours, refuse_shards, sum_neighbours

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.routines import Scores, sum_rows, take_rows
+from scorch._src.backends.by_torch.graphs import Scores
+from scorch._src.backends.by_torch.rows import sum_rows, take_rows
 from scorch._src.ops.graph.aggregate import attend, softmax_of_sources, sum_heads
 from scorch._src.ops.graph.graph import Graph, as_matrix_or_edges, split_edge_index
 from scorch._src.statements.evaluate import evaluate

@@ -16,7 +16,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import Rows
+from scorch._src.backends.by_torch.graphs import Rows
 from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.engine.execute import convert_cached
 from scorch._src.formats import as_format

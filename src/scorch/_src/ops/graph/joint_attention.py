@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from scorch._src.backends.routines import Scores
+from scorch._src.backends.by_torch.graphs import Scores
 from scorch._src.ops.graph.aggregate import attend, sum_heads
 from scorch._src.ops.graph.edge_attention import (
     additive_scores,

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.compiler import is_compiling
 
-from scorch._src.backends.routines import Scores, sum_rows
+from scorch._src.backends.by_torch.graphs import Scores
+from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
 from scorch._src.ops.graph.graph import Graph, graph_of

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import NOTHING, Epilogue, FixedNorm, Windows
+from scorch._src.backends.by_torch.convolutions import NOTHING, Epilogue, FixedNorm, Windows
 from scorch._src.grad_state import untracked
 from scorch._src.ops.products.activations import finish
 from scorch._src.storage.storage import Pattern

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import BatchProduct, Layer
+from scorch._src.backends.by_torch.layers import BatchProduct, Layer
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable, is_grad_enabled, is_plain_inference, untracked
 from scorch._src.ops.fallback import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.routines import BatchProduct
+from scorch._src.backends.by_torch.layers import BatchProduct
 from scorch._src.grad_state import is_grad_enabled
 from scorch._src.ops.products.linear import bind_batch
 from scorch._src.statements.call_cache import may_repeat

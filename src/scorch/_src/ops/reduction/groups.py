@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import sum_rows
+from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.backends.sort_entries import distinct, stable_sort
 from scorch._src.grad_state import cached_outside_modes, is_differentiable, is_transformed, untracked
 from scorch._src.storage.budget import check_budget

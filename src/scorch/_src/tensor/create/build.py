@@ -15,7 +15,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.routines import sum_rows
+from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.backends.sort_entries import Sorted, is_sorted
 from scorch._src.compiler.pipeline import index_type
 from scorch._src.compiler.typing import dtype_of_type

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.backends.by_torch.attention import Heads
 from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.routines.attention_blocks import Blocks
 from scorch._src.backends.cpu.routines.attention_source import CHUNK, ROWS, source
 from scorch._src.backends.launcher import address_of
-from scorch._src.backends.routines import Heads
 from scorch._src.dataclass import dataclass
 from scorch._src.events import emits
 

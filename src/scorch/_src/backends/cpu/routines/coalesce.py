@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from scorch._src.backends.by_torch.index_arrays import do_nothing
 from scorch._src.backends.cpu import invoke, jit, parallel
 from scorch._src.backends.cpu.launch import empty, scratch
-from scorch._src.backends.routines import do_nothing
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32
 

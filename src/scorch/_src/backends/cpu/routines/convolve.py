@@ -16,11 +16,12 @@ import struct
 
 import torch
 
+from scorch._src.backends.by_torch.convolutions import NOTHING, Epilogue, Windows
+from scorch._src.backends.by_torch.rows import Matrix, Tensor, rows_of
 from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import empty
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.linear import ACTIVATIONS
-from scorch._src.backends.routines import NOTHING, Epilogue, Matrix, Tensor, Windows, rows_of
 from scorch._src.dataclass import dataclass
 from scorch._src.events import emits
 from scorch._src.loops.types import LAST_INT32

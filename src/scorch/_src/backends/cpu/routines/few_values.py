@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
+from scorch._src.backends.by_torch.layers import Norm, NormFunction
 from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.launch import builtins, pack, result_descriptor, tensor_descriptor
-from scorch._src.backends.routines import Norm, NormFunction
 from scorch._src.compiler.target import target
 from scorch._src.compiler.typing import type_of_dtype
 

@@ -18,11 +18,11 @@ import struct
 
 import torch
 
+from scorch._src.backends.by_torch.graphs import Options, Rows, Scores
 from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import empty
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.by_rows import address
-from scorch._src.backends.routines import Options, Rows, Scores
 from scorch._src.compiler.target import target
 from scorch._src.events import emits
 

@@ -13,12 +13,12 @@ import platform
 
 import torch
 
+from scorch._src.backends.by_torch.rows import Matrix, Tensor
 from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import builtins, pack, result_descriptor
 from scorch._src.backends.cpu.routines import by_rows
 from scorch._src.backends.cpu.routines.linear import ACTIVATIONS, STORED, window
-from scorch._src.backends.routines import Matrix, Tensor
 from scorch._src.compiler.target import target
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits

@@ -19,11 +19,12 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import gelu
 
+from scorch._src.backends.by_torch.layers import BatchProduct, Layer
+from scorch._src.backends.by_torch.rows import Matrix, Tensor
 from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.jit import read_source
 from scorch._src.backends.cpu.launch import builtins, empty, pack, result_descriptor, tensor_descriptor
 from scorch._src.backends.cpu.routines import by_rows
-from scorch._src.backends.routines import BatchProduct, Layer, Matrix, Tensor
 from scorch._src.compiler.target import LINE, target
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits

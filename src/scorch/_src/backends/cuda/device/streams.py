@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from scorch._src.backends.routines import Routines, Tensor
+from scorch._src.backends.by_torch.rows import Tensor
+from scorch._src.backends.routines import Routines
 from scorch._src.backends.sort_entries import Sorted
 from scorch._src.grad_state import outside_modes, untracked
 from scorch._src.torch_internals import cuda_stream_of

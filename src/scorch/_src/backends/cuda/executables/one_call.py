@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from scorch._src.backends.by_torch.index_arrays import do_nothing
 from scorch._src.backends.cpu import launch
 from scorch._src.backends.cuda.device import driver
 from scorch._src.backends.cuda.device.builtins import address
 from scorch._src.backends.cuda.device.kernel import LAUNCHES
-from scorch._src.backends.routines import do_nothing
 from scorch._src.bounded import BoundedCache
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scorch._src.backends.by_torch.attention import Heads
 from scorch._src.backends.cuda.device import nvrtc
 from scorch._src.backends.cuda.device.cost import tells
 from scorch._src.backends.cuda.device.driver import ALIGNMENT, in_context
@@ -30,7 +31,6 @@ from scorch._src.backends.cuda.routines.levels import CudaLevels
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
 from scorch._src.backends.print.functions import helpers
-from scorch._src.backends.routines import Heads
 from scorch._src.loops.types import LAST_INT32
 
 Tensor = torch.Tensor

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.by_torch.rows import rows_of
 from scorch._src.backends.cuda.device.streams import check_waiting, settle
-from scorch._src.backends.routines import rows_of
 from scorch._src.bounded import BoundedCache
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from scorch._src.backends.by_torch.attention import Heads
 from scorch._src.backends.cuda.device.builtins import Address, LaunchList, Slot
 from scorch._src.backends.cuda.device.driver import ALIGNMENT
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch
 from scorch._src.backends.cuda.device.streams import like_of
 from scorch._src.backends.cuda.routines.attention_blocks import ROWS, CudaBlocks, Work
 from scorch._src.backends.launcher import address_of
-from scorch._src.backends.routines import Heads
 
 Tensor = torch.Tensor
 

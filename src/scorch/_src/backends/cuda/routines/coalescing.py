@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scorch._src.backends.by_torch.index_arrays import do_nothing
+from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cuda.device.builtins import Address, LaunchList, Slot
 from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Launch, Text, read_text
 from scorch._src.backends.cuda.device.streams import check_waiting, like_of, told_on
 from scorch._src.backends.cuda.routines.entries import FEW, CudaEntries
 from scorch._src.backends.print.cuda import print_prelude
-from scorch._src.backends.routines import Tensor, do_nothing
 from scorch._src.backends.sort_entries import Sorted
 from scorch._src.bounded import BoundedCache
 from scorch._src.loops.types import LAST_INT32

@@ -12,6 +12,8 @@ from typing import overload
 
 import torch
 
+from scorch._src.backends.by_torch.graphs import Options, Rows, Scores
+from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cuda.device.cost import tells
 from scorch._src.backends.cuda.device.driver import ALIGNMENT, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, refuse
@@ -28,7 +30,6 @@ from scorch._src.backends.cuda.routines.neighbours import (
 )
 from scorch._src.backends.cuda.routines.rows import Parts, parts_of
 from scorch._src.backends.launcher import address_of
-from scorch._src.backends.routines import Options, Rows, Scores, Tensor
 from scorch._src.bounded import BoundedCache
 from scorch._src.dataclass import dataclass
 

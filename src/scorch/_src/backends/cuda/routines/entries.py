@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cuda.device import driver, nvrtc
 from scorch._src.backends.cuda.device.builtins import CUDA, Address, LaunchList, Slot, find_launches
 from scorch._src.backends.cuda.device.driver import in_context
@@ -22,7 +23,6 @@ from scorch._src.backends.cuda.device.streams import (
 )
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
-from scorch._src.backends.routines import Tensor
 from scorch._src.backends.sort_entries import Sorted, sum_short_runs
 from scorch._src.bounded import BoundedCache
 from scorch._src.grad_state import is_tracked_by_autograd_alone, untracked

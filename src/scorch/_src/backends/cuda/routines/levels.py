@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Text
 from scorch._src.backends.cuda.device.streams import check_waiting
 from scorch._src.backends.cuda.routines.picking import CudaPicking
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_cuda
-from scorch._src.backends.routines import Tensor
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.dataclass import dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cuda.device.cost import tells
 from scorch._src.backends.cuda.device.driver import in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, read_text, refuse
@@ -16,7 +17,6 @@ from scorch._src.backends.cuda.routines.rows import know_longest_row
 from scorch._src.backends.cuda.routines.sorting import CudaSorting
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
-from scorch._src.backends.routines import Tensor
 from scorch._src.loops.types import LAST_INT32
 
 EACH = 4  # entries that a thread copies

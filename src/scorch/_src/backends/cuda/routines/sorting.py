@@ -10,12 +10,12 @@ import functools
 
 import torch
 
+from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cuda.device.driver import THREADS, in_context
 from scorch._src.backends.cuda.device.kernel import CudaKernel, Text, read_text
 from scorch._src.backends.cuda.routines.coalescing import CudaCoalescing
 from scorch._src.backends.launcher import address_of
 from scorch._src.backends.print.cuda import print_prelude
-from scorch._src.backends.routines import Tensor
 from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.loops.types import LAST_INT32
 

@@ -1,0 +1,1 @@
+"""Routines in PyTorch operators, by what they are about; ``backends.routines`` has them all."""
