@@ -240,7 +240,9 @@ FORMATS = [
     ("C[i,k] = A[i,j] * B[j,k]", "csc csc", "csc"),
     ("C[i,k] = A[i,j] * B[j,k]", "csr csc", "csr"),  # small: a dense result would be much larger
     ("C[i,k] = A[i,j] * B[j,k]", "coo coo", "coo"),
-    ("C[i,k] = A[i,j] * B[j,k]", "dcsr csr", "dcsr"),
+    ("C[i,k] = A[i,j] * B[j,k]", "dcsr csr", "csr"),  # few rows are empty
+    ("C[i,k] = A[j,i] * B[j,k]", "csr csr", "csr"),
+    ("C[i,k] = A[j,i] * B[k,j]", "csr csc", "csr"),
     ("C[i,j] = A[i,j] * B[i,j]", "csr csr", "csr"),
     ("C[i,j] = A[i,j] * B[i,j]", "csr dense", "csr"),
     ("C[i,j] = A[i,j] + B[i,j]", "csr csr", "csr"),
@@ -275,6 +277,30 @@ def test_format_of_a_result(expression: str, forms: str, result: str) -> None:
         dense = torch.ones(300, 300) if form == "dense" else torch.ones(300)
         tensors[name] = dense if form in ("dense", "v") else sparse(300, 300, form=form, entries=900)
     assert planned(expression, **tensors).plan.result == Format(result, dims=len(step.target.indices))
+
+
+@pytest.mark.parametrize(
+    ("expression", "shape", "entries", "result"),
+    [
+        ("C[i,k] = A[j,i] * B[j,k]", (1000, 1000), (512, 1023), "ds"),
+        ("C[i,k] = A[j,i] * B[j,k]", (1000, 1000), (256, 511), "ss"),
+        ("C[i,k] = A[j,i] * B[j,k]", (8, 100_000), (512, 1023), "ds"),
+        ("C[i,k,l] = A[j,i] * B[j,k,l]", (100, 100, 1000), (1024, 2047), "dds"),
+        ("C[i,k,l] = A[j,i] * B[j,k,l]", (100, 100, 1000), (128, 255), "dss"),
+    ],
+)
+def test_outer_levels_are_dense_unless_most_coordinates_are_empty(
+    expression: str, shape: tuple[int, ...], entries: tuple[int, int], result: str
+) -> None:
+    """Up to 4 coordinates for each expected entry; like plans, formats depend on the magnitudes of counts."""
+    step, sizes = step_of(expression, A=torch.empty(shape[:2]), B=torch.empty(shape))
+    for count in entries:
+        operands = {}
+        for access in step.accesses:
+            dims = len(access.indices)
+            form, counts = "d" + "s" * (dims - 1), [count] * (dims - 1)
+            operands[access] = operand(access.tensor, form, shape[:dims], shape[0], *counts)
+        assert infer_format(step, operands, sizes).format == Format(result)
 
 
 def operand(name: str, form: str, shape: tuple[int, ...], *counts: int) -> Operand:

@@ -1,13 +1,15 @@
 """The format of a result (Algorithm 4 of the paper, made precise by ``lattice.support``).
 
 An index of the result is stored sparse exactly if coordinates that no operand stores cannot matter. Where
-the result is supported by one operand alone it keeps that operand's format, and its pattern is shared.
+the result is supported by one operand alone it keeps that operand's format, and its pattern is shared. The
+outer ones of several sparse indices are stored dense nevertheless unless most of their coordinates are
+expected to be empty: rows that are all stored are appended by several threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
@@ -16,7 +18,7 @@ from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format, dense_format
 from scorch._src.notation.nodes import Access, Expr
 
-SPARSE_WORTH = 4  # a dense result may be this many times larger than the bound of the sparse one
+SPARSE_WORTH = 4  # a dense result, or level, may be this many times larger than the bound of the sparse one
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,37 @@ def _by_index(
         return Inferred(dense_format(len(target.indices)), tuple(reasons.values()))
     coordinate = all(operands[a].format.is_list for a in sparse)
     coordinate = coordinate and all(kind == "sparse" for kind in kinds.values())
+    if not coordinate:
+        outer = _outer_dense(step, operands, sizes, [index for index in order if kinds[index] == "sparse"])
+        kinds |= dict.fromkeys(outer, "dense")
+        reasons |= outer
     letter = {"dense": "d", "sparse": "o" if coordinate else "s"}
     letters = "".join(letter[kinds[index]] for index in order)
     found = Format(letters, order=[target.indices.index(index) for index in order])
     return Inferred(found, tuple(reasons.values()))
+
+
+def _outer_dense(
+    step: Step, operands: Mapping[Access, Operand], sizes: Mapping[str, int], indices: list[str]
+) -> dict[str, str]:
+    """Return which of the sparse ``indices`` to store dense, each with the reason.
+
+    Those that together have few coordinates compared with the entries that are expected in the result, but
+    never the last one. The counts of operands are rounded, as plans are cached by their magnitudes.
+    """
+    outer: dict[str, str] = {}
+    entries, places = _expected_entries(step, operands, sizes, _round_down), 1
+    for index in indices[:-1]:
+        places *= sizes[index]
+        if places > SPARSE_WORTH * entries:
+            break
+        outer[index] = f"{index} dense: at most {SPARSE_WORTH} coordinates for each expected entry"
+    return outer
+
+
+def _round_down(count: int) -> int:
+    """Return the power of two that is at most ``count``, or 0."""
+    return 1 << count.bit_length() >> 1
 
 
 def _filters(access: Access, form: Format, index: str) -> bool:
@@ -185,11 +214,16 @@ def _bound(
     return min(fibres, math.prod(sizes[index] for index in indices))
 
 
-def _expected_entries(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> int:
+def _expected_entries(
+    step: Step,
+    operands: Mapping[Access, Operand],
+    sizes: Mapping[str, int],
+    rounded: Callable[[int], int] = lambda count: count,
+) -> int:
     """About how many entries the result has if those of the operands lie anywhere."""
     total = 0.0
     for clause in support_of(step.body, operands):
-        entries = float(math.prod(max(1, operands[access].nnz) for access in clause))
+        entries = float(math.prod(max(1, rounded(operands[access].nnz)) for access in clause))
         for index in step.indices:
             uses = sum(index in access.indices for access in clause)
             size = max(1, sizes[index])
