@@ -20,6 +20,38 @@ from scorch.errors import CallError, UnsupportedError
 # A graph by columns: in-neighbours of 0 are 1 and 2, of 1 is 2, of 2 is 0, of 3 are 0, 1 and 2.
 COLPTR, ROW = torch.tensor([0, 2, 3, 4, 7]), torch.tensor([1, 2, 2, 0, 0, 1, 2])
 
+# What each module of torch_sparse 0.6.18 defines, but for what prepares weights for METIS.
+NAMES = {
+    "add": "add add_ add_nnz add_nnz_",
+    "bandwidth": "reverse_cuthill_mckee",
+    "cat": "cat cat_first cat_second cat_diag",
+    "coalesce": "coalesce",
+    "convert": "to_torch_sparse from_torch_sparse to_scipy from_scipy",
+    "diag": "remove_diag set_diag fill_diag get_diag",
+    "eye": "eye",
+    "index_select": "index_select index_select_nnz",
+    "masked_select": "masked_select masked_select_nnz",
+    "matmul": "spmm_sum spmm_add spmm_mean spmm_min spmm_max spmm spspmm_sum spspmm_add spspmm matmul",
+    "metis": "partition",
+    "mul": "mul mul_ mul_nnz mul_nnz_",
+    "narrow": "narrow __narrow_diag__",
+    "permute": "permute",
+    "reduce": "reduction sum mean min max",
+    "rw": "random_walk",
+    "saint": "saint_subgraph",
+    "sample": "sample sample_adj",
+    "select": "select",
+    "spadd": "spadd",
+    "spmm": "spmm",
+    "spspmm": "spspmm",
+    "storage": "get_layout SparseStorage share_memory_ is_shared",
+    "tensor": "SparseTensor share_memory_ is_shared to cpu cuda from_scipy to_scipy",
+    "testing": "tensor",
+    "transpose": "t transpose",
+    "typing": "",
+    "utils": "index_sort is_scalar",
+}
+
 
 @pytest.fixture
 def installed() -> Iterator[types.ModuleType]:
@@ -38,6 +70,36 @@ def test_modules_have_torch_sparse_s_names(installed: types.ModuleType) -> None:
     assert installed.matmul is ts.matmul and callable(installed.sample)
     ts.install()  # again, which changes nothing
     assert importlib.import_module("torch_sparse") is ts
+
+
+def test_modules_define_what_torch_sparse_s_define(installed: types.ModuleType) -> None:
+    missing = []
+    for module, names in NAMES.items():
+        found = importlib.import_module(f"torch_sparse.{module}")
+        missing += [
+            f"{module}.{name}"
+            for name in names.split()
+            if not isinstance(getattr(found, name, None), types.FunctionType | type)
+        ]
+    assert not missing
+    assert installed.__narrow_diag__ is SparseTensor.__narrow_diag__
+
+
+def test_functions_of_modules_agree_with_those_of_the_package(installed: types.ModuleType) -> None:
+    products, joined = (importlib.import_module(f"torch_sparse.{name}") for name in ("matmul", "cat"))
+    A = SparseTensor.from_dense(torch.tensor([[0.0, 2.0, 1.0], [0.0, 0.0, 0.0], [3.0, 0.0, -1.0]]))
+    x = torch.tensor([[1.0, -1.0], [2.0, 0.0], [3.0, 4.0]])
+    for reduce in ("sum", "add", "mean"):
+        assert torch.equal(getattr(products, f"spmm_{reduce}")(A, x), ts.matmul(A, x, reduce))
+    for reduce, entries in (("min", [[1, 0], [4, 4], [3, 3]]), ("max", [[0, 1], [4, 4], [2, 2]])):
+        out, entry = getattr(products, f"spmm_{reduce}")(A, x)
+        assert torch.equal(out, ts.matmul(A, x, reduce))
+        assert entry.tolist() == entries
+    assert products.spspmm_sum(A, A) == products.spspmm_add(A, A) == A @ A
+    for name, dim in (("first", 0), ("second", 1), ("diag", (0, 1))):
+        assert getattr(joined, f"cat_{name}")([A, A]) == ts.cat([A, A], dim)
+    testing = importlib.import_module("torch_sparse.testing")
+    assert testing.tensor([1], torch.int64, testing.devices[0]).tolist() == [1]
 
 
 def test_uninstalling_takes_everything_back(installed: types.ModuleType) -> None:

@@ -223,11 +223,11 @@ def test_diagonals(k, dense):
     assert torch.equal(A.get_diag(), dense.diagonal())
 
 
-@pytest.mark.parametrize("dim", [0, 1, (0, 1), -1])
+@pytest.mark.parametrize("dim", [0, 1, (0, 1), [0, 1], -1])
 def test_joined(dim):
     a, b = dense_of((3, 4)), dense_of((3, 4), seed=8)
     found = ts.cat([SparseTensor.from_dense(a), SparseTensor.from_dense(b)], dim)
-    check(found, torch.block_diag(a, b) if dim == (0, 1) else torch.cat([a, b], dim))
+    check(found, torch.block_diag(a, b) if not isinstance(dim, int) else torch.cat([a, b], dim))
     assert not ts.cat([SparseTensor.eye(2, has_value=False)] * 2, dim).has_value()
     with pytest.raises(OperandError, match="either all matrices must have values"):
         ts.cat([SparseTensor.eye(2, has_value=False), SparseTensor.eye(2)], dim)
@@ -319,6 +319,24 @@ def test_products_with_dense_tensors(dtype, data):
     assert torch.equal(x.T @ A.t(), (A @ x).T)
     product = scorch.from_torch(dense, format="csr") @ A.t()
     assert isinstance(product, scorch.SparseTensor) and torch.equal(product.to_dense(), dense @ dense.t())
+
+
+@pytest.mark.parametrize("columns", [3, 40])  # tiny, and by a kernel
+def test_products_have_the_dtype_of_the_dense_tensor(columns):
+    whole = SparseTensor.from_dense((4 * dense_of((9, 9), density=0.9)).round())
+    for reduce in ("sum", "mean", "min", "max"):
+        for dtype in (torch.float32, torch.float16, torch.float64):
+            for value in (torch.float64, torch.float32, torch.int64):
+                A = whole.clone().to(value).requires_grad_(value.is_floating_point)
+                x = torch.randint(-4, 5, (9, columns)).to(dtype)
+                out = A.matmul(x, reduce)
+                assert out.dtype == dtype
+                assert torch.allclose(out, A.to(dtype).matmul(x, reduce))
+                if value.is_floating_point:
+                    out.sum().backward()
+                    assert A.storage.value().grad.dtype == value
+    halves = SparseTensor.from_dense(torch.full((1, 1), 0.5))
+    assert (halves @ torch.tensor([[3]])).tolist() == [[1.5]]  # whole numbers would lose the half
 
 
 def test_tiny_products_round_like_message_passing(monkeypatch):
@@ -467,7 +485,16 @@ def test_walks_and_subgraphs():
     with pytest.raises(UnsupportedError, match="METIS"):
         A.partition(2)
     pytest.importorskip("scipy.sparse")
-    assert sorted(A.reverse_cuthill_mckee().tolist()) == list(range(10))
+    for B in (A, A.to_symmetric()):
+        moved, order = B.reverse_cuthill_mckee()
+        assert sorted(order.tolist()) == list(range(10))
+        assert moved == A.to_symmetric().permute(order) and moved.bandwidth() <= B.bandwidth()
+
+
+def test_one_part_needs_no_metis():
+    A = SparseTensor.from_dense(dense_of((4, 4)))
+    same, begins, order = A.partition(num_parts=1, recursive=False)
+    assert same is A and begins.tolist() == [0, 4] and order.tolist() == [0, 1, 2, 3]
 
 
 # errors ----------------------------------------------------------------------------------------------

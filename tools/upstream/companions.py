@@ -1,12 +1,10 @@
 """A pytest plugin: what the tests of torch_sparse import besides torch_sparse.
 
-Its own ``torch_sparse.testing`` is loaded from the checkout, which is the current directory; torch_scatter, a
-compiled package, is replaced by the one function of it that they call.
+That is torch_scatter, a compiled package, which is replaced by the one function of it that they call.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import ModuleType
 
@@ -27,14 +25,6 @@ def scatter(src: Tensor, index: Tensor, dim: int = -1, reduce: str = "sum") -> T
     return empty.scatter_reduce(dim, spread, src, how, include_self=False).clone()
 
 
-def _load_companions() -> None:
-    torch_scatter = ModuleType("torch_scatter")
-    torch_scatter.__dict__.update(__version__="2.1.2", scatter=scatter)
-    sys.modules["torch_scatter"] = torch_scatter
-    spec = importlib.util.spec_from_file_location("torch_sparse.testing", "torch_sparse/testing.py")
-    assert spec is not None and spec.loader is not None
-    sys.modules["torch_sparse.testing"] = testing = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(testing)
-
-
-_load_companions()
+torch_scatter = ModuleType("torch_scatter")
+torch_scatter.__dict__.update(__version__="2.1.2", scatter=scatter)
+sys.modules["torch_scatter"] = torch_scatter

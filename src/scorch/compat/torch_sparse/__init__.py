@@ -12,6 +12,7 @@ from scorch.compat.torch_sparse.arithmetic import mul as mul
 from scorch.compat.torch_sparse.arithmetic import mul_ as mul_
 from scorch.compat.torch_sparse.arithmetic import mul_nnz as mul_nnz
 from scorch.compat.torch_sparse.arithmetic import mul_nnz_ as mul_nnz_
+from scorch.compat.torch_sparse.arrange import __narrow_diag__ as __narrow_diag__
 from scorch.compat.torch_sparse.arrange import cat as cat
 from scorch.compat.torch_sparse.arrange import fill_diag as fill_diag
 from scorch.compat.torch_sparse.arrange import get_diag as get_diag

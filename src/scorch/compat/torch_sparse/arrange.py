@@ -109,6 +109,9 @@ def narrow_diag(src: SparseTensor, start: tuple[int, int], length: tuple[int, in
     return narrow(narrow(src, 0, start[0], length[0]), 1, start[1], length[1])
 
 
+__narrow_diag__ = narrow_diag
+
+
 @takes_compat
 def select(src: SparseTensor, dim: int, idx: int) -> SparseTensor:
     """Return one row or column, as a matrix."""
@@ -200,12 +203,12 @@ def _diagonal_size(src: SparseTensor, k: int) -> int:
 # joined ----------------------------------------------------------------------------------------------
 
 
-def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTensor:
+def cat(tensors: Sequence[SparseTensor], dim: int | Sequence[int]) -> SparseTensor:
     """Concatenate matrices vertically (0), horizontally (1), or along the diagonal (0, 1)."""
     if not tensors:
         raise OperandError("cat needs at least one matrix")
     first = tensors[0]
-    dims = {d + first.dim() if d < 0 else d for d in (dim if isinstance(dim, tuple) else (dim,))}
+    dims = {d + first.dim() if d < 0 else d for d in ((dim,) if isinstance(dim, int) else dim)}
     if dims == {d for d in dims if d > 1}:
         joined = torch.cat([_value(tensor) for tensor in tensors], min(dims) - 1)
         return first.set_value(joined, layout="coo")
@@ -230,6 +233,18 @@ def cat(tensors: Sequence[SparseTensor], dim: int | tuple[int, int]) -> SparseTe
         trust_data=True,
     )
     return first.from_storage(storage)
+
+
+def cat_first(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    return cat(tensors, 0)
+
+
+def cat_second(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    return cat(tensors, 1)
+
+
+def cat_diag(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    return cat(tensors, (0, 1))
 
 
 def _joined_caches(storages: list[SparseStorage], dims: set[int]) -> dict[str, Tensor]:

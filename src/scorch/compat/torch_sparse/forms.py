@@ -59,16 +59,16 @@ def to_scipy(src: SparseTensor, layout: str | None = None, dtype: torch.dtype | 
     sparse = optional_module("scipy.sparse", "SciPy")
     if src.dim() != 2:
         raise ShapeError(f"SciPy's matrices are 2-D, but got sizes {src.sizes()}")
-    value = filled(src, dtype).detach().numpy()
-    row, col = src.storage.row().numpy(), src.storage.col().numpy()
+    row, col = (array.numpy(force=True) for array in src.coo()[:2])
+    value = filled(src, dtype).numpy(force=True)
     if layout in (None, "coo"):
         return sparse.coo_matrix((value, (row, col)), src.sparse_sizes())
     if layout == "csr":
-        rowptr = src.storage.rowptr().numpy()
+        rowptr = src.storage.rowptr().numpy(force=True)
         return sparse.csr_matrix((value, col, rowptr), src.sparse_sizes())
     if layout == "csc":
-        order = src.storage.csr2csc().numpy()
-        arrays = (value[order], row[order], src.storage.colptr().numpy())
+        order = src.storage.csr2csc().numpy(force=True)
+        arrays = (value[order], row[order], src.storage.colptr().numpy(force=True))
         return sparse.csc_matrix(arrays, src.sparse_sizes())
     raise OperandError(f"layout must be 'coo', 'csr' or 'csc', but got {layout!r}")
 

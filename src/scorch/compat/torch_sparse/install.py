@@ -38,6 +38,7 @@ _MODULES = {
     "spspmm": "convert",
     "storage": "storage",
     "tensor": "tensor",
+    "testing": "testing",
     "transpose": "convert",
     "typing": "utils",
     "utils": "utils",

@@ -26,7 +26,7 @@ _ROUNDED_ALIKE = {torch.float32, torch.float64}  # sums of shorter floats need a
 
 @takes_compat
 def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
-    """Return ``src @ other``: dense for a dense tensor, sparse for a sparse one.
+    """Return ``src @ other``: dense for a dense tensor, in its dtype; sparse for a sparse one.
 
     Args:
         src: the matrix.
@@ -53,10 +53,7 @@ def matmul(src: SparseTensor, other: Any, reduce: str = "sum") -> Any:
         return _sparse_product(src, other)
     if not isinstance(other, Tensor):
         raise OperandError(f"matmul expected a tensor or a SparseTensor, but got {kind_of(other)}")
-    value = src.storage.value()
-    if value is not None and value.dim() > 1:
-        raise ShapeError(f"products need scalar values, but the values have shape {tuple(value.shape[1:])}")
-    return _with_columns(src, value, other, reduce)
+    return _with_columns(src, _factors(src, other.dtype), other, reduce)
 
 
 def rmatmul(src: SparseTensor, other: Tensor) -> Tensor:
@@ -75,6 +72,55 @@ def spspmm(src: SparseTensor, other: SparseTensor, reduce: str = "sum") -> Spars
     """Return ``src @ other`` for a sparse matrix."""
     product: SparseTensor = matmul(src, other, reduce)
     return product
+
+
+def spmm_sum(src: SparseTensor, other: Tensor) -> Tensor:
+    return spmm(src, other)
+
+
+def spmm_mean(src: SparseTensor, other: Tensor) -> Tensor:
+    return spmm(src, other, "mean")
+
+
+def spmm_min(src: SparseTensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least product of each row, and which entry it belongs to."""
+    return _with_entries(src, other, "min")
+
+
+def spmm_max(src: SparseTensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest product of each row, and which entry it belongs to."""
+    return _with_entries(src, other, "max")
+
+
+def spspmm_sum(src: SparseTensor, other: SparseTensor) -> SparseTensor:
+    return spspmm(src, other)
+
+
+spmm_add, spspmm_add = spmm_sum, spspmm_sum
+
+
+def _with_entries(src: SparseTensor, other: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
+    """Return the extremes, and the entry of each: the first one, the number of entries if a row has none."""
+    out, count = spmm(src, other, reduce), src.nnz()
+    with torch.no_grad():
+        row, col, _ = src.coo()
+        value = _factors(src, other.dtype)
+        parts = other.index_select(-2, col)
+        parts = parts if value is None else parts * value.unsqueeze(-1)
+        entry = torch.arange(count, device=col.device).unsqueeze(-1).expand_as(parts)
+        entry = entry.where(parts == out.index_select(-2, row), count)
+        none = torch.full_like(out, count, dtype=torch.int64)
+        return out, none.scatter_reduce(-2, row.unsqueeze(-1).expand_as(parts), entry, "amin")
+
+
+def _factors(src: SparseTensor, dtype: torch.dtype) -> Tensor | None:
+    """Return the values in the dtype of the tensor that they multiply, if that can hold such numbers."""
+    value = src.storage.value()
+    if value is None:
+        return None
+    if value.dim() > 1:
+        raise ShapeError(f"products need scalar values, but the values have shape {tuple(value.shape[1:])}")
+    return value.to(dtype) if torch.can_cast(value.dtype, dtype) else value
 
 
 def _with_columns(src: SparseTensor, value: Tensor | None, other: Tensor, reduce: str) -> Tensor:

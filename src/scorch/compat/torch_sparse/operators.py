@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scorch.compat.torch_sparse import matmul as products
 from scorch.compat.torch_sparse import neighbors, sample
 from scorch.compat.torch_sparse.arrange import row_entries
-from scorch.compat.torch_sparse.matmul import matmul
 from scorch.compat.torch_sparse.storage import pick, pointers_of
 from scorch.compat.torch_sparse.tensor import SparseTensor
 
@@ -50,8 +50,7 @@ def spmm_sum(
     mat: Tensor,
 ) -> Tensor:
     """Return the product with ``mat``; gradients need none of the optional arrays."""
-    product: Tensor = matmul(_matrix(rowptr, col, value, mat.shape[-2]), mat)
-    return product
+    return products.spmm_sum(_matrix(rowptr, col, value, mat.shape[-2]), mat)
 
 
 def spmm_mean(
@@ -64,26 +63,15 @@ def spmm_mean(
     csr2csc: Tensor | None,
     mat: Tensor,
 ) -> Tensor:
-    product: Tensor = matmul(_matrix(rowptr, col, value, mat.shape[-2]), mat, "mean")
-    return product
+    return products.spmm_mean(_matrix(rowptr, col, value, mat.shape[-2]), mat)
 
 
-def _spmm_extreme(reduce: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the operator that also returns which entry had the extreme, the number of entries for none."""
+def spmm_min(rowptr: Tensor, col: Tensor, value: Tensor | None, mat: Tensor) -> tuple[Tensor, Tensor]:
+    return products.spmm_min(_matrix(rowptr, col, value, mat.shape[-2]), mat)
 
-    def operator(rowptr: Tensor, col: Tensor, value: Tensor | None, mat: Tensor) -> tuple[Tensor, Tensor]:
-        out: Tensor = matmul(_matrix(rowptr, col, value, mat.shape[-2]), mat, reduce)
-        with torch.no_grad():
-            parts = mat.index_select(-2, col)
-            parts = parts if value is None else parts * value.unsqueeze(-1)
-            row = ptr2ind(rowptr, col.numel())
-            entry = torch.arange(col.numel(), device=col.device).unsqueeze(-1).expand_as(parts)
-            entry = entry.where(parts == out.index_select(-2, row), col.numel())
-            none = torch.full_like(out, col.numel(), dtype=torch.int64)
-            where = row.unsqueeze(-1).expand_as(parts)
-            return out, none.scatter_reduce(-2, where, entry, "amin")
 
-    return operator
+def spmm_max(rowptr: Tensor, col: Tensor, value: Tensor | None, mat: Tensor) -> tuple[Tensor, Tensor]:
+    return products.spmm_max(_matrix(rowptr, col, value, mat.shape[-2]), mat)
 
 
 def random_walk(rowptr: Tensor, col: Tensor, start: Tensor, walk_length: int) -> Tensor:
@@ -134,7 +122,7 @@ def non_diag_mask(row: Tensor, col: Tensor, M: int, N: int, k: int) -> Tensor:
 
 
 def _partition(rowptr: Tensor, col: Tensor, *args: Any) -> None:
-    sample.partition(_square(rowptr, col), 0)
+    sample.refuse_metis()
 
 
 _OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -151,8 +139,8 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
         "(Tensor? row, Tensor rowptr, Tensor col, Tensor? value, Tensor? rowcount, Tensor? colptr, "
         "Tensor? csr2csc, Tensor mat) -> Tensor",
     ),
-    "spmm_min": (_spmm_extreme("min"), _EXTREME),
-    "spmm_max": (_spmm_extreme("max"), _EXTREME),
+    "spmm_min": (spmm_min, _EXTREME),
+    "spmm_max": (spmm_max, _EXTREME),
     "random_walk": (random_walk, "(Tensor rowptr, Tensor col, Tensor start, int walk_length) -> Tensor"),
     "saint_subgraph": (
         saint_subgraph,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
 from scorch._src.tensor.interop.optional import optional_module
-from scorch.compat.torch_sparse.arrange import row_entries
+from scorch.compat.torch_sparse.arrange import permute, row_entries
 from scorch.compat.torch_sparse.check_source import takes_compat
 from scorch.compat.torch_sparse.storage import pick
 from scorch.errors import IndexRangeError, UnsupportedError
@@ -122,15 +122,40 @@ def saint_subgraph(src: SparseTensor, node_idx: Tensor) -> tuple[SparseTensor, T
     return part.set_value(pick(src.storage.value(), edges), layout="coo"), edges
 
 
-def partition(src: SparseTensor, num_parts: int, *args: object, **kwargs: object) -> None:
-    """Raise ``UnsupportedError``: the METIS library is not part of Scorch."""
+@takes_compat
+def partition(
+    src: SparseTensor,
+    num_parts: int,
+    recursive: bool = False,
+    weighted: bool = False,
+    node_weight: Tensor | None = None,
+    balance_edge: bool = False,
+) -> tuple[SparseTensor, Tensor, Tensor]:
+    """Return the matrix in the order of its parts, where each part begins, and the order.
+
+    Raises:
+        UnsupportedError: there is more than one part; the METIS library is not part of Scorch.
+    """
+    if num_parts != 1:
+        refuse_metis()
+    nodes = src.sparse_size(0)
+    order = torch.arange(nodes, device=src.device())
+    return src, order.new_tensor([0, nodes]), order
+
+
+def refuse_metis() -> NoReturn:
     raise UnsupportedError("partition needs METIS; use pymetis and permute(), or reverse_cuthill_mckee()")
 
 
 @takes_compat
-def reverse_cuthill_mckee(src: SparseTensor, is_symmetric: bool | None = None) -> Tensor:
-    """Return an order of the nodes that brings entries close to the diagonal, computed by SciPy."""
+def reverse_cuthill_mckee(src: SparseTensor, is_symmetric: bool | None = None) -> tuple[SparseTensor, Tensor]:
+    """Return the matrix in an order that brings entries close to the diagonal, and that order, by SciPy.
+
+    A matrix that is not symmetric gets its entries in both directions.
+    """
     csgraph = optional_module("scipy.sparse.csgraph", "SciPy")
     symmetric = src.is_symmetric() if is_symmetric is None else is_symmetric
-    found = csgraph.reverse_cuthill_mckee(src.to_scipy(layout="csr"), symmetric)
-    return torch.from_numpy(found.astype("int64"))
+    src = src if symmetric else src.to_symmetric()
+    found = csgraph.reverse_cuthill_mckee(src.to_scipy(layout="csr"), True)
+    order = torch.from_numpy(found.astype("int64")).to(src.device())
+    return permute(src, order), order

@@ -21,6 +21,8 @@ from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
 from scorch.compat.torch_sparse import memory
 from scorch.errors import IndexRangeError, OperandError, ShapeError
 
+layouts = ["coo", "csr", "csc"]
+share_memory_, is_shared = memory.share_memory_, memory.is_shared
 _CACHED = ("rowcount", "colptr", "colcount", "csr2csc", "csc2csr")
 
 
@@ -281,7 +283,7 @@ class SparseStorage:
 
 def get_layout(layout: str | None = None) -> str:
     """Return ``layout``, or ``coo`` by default."""
-    if layout not in (None, "coo", "csr", "csc"):
+    if layout not in (None, *layouts):
         raise OperandError(f"layout must be 'coo', 'csr' or 'csc', but got {layout!r}")
     return layout or "coo"
 

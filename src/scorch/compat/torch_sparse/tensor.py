@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scorch._src.tensor.interop.torch_layouts import from_scipy
+from scorch._src.tensor.interop.torch_layouts import from_scipy as matrix_from_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
 from scorch._src.units import format_density
 from scorch.compat.torch_sparse import arithmetic, arrange, forms
@@ -106,7 +106,7 @@ class SparseTensor:
 
     @classmethod
     def from_scipy(cls, mat: Any, has_value: bool = True) -> SparseTensor:
-        return cls.from_scorch(from_scipy(mat, format="csr"), has_value)
+        return cls.from_scorch(matrix_from_scipy(mat, format="csr"), has_value)
 
     @classmethod
     def from_scorch(cls, mat: Any, has_value: bool = True) -> SparseTensor:
@@ -321,7 +321,7 @@ class SparseTensor:
     t = arrange.t
     permute = arrange.permute
     narrow = arrange.narrow
-    __narrow_diag__ = arrange.narrow_diag
+    __narrow_diag__ = arrange.__narrow_diag__
     select = arrange.select
     index_select = arrange.index_select
     index_select_nnz = arrange.index_select_nnz
@@ -378,6 +378,14 @@ class SparseTensor:
     float = forms.cast(torch.float32)
     int = forms.cast(torch.int32)
     bool = forms.cast(torch.bool)
+
+
+def from_scipy(mat: Any, has_value: bool = True) -> SparseTensor:
+    return SparseTensor.from_scipy(mat, has_value)
+
+
+to_scipy, to, cpu, cuda = forms.to_scipy, forms.to, forms.cpu, forms.cuda
+share_memory_, is_shared = forms.share_memory_, forms.is_shared
 
 
 def _are_equal(first: Arrays, second: Arrays) -> bool:
