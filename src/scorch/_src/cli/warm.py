@@ -90,7 +90,8 @@ def usual_sources() -> Iterable[str]:
     kernels = (source for problem in usual_problems() for source in _generate_sources(problem))
     routines = [launch.NOTHING, *(module.SOURCE for module in INTRINSICS)]
     routines += [attention_source(element) for element in ("float", "double")]
-    routines += [take.source_of_extremes(dtype) for dtype in (torch.float32, torch.float64)]
+    for dtype, how in itertools.product((torch.float32, torch.float64), take.TOTALS | take.PLACES):
+        routines.append(take.source_of_runs(dtype, how))
     for index, (number, size) in itertools.product((torch.int32, torch.int64), (("float", 4), ("double", 8))):
         routines.append(pick_rows.source_for(index.itemsize, size))
         routines.append(take.source_for(size))

@@ -154,12 +154,16 @@ class IndexRoutines:
         """Return the values at ``places``, along the first dimension."""
         return values.index_select(0, places)
 
-    def reduce_runs(self, values: Tensor, begins: Tensor, how: str) -> Tensor | None:
-        """Return ``amax`` or ``amin`` of the values from each of ``begins`` to the next.
+    def reduce_runs(
+        self, values: Tensor, begins: Tensor, how: str, order: Tensor | None = None
+    ) -> Tensor | None:
+        """Reduce the values, perhaps in another order, from each of ``begins`` to the next.
 
-        None where ``scatter_reduce`` does it as well, as for dtypes that are not ``run_dtypes``.
+        ``how``: ``sum``, ``prod``, ``amax`` or ``amin``; or ``argmax`` or ``argmin``, the place of the first
+        extreme among the values. It is 0 where there are none. None where PyTorch's operators do it as well,
+        as for dtypes that are not ``run_dtypes``.
         """
-        del values, begins, how
+        del values, begins, how, order
         return None
 
     def pick_rows(

@@ -35,7 +35,7 @@ from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, hash_of, owned_rows
-from scorch._src.backends.cpu.routines.take import RUN_DTYPES, extremes_of, taken
+from scorch._src.backends.cpu.routines.take import RUN_DTYPES, reduced_runs, taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
 from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
 from scorch._src.backends.routines import Routines
@@ -75,7 +75,7 @@ class CpuRoutines(Routines):
     transpose_matrix = _or_torch(transposed_matrix, Routines.transpose_matrix)
     take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
-    reduce_runs = _or_torch(extremes_of, Routines.reduce_runs)
+    reduce_runs = _or_torch(reduced_runs, Routines.reduce_runs)
     concat = _or_torch(joined, Routines.concat)
     concat_rows = _or_torch(below, Routines.concat_rows)
     concat_columns = _or_torch(beside, Routines.concat_columns)

@@ -15,30 +15,38 @@ import torch
 
 from scorch._src.backends.base import routines_for
 from scorch._src.backends.by_torch.rows import sum_rows
-from scorch._src.backends.sort_entries import distinct, stable_sort
+from scorch._src.backends.sort_entries import Sorted, distinct
 from scorch._src.grad_state import cached_outside_modes, is_differentiable, is_transformed, untracked
 from scorch._src.storage.budget import check_budget
-from scorch._src.storage.coordinates import keys_of
+from scorch._src.storage.coordinates import keys_of, numbered_entries
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.entries import Entries, format_for
-from scorch._src.tensor.entries_autograd import from_differentiable_entries, numbered_entries
+from scorch._src.tensor.entries_autograd import from_differentiable_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Dims = Sequence[int] | int | None
+MAX_SPREAD = 2  # elements of a result for each entry, up to which all elements have a group
 
 
 class Groups:
-    """Entries of a pattern with ``size`` values, in the order of their keys, grouped for a reduction.
+    """Entries of a pattern with ``size`` values, in the order of ``numbers``, grouped for a reduction.
 
-    ``group`` has the number of each entry's group and ``inside`` its position among the ``length`` elements
-    of the reduced dimensions. ``keys`` has the position of each group in the result, ``stored`` the number of
-    its entries, ``elements`` that of its elements and ``zeros`` that of its implicit zeros. ``numbers`` has
-    the value number of each entry; it is None where they are in order.
+    A result that is not much larger than the entries has a group for each of its elements, else it has one
+    for each element with entries. ``group`` has the number of each entry's group and ``inside`` its position
+    among the ``length`` elements of the reduced dimensions. ``keys`` has the position of each group in the
+    result, ``stored`` the number of its entries, ``elements`` that of its elements and ``zeros`` that of its
+    implicit zeros. ``numbers`` has the value number of each entry; it is None where they are in order.
     """
 
-    def __init__(self, listed: Entries, size: int, reduced: tuple[int, ...]) -> None:
-        shape, columns, count = listed.shape, listed.coordinates, listed.values.numel()
+    def __init__(
+        self,
+        columns: Sequence[torch.Tensor],
+        numbers: torch.Tensor,
+        pattern: Pattern,
+        reduced: tuple[int, ...],
+    ) -> None:
+        shape, device = pattern.shape, pattern.device
         kept_dims = [dim for dim in range(len(shape)) if dim not in reduced]
         self.reduced = reduced
         self.kept_shape = tuple(shape[dim] for dim in kept_dims)
@@ -46,18 +54,32 @@ class Groups:
 
         def keys_in(dims: Sequence[int]) -> torch.Tensor:
             sizes = tuple(shape[dim] for dim in dims)
-            return keys_of([columns[dim] for dim in dims], sizes, listed.keys.device).expand(count)
+            return keys_of([columns[dim] for dim in dims], sizes, device).expand(numbers.numel()).contiguous()
 
         self.inside, keys = keys_in(reduced), keys_in(kept_dims)
-        # As entries are, if the last dimensions are reduced
-        self.is_sorted = kept_dims == list(range(len(kept_dims)))
-        self.keys, self.group, self.stored = distinct(keys, self.is_sorted)
+        size = math.prod(self.kept_shape)
+        self.order = self._order_by(keys, size)
+        self.is_full = size <= MAX_SPREAD * numbers.numel()
+        if self.is_full:
+            self.keys, self.group = torch.arange(size, device=device), keys
+            self.stored = torch.bincount(keys, minlength=size)
+        else:
+            ordered = keys if self.order is None else keys[self.order]
+            self.keys, self.group, self.stored = distinct(ordered, is_sorted=True)
+            if self.order is not None:
+                self.group = torch.empty_like(self.order).scatter_(0, self.order, self.group)
         self.elements: int | torch.Tensor = self.length
         self.zeros: torch.Tensor = self.length - self.stored
         self.has_zeros = self.zeros > 0
         self.is_masked = False
-        numbers = torch.arange(size, device=listed.values.device)
-        self.numbers = None if torch.equal(listed.values, numbers) else listed.values
+        self.numbers = None if torch.equal(numbers, torch.arange(pattern.size, device=device)) else numbers
+
+    def _order_by(self, keys: torch.Tensor, size: int) -> torch.Tensor | None:
+        """Return the order of entries by group and position inside; None if they are in that order."""
+        if not keys.numel():
+            return None
+        found = routines_for(keys).sort_entries((keys, self.inside), (size, self.length))
+        return found.order.long() if isinstance(found, Sorted) else None
 
     def masked(self) -> Groups:
         """Return the same groups without implicit zeros."""
@@ -67,45 +89,62 @@ class Groups:
         return groups
 
     def values(self, tensor: SparseTensor) -> torch.Tensor:
-        """Return the values of a tensor in the order of the entries, connected to it."""
+        """Return the values of the entries of a tensor, connected to it."""
         values = values_of(tensor)
         return values if self.numbers is None else values[self.numbers]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum the values of each group, connected to them."""
-        return sum_rows(self.group, values, self.keys.numel())
+        total = self._by_routine(values, "sum")
+        return sum_rows(self.group, values, self.keys.numel()) if total is None else total
 
     def sum_of_zeros(self, each: torch.Tensor) -> torch.Tensor:
         """Return what the implicit zeros add to a sum if each adds ``each``."""
         return self.zeros * torch.where(self.has_zeros, each, 0)
 
     def reduce(self, values: torch.Tensor, how: str) -> torch.Tensor:
-        """Reduce the values of each group by ``amax``, ``amin`` or ``prod``."""
-        routines = routines_for(values)
-        if values.dtype in routines.run_dtypes and not (is_differentiable(values) or is_transformed()):
-            order, begins = self.runs
-            found = routines.reduce_runs(
-                values if order is None else routines.take(values, order), begins, how
-            )
-            if found is not None:
-                return found
+        """Reduce the values of each group by ``amax``, ``amin`` or ``prod``; without any it is 0."""
+        found = self._by_routine(values, how)
+        if found is not None:
+            return found
         start = values.new_zeros(self.keys.numel())
         return start.scatter_reduce(0, self.group, values, reduce=how, include_self=False)
 
+    def places(self, values: torch.Tensor, how: str) -> torch.Tensor:
+        """Return which of the values is the first ``argmax`` or ``argmin`` of each group, if it has one."""
+        values = values.detach()
+        found = self._by_routine(values, how)
+        if found is not None:
+            return found
+        of_each = self.reduce(values, how.replace("arg", "a"))[self.group]
+        is_best = (values == of_each) | (values.isnan() & of_each.isnan())
+        ranks = torch.arange(values.numel(), device=values.device)
+        if self.order is not None:
+            ranks = torch.empty_like(ranks).scatter_(0, self.order, ranks)
+        first = self.reduce(torch.where(is_best, ranks, values.numel()), "amin")
+        return first if self.order is None else self.order[first]
+
+    def _by_routine(self, values: torch.Tensor, how: str) -> torch.Tensor | None:
+        """Reduce values that nothing tracks by a routine; None where PyTorch has to."""
+        routines = routines_for(values)
+        if values.dtype not in routines.run_dtypes or is_differentiable(values) or is_transformed():
+            return None
+        return routines.reduce_runs(values.contiguous(), self.begins, how, self.order)
+
+    def in_order(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return arrays of the entries in the order by group and position inside."""
+        return arrays if self.order is None else tuple(array[self.order] for array in arrays)
+
     @cached_outside_modes
-    def runs(self) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """The order in which each group is a run, None where it is one, and where these begin and end."""
-        begins = torch.nn.functional.pad(self.stored.cumsum(0), (1, 0))
-        return None if self.is_sorted else stable_sort(self.group)[1], begins
+    def begins(self) -> torch.Tensor:
+        """Where each group begins in the order by groups, and the end."""
+        return torch.nn.functional.pad(self.stored.cumsum(0), (1, 0))
 
     @cached_outside_modes
     def first_missing(self) -> torch.Tensor:
         """The first position of each group that is not stored."""
-        order, begins = self.runs
-        group, inside = self.group, self.inside
-        if order is not None:
-            group, inside = group[order], inside[order]
-        rank = torch.arange(group.numel(), device=group.device) - begins[group]
+        group, inside = self.in_order(self.group, self.inside)
+        rank = torch.arange(group.numel(), device=group.device) - self.begins[group]
         gaps = torch.where(inside != rank, rank, self.length)
         missing = gaps.new_full(self.keys.shape, self.length)
         missing.scatter_reduce_(0, group, gaps, reduce="amin", include_self=True)
@@ -124,11 +163,12 @@ class Groups:
         """Return one value for each group of ``tensor`` and ``fill`` elsewhere; sparse if that is smaller."""
         shape = self.shape(tensor, keepdim)
         size, count = math.prod(shape), self.keys.numel()
-        if not dense and fill == 0 and len(self.kept_shape) > 1 and size > 2 * self.group.numel():
+        if not dense and fill == 0 and len(self.kept_shape) > 1 and not self.is_full:
             return from_differentiable_entries(Entries(self.keys, values, shape), format_for(tensor, shape))
         what = f"a reduction to shape {shape}"
         check_budget(size * values.element_size(), values.device, what, "reduce more dimensions")
         if count == size:
+            values = values.masked_fill(self.stored == 0, fill) if self.is_masked else values
             return values.reshape(shape)
         start = torch.full((size,), fill, dtype=values.dtype, device=values.device)
         return start.index_put((self.keys,), values).view(shape)
@@ -143,10 +183,10 @@ def groups_of(tensor: SparseTensor, dim: Dims, masked: bool = False) -> Groups:
     reduced = reduced_dims(len(pattern.shape), dim)
     if pattern.format.is_blocked and (masked or not is_differentiable(tensor)):
         with untracked():
-            listed = numbered_entries(pattern)
-            is_nonzero = tensor.storage.values.detach()[listed.values] != 0
-            entries = Entries(listed.keys[is_nonzero], listed.values[is_nonzero], listed.shape)
-            groups = Groups(entries, pattern.size, reduced)
+            columns, numbers = numbered_entries(pattern)
+            is_nonzero = tensor.storage.values.detach()[numbers] != 0
+            columns = [column[is_nonzero] for column in columns]
+            groups = Groups(columns, numbers[is_nonzero], pattern, reduced)
     else:
         groups = groups_of_pattern(pattern, reduced)
     return groups.masked() if masked else groups
@@ -157,7 +197,7 @@ def groups_of_pattern(pattern: Pattern, reduced: tuple[int, ...]) -> Groups:
     groups: Groups | None = pattern.groups.get(reduced)
     if groups is None:
         with untracked():
-            groups = pattern.groups[reduced] = Groups(numbered_entries(pattern), pattern.size, reduced)
+            groups = pattern.groups[reduced] = Groups(*numbered_entries(pattern), pattern, reduced)
     return groups
 
 

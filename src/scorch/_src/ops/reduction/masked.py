@@ -94,7 +94,7 @@ def _define_with_position(name: str) -> Operation:
                 f"{name} with masked=True expected dim to be an integer, but got {kind_of(dim)}"
             )
         is_tracked = is_differentiable(S)
-        values = _extreme_value(S, dim, keepdim, f"a{name}") if is_tracked else extreme(S, dim, keepdim)
+        values = _extreme_value(S, dim, keepdim, f"arg{name}") if is_tracked else extreme(S, dim, keepdim)
         return getattr(torch.return_types, name)((values, position(S, dim, keepdim)))
 
     return run
@@ -104,13 +104,9 @@ def _extreme_value(S: SparseTensor, dim: int, keepdim: bool, how: str) -> torch.
     """Return the extreme entry of each row with a position; it alone has a gradient."""
 
     def body(groups: Groups, values: torch.Tensor) -> Reduced:
-        fixed = values.detach()
-        best = groups.reduce(fixed, how)[groups.group]
-        is_best = (fixed == best) | (fixed.isnan() & best.isnan())
-        numbers = torch.arange(values.numel(), device=values.device)
-        return values[groups.reduce(torch.where(is_best, numbers, values.numel()), "amin")], 0.0
+        return values[groups.places(values, how)], 0.0
 
-    bound = (_LEAST if how == "amax" else _MOST)(S.dtype)
+    bound = (_LEAST if how == "argmax" else _MOST)(S.dtype)
     return _reduce_stored(body, S, dim, keepdim, S.storage.values, bound)
 
 
@@ -149,7 +145,7 @@ def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> to
     """Return the lower medians, without their positions, of stored entries that are numbers."""
     like = run_on_sample(torch.nansum, S, dim, keepdim, dtype=S.dtype)
     rows = math.prod(size for d, size in enumerate(S.shape) if dim is not None and d != dim % S.dim())
-    if not like.dtype.is_floating_point and groups_of(S, dim, masked=True).keys.numel() < rows:
+    if not like.dtype.is_floating_point and int((groups_of(S, dim, masked=True).stored > 0).sum()) < rows:
         raise ArgumentError(
             f"median with masked=True is NaN where there are no entries, which {like.dtype} cannot "
             "represent; use .float()"
@@ -159,8 +155,8 @@ def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> to
         order = torch.argsort(values, stable=True)  # NaN comes last
         order = order[stable_sort(groups.group[order])[1]]
         numbers = groups.sum((~values.isnan()).to(torch.int64))
-        first = torch.cumsum(groups.stored, 0) - groups.stored
-        return values[order][first + (numbers - 1).clamp(min=0) // 2], 0.0
+        middle = groups.begins[:-1] + (numbers - 1).clamp(min=0) // 2
+        return values[order[middle.clamp(max=order.numel() - 1)]], 0.0
 
     return _reduce_stored(body, S, dim, keepdim, like, math.nan)
 
@@ -182,10 +178,12 @@ def _define_scan(scan: Callable[..., Any]) -> Operation:
     def run(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
         like = run_on_sample(scan, S, dim, dtype=dtype)
         groups = groups_of(S, dim, masked=True)
-        order = stable_sort(groups.group)[1]
-        values = scan_segments(scan, groups.values(S)[order].to(like.dtype), groups.stored)
-        positions = order if groups.numbers is None else groups.numbers[order]
-        return sparse_of(S.storage.pattern, values.new_zeros(S.nnz).index_put((positions,), values))
+        (values,) = groups.in_order(groups.values(S))
+        values = scan_segments(scan, values.to(like.dtype), groups.stored)
+        positions = groups.order if groups.numbers is None else groups.in_order(groups.numbers)[0]
+        if positions is not None:
+            values = values.new_zeros(S.nnz).index_put((positions,), values)
+        return sparse_of(S.storage.pattern, values)
 
     return run
 

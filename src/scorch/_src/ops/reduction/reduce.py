@@ -219,26 +219,25 @@ def amin(groups: Groups, values: torch.Tensor) -> Reduced:
 
 @reduction(*_forms("argmax"), takes="dim keepdim", dense=True)
 def argmax(groups: Groups, values: torch.Tensor) -> Reduced:
-    return _extreme_position(groups, values, "amax"), 0
+    return _extreme_position(groups, values, "argmax"), 0
 
 
 @reduction(*_forms("argmin"), takes="dim keepdim", dense=True)
 def argmin(groups: Groups, values: torch.Tensor) -> Reduced:
-    return _extreme_position(groups, values, "amin"), 0
+    return _extreme_position(groups, values, "argmin"), 0
 
 
 def _extreme_position(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
     """Return the first position of the extreme of each group: an entry, or the first implicit zero."""
-    best = groups.reduce(values, how)
-    of_each = best[groups.group]
-    is_best = (values == of_each) | (values.isnan() & of_each.isnan())
-    stored = groups.reduce(torch.where(is_best, groups.inside, groups.length), "amin")
+    places = groups.places(values, how)
+    stored, best = groups.inside[places], values[places]
     if groups.is_masked:
         return stored
     missing = groups.first_missing
-    beats = (best > 0 if how == "amax" else best < 0) | best.isnan()
+    beats = (best > 0 if how == "argmax" else best < 0) | best.isnan()
     ties = torch.where(best == 0, torch.minimum(stored, missing), missing)
-    return torch.where(~groups.has_zeros | beats, stored, ties)
+    has_all = groups.stored == groups.length
+    return torch.where(has_all | (beats & (groups.stored > 0)), stored, ties)
 
 
 def _define_along(name: str, *parts: Reduction) -> None:

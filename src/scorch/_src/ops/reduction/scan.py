@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.sort_entries import stable_sort
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.groups import Groups, groups_of
@@ -34,9 +33,8 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
         return run_densely(aten.cumsum.default, (self, dim), {"dtype": dtype})
     shape, dim = tuple(self.shape), dim % self.dim()
     groups = groups_of(self, dim)
-    order = stable_sort(groups.group)[1]
-    group, along = groups.group[order], groups.inside[order]
-    total = scan_segments(torch.cumsum, groups.values(self)[order].to(like.dtype), groups.stored)
+    group, along, values = groups.in_order(groups.group, groups.inside, groups.values(self))
+    total = scan_segments(torch.cumsum, values.to(like.dtype), groups.stored)
     next_entry = torch.full_like(along, shape[dim])
     next_entry[:-1] = torch.where(group[1:] != group[:-1], shape[dim], along[1:])
     length = next_entry - along
@@ -56,12 +54,11 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     if not self.numel() or not bool(self.storage.values.isfinite().all()):
         return run_densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     shape, groups = tuple(self.shape), groups_of(self, dim)
-    order = stable_sort(groups.group)[1]
-    group, along = groups.group[order], groups.inside[order]
-    first = (torch.cumsum(groups.stored, 0) - groups.stored)[group]
+    group, along, values = groups.in_order(groups.group, groups.inside, groups.values(self))
+    first = groups.begins[group]
     has_no_gap = along == torch.arange(group.numel(), device=group.device) - first  # from the first place on
     lengths = torch.unique_consecutive(group[has_no_gap], return_counts=True)[1]
-    values = scan_segments(torch.cumprod, groups.values(self)[order][has_no_gap].to(like.dtype), lengths)
+    values = scan_segments(torch.cumprod, values[has_no_gap].to(like.dtype), lengths)
     if not bool(values.isfinite().all()):  # times zero, at the first gap, it is not a number
         return run_densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     entries = Entries(_keys(groups, shape, group[has_no_gap], along[has_no_gap]), values, shape)
@@ -82,8 +79,9 @@ def scan_segments(
 
     Segments of about the same length are the rows of one matrix, padded at the end.
     """
+    lengths = lengths[lengths > 0]
     first = torch.cumsum(lengths, 0) - lengths
-    widths: torch.Tensor = 2 ** torch.ceil(torch.log2(lengths.clamp(min=1).double())).long()
+    widths: torch.Tensor = 2 ** torch.ceil(torch.log2(lengths.double())).long()
     positions, scanned_parts = [], []
     for width in torch.unique(widths).tolist():
         is_of_width = widths == width

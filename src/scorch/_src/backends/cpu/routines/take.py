@@ -1,4 +1,4 @@
-"""Values at positions of an array, and extremes of runs of them, on all threads; torch has one for these."""
+"""Values at positions of an array, and reductions of runs of them, on all threads, faster than torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from scorch._src.compiler.typing import type_of_dtype
 from scorch._src.events import emits
 
 SOURCE = jit.read_source("take.c")
-EXTREMES = jit.read_source("extremes.c")
+REDUCE_RUNS = jit.read_source("reduce_runs.c")
 
 MIN_VALUES = 1 << 14  # below, torch is as fast
 MIN_VALUES_PER_THREAD = 1 << 14
 MIN_REDUCED_PER_THREAD = 1 << 13
+PIECE = 4096  # runs and values that a thread takes at once, as in ``c/reduce_runs.c``
 _C_TYPES = {1: "char", 2: "short", 4: "int", 8: "long long"}
 
 _TYPES_OF_RUNS = {
@@ -28,7 +29,13 @@ _TYPES_OF_RUNS = {
     torch.bool: "unsigned char",
 }
 RUN_DTYPES = tuple(_TYPES_OF_RUNS)
-_NAMES = {"amax": "largest", "amin": "smallest"}
+TOTALS = {
+    "sum": "TOTAL(sum, ADDED, ADDED)",
+    "prod": "TOTAL(prod, MULTIPLIED, MULTIPLIED)",
+    "amax": "TOTAL(amax, LARGEST, LARGEST_OF_EACH)",
+    "amin": "TOTAL(amin, SMALLEST, SMALLEST_OF_EACH)",
+}
+PLACES = {"argmax": "PLACE(argmax, LARGER)", "argmin": "PLACE(argmin, SMALLER)"}
 
 
 def taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
@@ -51,22 +58,28 @@ def source_for(size: int) -> str:
     return jit.with_types(SOURCE, value_t=_C_TYPES[size])
 
 
-@emits("extremes of runs")
-def extremes_of(values: torch.Tensor, begins: torch.Tensor, how: str) -> torch.Tensor | None:
+@emits("runs reduced")
+def reduced_runs(
+    values: torch.Tensor, begins: torch.Tensor, how: str, order: torch.Tensor | None = None
+) -> torch.Tensor | None:
     """Reduce runs as ``Routines.reduce_runs``; None where torch has to."""
     is_plain = values.dim() == 1 and values.is_contiguous() and begins.dtype == torch.int64
-    if how not in _NAMES or values.dtype not in _TYPES_OF_RUNS or not is_plain or _is_lazy(values):
+    is_plain = is_plain and (order is None or order.dtype == torch.int64)
+    if how not in TOTALS | PLACES or values.dtype not in _TYPES_OF_RUNS or not is_plain or _is_lazy(values):
+        return None
+    if values.dtype == torch.bool and how in ("sum", "prod"):
         return None
     functions = builtins()
-    address = jit.function_address(
-        source_of_extremes(values.dtype), "the extremes of runs", f"scorch_{_NAMES[how]}"
-    )
+    address = jit.function_address(source_of_runs(values.dtype, how), "a reduction of runs", f"scorch_{how}")
     if functions is None or not address:
         return None
-    runs = begins.numel() - 1
-    header = pack([*parallel.shared_by(values.numel() + runs, MIN_REDUCED_PER_THREAD), runs])
-    descriptor = result_descriptor(type_of_dtype(values.dtype), (runs,), zero=False)
-    found: torch.Tensor = functions.fill(address, header, descriptor, None, values, begins)
+    runs, work = begins.numel() - 1, values.numel() + begins.numel() - 1
+    carried = torch.empty(2 * (work // PIECE + 1), dtype=torch.int64, device="cpu")
+    header = pack([*parallel.shared_by(work, MIN_REDUCED_PER_THREAD), runs, order is not None])
+    dtype = torch.int64 if how in PLACES else values.dtype
+    descriptor = result_descriptor(type_of_dtype(dtype), (runs,), zero=False)
+    arrays = values, begins, begins if order is None else order, carried
+    found: torch.Tensor = functions.fill(address, header, descriptor, None, *arrays)
     return found
 
 
@@ -74,6 +87,6 @@ def _is_lazy(values: torch.Tensor) -> bool:
     return values.is_conj() or values.is_neg() or values._is_zerotensor()
 
 
-def source_of_extremes(dtype: torch.dtype) -> str:
-    """Return the C source for values of a dtype."""
-    return jit.with_types(EXTREMES, value_t=_TYPES_OF_RUNS[dtype])
+def source_of_runs(dtype: torch.dtype, how: str) -> str:
+    """Return the C source of a reduction of values of a dtype."""
+    return jit.with_types(REDUCE_RUNS, value_t=_TYPES_OF_RUNS[dtype]) + (TOTALS | PLACES)[how] + "\n"

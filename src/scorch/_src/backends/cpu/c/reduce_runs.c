@@ -1,0 +1,127 @@
+/* Reduces the values of each run, from one of begins to the next, perhaps in another order; an empty run has 0.
+
+   Runs and values in one list, each run ahead of its values, are split in pieces of PIECE, so that threads share the
+   work however long runs are. A run that goes on from piece to piece is joined from its parts in order: results do not
+   depend on threads. value_t is the type of values; one line that follows says which reduction is compiled. */
+typedef void (*work_t)(i64, i64, void *);
+enum { PARALLEL, THREADS, RUNS, IS_ORDERED, VALUES, BEGINS, ORDER, CARRIED, RESULT };
+enum { PIECE = 4096, WIDE = 16, LANES = WIDE / sizeof(value_t), APART = 4 }; /* at once, so that none waits for others */
+
+typedef value_t lanes __attribute__((vector_size(WIDE)));
+typedef value_t lanes_at __attribute__((vector_size(WIDE), aligned(sizeof(value_t)), may_alias));
+
+/* The first run that is not ahead of a place in the list, or the number of runs. */
+static i64 run_from(const i64 *begins, i64 runs, i64 at) {
+    i64 low = 0, high = runs;
+    while (low < high) {
+        const i64 middle = (low + high) / 2;
+        if (begins[middle] + middle < at) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* What is not a number wins. */
+#define LARGER(a, b) ((a) > (b) || (a) != (a))
+#define SMALLER(a, b) ((a) < (b) || (a) != (a))
+#define CHOSEN(wins, a, b) (lanes)(((__typeof__(wins))(a) & (wins)) | ((__typeof__(wins))(b) & ~(wins)))
+
+#define ADDED(a, b) ((a) + (b))
+#define MULTIPLIED(a, b) ((a) * (b))
+#define LARGEST(a, b) (LARGER(a, b) ? (a) : (b))
+#define SMALLEST(a, b) (SMALLER(a, b) ? (a) : (b))
+#define LARGEST_OF_EACH(a, b) CHOSEN((a > b) | (a != a), a, b)
+#define SMALLEST_OF_EACH(a, b) CHOSEN((a < b) | (a != a), a, b)
+
+/* Functions of values[begin] to values[end - 1], of which there is one: their total; */
+#define TOTAL(name, ONE, EACH) \
+static value_t of_##name(const value_t *values, const i64 *order, i64 begin, i64 end) { \
+    i64 i = begin; \
+    value_t total; \
+    if (order) { \
+        total = values[order[i++]]; \
+        if (end - i >= 2 * APART) { \
+            value_t parts[APART]; \
+            for (int k = 0; k < APART; k++) parts[k] = values[order[i + k]]; \
+            for (i += APART; i + APART <= end; i += APART) \
+                for (int k = 0; k < APART; k++) parts[k] = ONE(parts[k], values[order[i + k]]); \
+            for (int k = 0; k < APART; k++) total = ONE(total, parts[k]); \
+        } \
+        for (; i < end; i++) total = ONE(total, values[order[i]]); \
+        return total; \
+    } \
+    if (end - i < APART * LANES) { \
+        for (total = values[i++]; i < end; i++) total = ONE(total, values[i]); \
+        return total; \
+    } \
+    lanes parts[APART]; \
+    for (int k = 0; k < APART; k++, i += LANES) parts[k] = *(const lanes_at *)(values + i); \
+    for (; i + APART * LANES <= end; i += APART * LANES) \
+        for (int k = 0; k < APART; k++) { \
+            const lanes more = *(const lanes_at *)(values + i + k * LANES); \
+            parts[k] = EACH(parts[k], more); \
+        } \
+    for (int k = 1; k < APART; k++) parts[0] = EACH(parts[0], parts[k]); \
+    total = parts[0][0]; \
+    for (int lane = 1; lane < LANES; lane++) total = ONE(total, parts[0][lane]); \
+    for (; i < end; i++) total = ONE(total, values[i]); \
+    return total; \
+} \
+static value_t joined_##name(const value_t *values, value_t a, value_t b) { return ONE(a, b); } \
+PIECES(name, value_t)
+
+/* and the place of the first that wins. */
+#define PLACE(name, WINS) \
+static i64 of_##name(const value_t *values, const i64 *order, i64 begin, i64 end) { \
+    i64 place = begin; \
+    value_t best = values[order ? order[begin] : begin]; \
+    for (i64 i = begin + 1; i < end && best == best; i++) { \
+        const value_t value = values[order ? order[i] : i]; \
+        if (WINS(value, best)) { \
+            best = value; \
+            place = i; \
+        } \
+    } \
+    return order ? order[place] : place; \
+} \
+static i64 joined_##name(const value_t *values, i64 a, i64 b) { \
+    return values[a] == values[a] && WINS(values[b], values[a]) ? b : a; \
+} \
+PIECES(name, i64)
+
+#define PIECES(name, result_t) \
+typedef result_t part_##name __attribute__((may_alias)); \
+static void some_##name(i64 thread, i64 end_thread, void *context) { \
+    const i64 *args = context, *begins = (const i64 *)args[BEGINS], runs = args[RUNS]; \
+    const i64 *order = args[IS_ORDERED] ? (const i64 *)args[ORDER] : 0; \
+    const i64 all = begins[runs] + runs, pieces = (all + PIECE - 1) / PIECE, threads = args[THREADS]; \
+    const value_t *values = (const value_t *)args[VALUES]; \
+    result_t *result = (result_t *)args[RESULT]; \
+    for (i64 piece = pieces * thread / threads; piece < pieces * end_thread / threads; piece++) { \
+        const i64 at = piece * PIECE, to = at + PIECE < all ? at + PIECE : all; \
+        i64 run = run_from(begins, runs, at), *carried = (i64 *)args[CARRIED] + 2 * piece; \
+        const i64 stop = begins[run] < to - run ? begins[run] : to - run; \
+        carried[0] = at - run < stop ? run - 1 : -1; \
+        if (carried[0] >= 0) *(part_##name *)(carried + 1) = of_##name(values, order, at - run, stop); \
+        for (; run < runs && begins[run] + run < to; run++) { \
+            const i64 end = begins[run + 1] < to - run - 1 ? begins[run + 1] : to - run - 1; \
+            result[run] = begins[run] < end ? of_##name(values, order, begins[run], end) : 0; \
+        } \
+    } \
+} \
+i64 scorch_##name(i64 *args) { \
+    const i64 *begins = (const i64 *)args[BEGINS], runs = args[RUNS], pieces = (begins[runs] + runs + PIECE - 1) / PIECE; \
+    if (args[THREADS] <= 1) { \
+        args[THREADS] = 1; \
+        some_##name(0, 1, args); \
+    } else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, args[THREADS], 1, some_##name, args); \
+    result_t *result = (result_t *)args[RESULT]; \
+    for (i64 piece = 1; piece < pieces; piece++) { \
+        const i64 *carried = (const i64 *)args[CARRIED] + 2 * piece, run = carried[0]; \
+        if (run < 0) continue; \
+        const result_t part = *(const part_##name *)(carried + 1); \
+        const int is_first = begins[run] == piece * PIECE - (run + 1); \
+        result[run] = is_first ? part : joined_##name((const value_t *)args[VALUES], result[run], part); \
+    } \
+    return 0; \
+}

@@ -1,0 +1,82 @@
+"""Reductions of runs, beside ``scatter_reduce``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import scorch
+from scorch._src.backends.base import backend_for
+from scorch._src.backends.cpu.routines import take
+
+SIZES = ((0, 3), (1, 1), (7, 3), (1000, 17), (40_000, 3000), (40_000, 1))
+
+
+def runs(count: int, groups: int) -> torch.Tensor:
+    """Where groups begin, some of which are empty, and the end."""
+    cuts = torch.randint(0, count + 1, (groups - 1,)).sort()[0]
+    return torch.cat([torch.tensor([0]), cuts, torch.tensor([count])])
+
+
+@pytest.mark.parametrize("how", (*take.TOTALS, *take.PLACES))
+@pytest.mark.parametrize("dtype", take.RUN_DTYPES)
+def test_runs_are_reduced_as_by_scatter_reduce(dtype: torch.dtype, how: str) -> None:
+    if dtype == torch.bool and how in ("sum", "prod"):
+        pytest.skip("PyTorch adds and multiplies in other dtypes")
+    for count, groups in SIZES:
+        begins = runs(count, groups)
+        values = torch.randint(-100, 100, (count,)).to(dtype)
+        if dtype.is_floating_point:
+            values = values if how == "sum" else values / 50
+            values[::97], values[5:6] = torch.nan, torch.inf
+        order = torch.randperm(count)
+        group = torch.arange(groups).repeat_interleave(begins.diff())
+        for moved in (None, order):
+            ordered = values if moved is None else values[moved]
+            found = {}
+            for threads in (1, 2):
+                with scorch.settings(threads=threads):
+                    found[threads] = backend_for().routines.reduce_runs(values, begins, how, moved)
+            assert found[1] is not None and found[2] is not None
+            torch.testing.assert_close(found[1], found[2], rtol=0, atol=0, equal_nan=True)
+            if how in take.PLACES:
+                place = first_extreme(ordered, group, groups, how)
+                wanted = place if moved is None or not count else moved[place]
+                has_some = begins.diff() > 0
+                assert torch.equal(found[1][has_some], wanted[has_some])
+                continue
+            name = {"sum": "sum", "prod": "prod"}.get(how, how)
+            wide = ordered.to(torch.uint8) if dtype == torch.bool else ordered
+            wanted = wide.new_zeros(groups).scatter_reduce(0, group, wide, reduce=name, include_self=False)
+            torch.testing.assert_close(found[1], wanted.to(dtype), equal_nan=True)
+
+
+def first_extreme(values: torch.Tensor, group: torch.Tensor, groups: int, how: str) -> torch.Tensor:
+    """Where the first extreme of each group is, NaN being more than any other."""
+    wide = torch.where(values.isnan(), torch.inf, values.double() * (1 if how == "argmax" else -1))
+    wide = torch.where(wide.isinf() & (wide > 0) & ~values.isnan(), 1e300, wide)
+    best = wide.new_zeros(groups).scatter_reduce(0, group, wide, "amax", include_self=False)[group]
+    numbers = torch.arange(values.numel()).masked_fill(wide != best, values.numel())
+    return numbers.new_zeros(groups).scatter_reduce(0, group, numbers, "amin", include_self=False)
+
+
+def test_what_cannot_be_read_is_left_to_torch() -> None:
+    begins = torch.tensor([0, 2, 4])
+    for values in (torch.ones(4, dtype=torch.bfloat16), torch.ones(8)[::2], torch._efficientzerotensor(4)):
+        assert take.reduced_runs(values, begins, "amax") is None
+    assert take.reduced_runs(torch.ones(4), begins, "mean") is None
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
+    S = scorch.from_torch(dense, format="csr")
+    calls = []
+    original = take.reduced_runs
+    monkeypatch.setattr(
+        type(backend_for().routines), "reduce_runs", lambda self, *given: calls.append(1) or original(*given)
+    )
+    for name in ("amax", "amin", "argmax", "argmin", "count_nonzero", "nansum"):
+        calls.clear()
+        torch.testing.assert_close(getattr(torch, name)(S, dim).to_dense(), getattr(torch, name)(dense, dim))
+        assert calls, name
