@@ -39,7 +39,7 @@ from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import is_sparse_layer
 from scorch._src.nn.pruned.replace_layers import replace_modules
 from scorch._src.nn.sparse_linear import SparseLinear
-from scorch._src.nn.stored_values import store_values
+from scorch._src.nn.weights.stored_values import store_values
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
 BATCHES = (1, 8, 32)

@@ -18,6 +18,7 @@ from scorch import SparseTensor
 from scorch._src.bounded import clear_plans
 from scorch._src.events import LISTENERS, Event
 from scorch._src.statements.call_cache import quickest
+from scorch._src.tensor.hooks import hooks
 from torch_has import needs_builtins
 
 pytestmark = [needs_builtins, pytest.mark.cpu("a GPU's backend has builtins of its own")]
@@ -92,7 +93,7 @@ def repeated(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as quick:
         for place in ("statements.call_cache._known_run", "statements.call_cache.describe"):
             quick.setattr(f"scorch._src.{place}", fail)
-        quick.setattr("scorch._src.tensor.sparse_tensor._map_values", fail)
+        quick.setattr(hooks, "map_values", fail)
         return call()
 
 

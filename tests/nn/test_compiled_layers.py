@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import scorch
 from scorch._src.compile.recorder import Recorder
-from scorch._src.nn.stored_values import store_values
+from scorch._src.nn.weights.stored_values import store_values
 from scorch.errors import ShapeError
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import scorch
 from scorch._src.nn.pruned.fused_modules import FusedEncoderLayer, FusedSequential
-from scorch._src.nn.stored_values import store_values
+from scorch._src.nn.weights.stored_values import store_values
 from scorch.errors import ArgumentError, CallError
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import scorch
 from scorch._src.backends.base import routines_for
 from scorch._src.nn import prune
-from scorch._src.nn.stored_values import store_values
+from scorch._src.nn.weights.stored_values import store_values
 from scorch._src.ops.products.groups import find_groups
 
 PATTERNS = [(2, 4), (4, 8), (1, 2)]

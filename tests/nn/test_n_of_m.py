@@ -18,7 +18,7 @@ from scorch._src.backends.by_torch.layers import Layer
 from scorch._src.backends.cpu.routines import by_rows, groups, linear
 from scorch._src.compiler.target import host_target, using_target
 from scorch._src.nn import prune
-from scorch._src.nn.stored_values import store_values
+from scorch._src.nn.weights.stored_values import store_values
 from scorch._src.ops.products.groups import find_positions
 from scorch._src.ops.products.linear import bind_batch
 

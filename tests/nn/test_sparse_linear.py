@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import scorch
 from scorch._src.nn.pattern import compute_fingerprint, count_rows, is_same_pattern
-from scorch._src.nn.saved_pattern import pattern_from_words, pattern_to_words
+from scorch._src.nn.weights.saved_pattern import pattern_from_words, pattern_to_words
 from scorch._src.storage.storage import Pattern
 from scorch.errors import ArgumentError, CallError, FormatError, OperandError, ShapeError
 from scorch.nn import SparseLinear

@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 
 from scorch._src.torch_internals import (
     DEFAULT_DEVICE_MODE,
+    DisableTorchFunctionSubclass,
     DispatchKey,
     any_requires_grad,
     is_dispatch_key_excluded,
@@ -191,3 +192,11 @@ def is_called_from(module: str, depth: int) -> bool:
         depth -= frame is not None and frame.f_globals.get("__name__") != DEFAULT_DEVICE_MODE
     name: str = "" if frame is None else frame.f_globals.get("__name__", "")
     return name == module or name.startswith(f"{module}.")
+
+
+def is_ordinary_in_inference_mode(source: torch.Tensor) -> bool:
+    """Whether views of ``source`` are created in ``torch.inference_mode``, and yet are ordinary tensors."""
+    if not torch.is_inference_mode_enabled():
+        return False
+    with DisableTorchFunctionSubclass():
+        return not source.is_inference()

@@ -29,6 +29,7 @@ from scorch._src.tensor import (
     autograd,
     call_errors,
     in_place,
+    map_values,
     metadata,
     methods,
     numpy_operators,
@@ -36,10 +37,10 @@ from scorch._src.tensor import (
     saved_versions,
     torch_methods,
     traced,
-    views,
     write_checks,
 )
 from scorch._src.tensor.transforms import functorch, gradcheck
+from scorch._src.tensor.views import link, merge
 
 module_mixin.install(DataParallelMixin, AveragedModelMixin)
 optimizer_hooks.install()

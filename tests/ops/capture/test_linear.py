@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import scorch
-from scorch._src.nn.stored_values import store_values
+from scorch._src.nn.weights.stored_values import store_values
 from scorch._src.tensor.flatten import pattern_of
 from scorch.errors import ShapeError, UnsupportedError
 

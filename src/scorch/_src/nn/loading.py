@@ -16,8 +16,8 @@ from scorch._src.nn.pruned.fused_modules import fuse_modules
 from scorch._src.nn.pruned.prunable import Kind, Part, is_sparse_layer, kind_of_layer, parts_of, tables_of
 from scorch._src.nn.pruned.replace_layers import replace_modules
 from scorch._src.nn.pruned.tied_names import rename_tied_weights
-from scorch._src.nn.saved_pattern import empty_pattern, pattern_from_words
 from scorch._src.nn.sparse_linear import SparseLinear
+from scorch._src.nn.weights.saved_pattern import empty_pattern, pattern_from_words
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.sparse_tensor import SparseTensor

@@ -1,13 +1,10 @@
-"""Linear layers with sparse weights.
+"""Linear layers with sparse weights: how they are made, multiplied by, and rewired.
 
-A sparse weight has two parts. Its values are a plain parameter with one element for each entry, so every
-optimizer, ``DistributedDataParallel``, gradient clipping and anything else that handles parameters works
-unchanged. Its sparsity pattern is a ``Pattern`` of the layer; it is saved as integer arrays.
+``weights.sparse_weight`` holds their values and patterns, ``weights.saved_weight`` reads and writes files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,8 +19,6 @@ from scorch._src.nn.optimizer_hooks import move_states
 from scorch._src.nn.pattern import (
     check_features,
     check_sizes,
-    compute_fingerprint,
-    convert_weight,
     draw_pattern,
     find_old_positions,
     init_bias,
@@ -38,36 +33,24 @@ from scorch._src.nn.pattern import (
     weight_and_bias,
     weight_format,
 )
-from scorch._src.nn.saved_pattern import (
-    pattern_from_arrays,
-    pattern_from_words,
-    pattern_to_words,
-    warn_of_save_pretrained,
-)
-from scorch._src.nn.sparse_layer import SparseLayer, describe_storage
-from scorch._src.nn.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
+from scorch._src.nn.sparse_layer import describe_storage
+from scorch._src.nn.weights.saved_weight import SavedWeight
+from scorch._src.nn.weights.sparse_weight import resize
+from scorch._src.nn.weights.stored_values import WEIGHT_DTYPES, check_float, check_not_trained, dequantize
 from scorch._src.ops.products.activations import check_activation, finish
 from scorch._src.ops.products.layer import apply_layer
 from scorch._src.ops.products.linear import linear_of_parameter
 from scorch._src.ops.products.repeat_layer import LayerCall
 from scorch._src.statements.modes import active
-from scorch._src.storage.storage import Pattern, Storage, add_weak
-from scorch._src.tensor.autograd import REWIRED, sparse_of, values_at
+from scorch._src.storage.storage import Pattern, Storage
+from scorch._src.tensor.autograd import sparse_of, values_at
 from scorch._src.tensor.create.check import device_for
-from scorch._src.tensor.flatten import remember
-from scorch._src.tensor.layer_weight import KEPT, rewire_kept_weights, weight_of_layer
+from scorch._src.tensor.layer_weight import weight_of_layer
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, CallError, OperandError, ShapeError, kind_of
 
-_CACHED = (
-    "_inference_cache",
-    "_last_call",
-    "pattern_of_weight",
-    KEPT,
-)  # attributes that copies and files do without
 
-
-class SparseLinear(SparseLayer):
+class SparseLinear(SavedWeight):
     """``torch.nn.Linear`` with a sparse weight: ``input @ weight.T + bias``.
 
     A new layer has a random sparsity pattern with equally many nonzeros in each row. To prune a trained
@@ -99,16 +82,6 @@ class SparseLinear(SparseLayer):
         torch.Size([8, 256])
     """
 
-    in_features: int
-    out_features: int
-    values: torch.nn.Parameter
-    bias: torch.nn.Parameter | None
-    pattern: Pattern
-    scales: torch.Tensor | None  # of the rows, where values are 8-bit integers
-    seal: torch.Tensor  # the fingerprint of the pattern, by which processes detect that theirs differ
-    _sealed: int  # the same on this process
-    _seen: int  # the version of ``seal`` that was compared with it
-
     @suggests_keywords
     def __init__(
         self,
@@ -129,54 +102,6 @@ class SparseLinear(SparseLayer):
         place = device_for("SparseLinear", device)
         pattern = draw_pattern((out_features, in_features), share, form, place)
         self._initialize(pattern, init_values(pattern, dtype), init_bias(pattern, dtype) if bias else None)
-
-    def _initialize(self, pattern: Pattern, values: torch.Tensor, bias: torch.Tensor | None) -> None:
-        super().__init__()
-        self._parameters.update(values=None, bias=None)  # or torch asks for attributes of these names
-        self._buffers.update(scales=None, seal=None)
-        self._non_persistent_buffers_set.add("seal")
-        self.register_parameter("values", torch.nn.Parameter(values))  # less to ask than for an attribute
-        if bias is not None:
-            self.register_parameter("bias", torch.nn.Parameter(bias))
-        self.__dict__.update(out_features=pattern.shape[0], in_features=pattern.shape[1])
-        self._set_pattern(pattern)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> SparseLinear:
-        """Move the pattern with the values, for ``layer.to(device)``."""
-        super()._apply(fn, recurse)
-        if self.pattern.device != self.values.device:
-            self.pattern = self.pattern.to(self.values.device)
-            self._remember_pattern()
-            if self.values in REWIRED:
-                REWIRED[self.values] = self.pattern
-        return self
-
-    def set_weight_shape(self, shape: tuple[int, ...]) -> None:
-        """Set the shape that the weight has for users of a layer that stores it as this matrix."""
-        self.__dict__["_weight_shape"] = shape
-        self._remember_pattern()
-
-    def _remember_pattern(self) -> None:
-        """Let graphs find the pattern and that of the weight by their arrays, and the layer by both."""
-        self.__dict__["pattern_of_weight"] = pattern = self.pattern
-        self._link(pattern)
-        shape = self.__dict__.get("_weight_shape", pattern.shape)
-        if shape != pattern.shape:
-            self.__dict__["pattern_of_weight"] = reshaped = self._pattern_of_shape(shape)
-            self._link(reshaped)
-
-    def _link(self, pattern: Pattern) -> None:
-        remember(pattern)
-        add_weak(pattern.__dict__.setdefault("layers", []), self)
-
-    def _set_pattern(self, pattern: Pattern) -> None:
-        if "pattern" in self.__dict__:
-            REWIRED[self.values] = pattern
-        sealed = compute_fingerprint(pattern)
-        seal = self._buffers["seal"] = torch.tensor(sealed, device=pattern.device)
-        self.__dict__.update(pattern=pattern, _sealed=sealed, _seen=_version(seal))  # names that pickles have
-        self._remember_pattern()
-        rewire_kept_weights(self)
 
     # constructors ------------------------------------------------------------------------------------
 
@@ -270,25 +195,6 @@ class SparseLinear(SparseLayer):
     @weight.setter
     def weight(self, weight: SparseTensor) -> None:
         refuse_weight(self)
-
-    def _pattern_of_shape(self, shape: tuple[int, ...]) -> Pattern:
-        """Return the pattern of the weight in this shape, with the values in the same order."""
-        pattern = self.pattern
-        if tuple(shape) == pattern.shape:
-            return pattern
-        reshaped: Pattern | None = pattern.structures.get(shape)
-        if reshaped is None:
-            with untracked():
-                tensor: Any = SparseTensor(Storage(pattern, pattern.present)).reshape(shape)
-            reshaped = pattern.structures[shape] = tensor.storage.pattern
-        return reshaped
-
-    def _check_values(self) -> None:
-        if self.values.shape != (self.pattern.size,):
-            raise ShapeError(
-                f"values has shape {tuple(self.values.shape)}, but the weight has {self.pattern.size} "
-                "entries; change both with rewire"
-            )
 
     def matrices(self) -> dict[str, SparseLinear]:
         """Return the layer itself, its only matrix, under an empty name."""
@@ -394,27 +300,6 @@ class SparseLinear(SparseLayer):
         self.__dict__["_inference_cache"] = detached
         return detached
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _CACHED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._remember_pattern()
-
-    def _check_seal(self) -> None:
-        """Raise if another process has sent a different fingerprint."""
-        seal = self._buffers["seal"]
-        assert seal is not None
-        if _version(seal) == self._seen:
-            return
-        if int(seal) != self._sealed:
-            raise CallError(
-                "the sparsity pattern differs from rank 0, or from the model that this one averages, so "
-                "values cannot be exchanged; use the same seed (torch.manual_seed) on all ranks before you "
-                "create or rewire the layer, load the same state_dict, or rewire both models"
-            )
-        self._seen = _version(seal)
-
     def reset_parameters(self) -> None:
         """Initialize the values again, with the same sparsity pattern."""
         check_float(self)
@@ -477,7 +362,7 @@ class SparseLinear(SparseLayer):
             if new_values.numel() == self.values.numel():
                 self.values.copy_(new_values)
             else:
-                _resize(self.values, new_values.to(self.values.dtype).clone())
+                resize(self.values, new_values.to(self.values.dtype).clone())
             if gradient is not None:
                 self.values.grad = move_values(gradient, old_positions)
         if not is_same_pattern(before, pattern):
@@ -494,127 +379,7 @@ class SparseLinear(SparseLayer):
             + (f", values={self.values.dtype}" if self.values.dtype in WEIGHT_DTYPES else "")
         )
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        warn_of_save_pretrained(destination)
-        destination[f"{prefix}pattern"] = pattern_to_words(self.pattern)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        key, start = f"{prefix}pattern", f"{prefix}pattern."
-        own = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
-        if self._holds(own, prefix):
-            return
-        plain = {name: value for name, value in own.items() if name != key and not name.startswith(start)}
-        if len(plain) < len(own):
-            try:
-                pattern = self._read_pattern(own, key)
-            except (ValueError, IndexError, TypeError) as error:
-                error_msgs.append(
-                    f"invalid sparsity pattern of {prefix}weight, which has shape {self.pattern.shape} "
-                    f"in the model: {error}"
-                )
-                return
-            values = plain.get(f"{prefix}values")
-            if not isinstance(values, torch.Tensor) or tuple(values.shape) != (pattern.size,):
-                error_msgs.append(
-                    f"{prefix}values must have {pattern.size} elements, one per nonzero of the sparsity "
-                    "pattern"
-                )
-                return
-            self._load_pattern(pattern)
-            self._load_storage(plain.get(f"{prefix}scales"))
-        elif f"{prefix}values" in plain:
-            missing_keys.append(f"{prefix}pattern")
-        elif isinstance(plain.get(f"{prefix}weight"), torch.Tensor):
-            self._load_storage(None)
-            plain[f"{prefix}values"] = self._values_from_weight(
-                plain.pop(f"{prefix}weight"), prefix, error_msgs
-            )
-        super()._load_from_state_dict(
-            plain, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-
-    def _holds(self, state: Mapping[str, Any], prefix: str) -> bool:
-        """Whether the layer has these very parameters and this pattern, and nothing else is to be loaded."""
-        held = {"pattern": self.pattern, **self._parameters, **self._buffers}
-        unsaved = self._non_persistent_buffers_set
-        names = [name for name, value in held.items() if value is not None and name not in unsaved]
-        is_held = all(state.get(f"{prefix}{name}") is held[name] for name in names)
-        return is_held and len(state) == len(names) and not self._load_state_dict_pre_hooks
-
-    def _read_pattern(self, state: Mapping[str, Any], name: str) -> Pattern:
-        """Read a pattern from a ``state_dict``, or from an older one, which has each of its arrays."""
-        shape, device = self.pattern.shape, self.pattern.device
-        if isinstance(state.get(name), Pattern):  # read and checked already
-            return state[name].to(device)  # type: ignore[no-any-return]
-        if name in state:
-            return pattern_from_words(state[name], shape, device)
-        start = f"{name}."
-        arrays = {key[len(start) :]: value for key, value in state.items() if key.startswith(start)}
-        return pattern_from_arrays(arrays, shape, device)
-
-    def _load_pattern(self, pattern: Pattern) -> None:
-        """Replace the pattern by another one, whose values are loaded next."""
-        if is_same_pattern(self.pattern, pattern):
-            return
-        before = self.pattern
-        if pattern.size != self.values.numel():
-            self.values.grad = None
-            _resize(self.values, self.values.new_empty(pattern.size))
-        move_states(None, self.values, find_old_positions(before, pattern), before.size)
-        self._set_pattern(pattern)
-
-    def _load_storage(self, scales: torch.Tensor | None) -> None:
-        """Allocate 8-bit values with these scales, or floating-point values."""
-        own = self._buffers.get("scales")
-        if (own is None) == (scales is None):
-            return
-        is_float = scales is None
-        dtype = own.dtype if own is not None else torch.int8
-        self.values = torch.nn.Parameter(torch.empty_like(self.values, dtype=dtype), requires_grad=is_float)
-        self.scales = None if scales is None else torch.empty_like(scales, device=self.values.device)
-
-    def _values_from_weight(self, weight: torch.Tensor, prefix: str, error_msgs: list[str]) -> torch.Tensor:
-        """Return the values of a weight: of a sparse one with its pattern, of a dense one on ours."""
-        if tuple(weight.shape) != self.pattern.shape:
-            error_msgs.append(
-                f"{prefix}weight has shape {tuple(weight.shape)}, but the layer has "
-                f"{self.out_features} outputs and {self.in_features} inputs"
-            )
-            return self.values
-        if isinstance(weight, SparseTensor):
-            weight = convert_weight(weight, self.format)
-            self._load_pattern(weight.storage.pattern)
-            return weight.storage.values
-        return values_at(weight.detach(), self.pattern)
-
-
-def _resize(parameter: torch.Tensor, values: torch.Tensor) -> None:
-    """Give a parameter another number of values.
-
-    The node that adds up its gradients, which graphs keep alive, knows the old number; autograd replaces it
-    where the dtype changes.
-    """
-    parameter.data = values.new_empty(
-        0, dtype=torch.float64 if values.dtype == torch.float32 else torch.float32
-    )
-    parameter.data = values
-
 
 def _copy(tensor: Any) -> Any:
     """Return a copy of a tensor, if there is one; nobody else writes to one without memory."""
     return tensor if tensor is None or tensor.is_meta else tensor.detach().clone()
-
-
-def _version(seal: torch.Tensor) -> int:
-    """Return how often a tensor was written to; -1 if it is one of inference, which do not count."""
-    return -1 if seal.is_inference() else seal._version

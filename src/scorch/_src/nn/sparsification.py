@@ -19,7 +19,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from scorch._src.dataclass import dataclass
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
-from scorch._src.nn.stored_values import WEIGHT_DTYPES
+from scorch._src.nn.weights.stored_values import WEIGHT_DTYPES
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
 

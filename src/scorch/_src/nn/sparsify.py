@@ -28,7 +28,7 @@ from scorch._src.nn.pruned.replace_layers import replace_layers
 from scorch._src.nn.pruned.select_layers import names_to_skip, select_layers
 from scorch._src.nn.pruned.tied_names import rename_tied_weights
 from scorch._src.nn.sparsification import sparsification_of
-from scorch._src.nn.stored_values import check_weight_dtype
+from scorch._src.nn.weights.stored_values import check_weight_dtype
 from scorch.errors import ArgumentError, OperandError, kind_of, warn
 
 

@@ -33,7 +33,7 @@ from scorch._src.tensor.entries import Entries, entries_of, format_for, from_ent
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.layer_weight import check_layer_pattern, computed_weight_error
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.tensor.views import mark_changed, write_entries
+from scorch._src.tensor.views.merge import mark_changed, write_entries
 from scorch._src.torch_internals import (
     DisableTorchDispatch,
     DisableTorchFunctionSubclass,

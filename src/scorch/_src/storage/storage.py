@@ -343,7 +343,7 @@ class Storage:
         values: torch.Tensor
     else:
         pattern, values = _Restored("pattern"), _Restored("values")
-    recompute_view: ClassVar[Callable[..., Storage]]  # ``tensor.views.recompute_view``
+    recompute_view: ClassVar[Callable[..., Storage]]  # ``tensor.views.merge.recompute_view``
     write_to_layer: ClassVar[Callable[..., None]]  # ``tensor.layer_weight.write_to_layer``
     origin: Origin | None = None
     strides: Strides | None = None  # of a dense result, where it may not lie row by row

@@ -8,6 +8,7 @@ that pattern, with all that is cached on it.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +19,13 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.hooks import hooks
-from scorch._src.torch_internals import PROXY_MODE, get_dispatch_mode, make_wrapper_subclass
+from scorch._src.torch_internals import (
+    COMPILE_INPUTS,
+    EXPORT_INPUTS,
+    PROXY_MODE,
+    get_dispatch_mode,
+    make_wrapper_subclass,
+)
 from scorch.errors import UnsupportedError
 
 Arrays = tuple[torch.Tensor | None, ...]
@@ -204,3 +211,16 @@ def any_traced(values: Iterable[Any]) -> bool:
         elif isinstance(value, (list, tuple)) and any_traced(value):
             return True
     return False
+
+
+def array_property(name: str) -> property:
+    """Return the property for an array of a sparse tensor by its name in graphs."""
+
+    def read(tensor: Any) -> torch.Tensor:
+        array = array_of(tensor.storage, name)
+        reader = sys._getframe(1).f_globals.get("__name__")
+        if reader == EXPORT_INPUTS or (reader == COMPILE_INPUTS and is_exporting()):
+            return array if tensor.storage.pattern.format.is_dense else with_symbolic_size(array)
+        return array
+
+    return property(read)

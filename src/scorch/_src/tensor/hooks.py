@@ -28,6 +28,8 @@ class Hooks:
     gradient_of_weight: Callable[..., Any]  # tensor.layer_weight: ``layer.weight.grad``
     check_write: Callable[..., None]  # tensor.write_checks: refuse to write where torch does
     repeat_by_builtins: Callable[[], None]  # statements.call_cache: from now on, calls that nothing tracks
+    map_values: Callable[..., Any]  # tensor.map_values: a function of the stored values
+    as_view: Callable[..., Any]  # tensor.views.link: link the result of an operator as a view
     record: Callable[..., Any]  # compile.capture.trace: add a call to the graph that is traced
     run_by_torch: Callable[..., Any]  # tensor.operators: a function without an entry, of what nothing tracks
     run_operator: Callable[..., Any]  # ops.fallback: an operator of ATen that has no entry

@@ -23,7 +23,7 @@ from scorch._src.tensor.layer_weight import computed_weight_error, layer_of
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.tensor.transforms.functorch import rewrap, run_as_one_function
-from scorch._src.tensor.views import (
+from scorch._src.tensor.views.merge import (
     forget_gradient,
     is_overlapping,
     mark_changed,

@@ -22,8 +22,9 @@ from scorch._src.storage.budget import check_budget
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.layer_weight import computed_weight_error, layer_of
 from scorch._src.tensor.registry import implements
-from scorch._src.tensor.sparse_tensor import SparseTensor, with_values, without_base
+from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
+from scorch._src.tensor.views.link import without_base
 from scorch._src.torch_internals import (
     FAKE_TENSOR_MAKER,
     WITHOUT_MEMORY,

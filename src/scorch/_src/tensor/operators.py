@@ -18,7 +18,8 @@ from scorch._src.bounded import BoundedCache
 from scorch._src.tensor.dispatch_rules import register_for
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.registry import implements
-from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor, without_base
+from scorch._src.tensor.sparse_tensor import TENSORS, SparseTensor
+from scorch._src.tensor.views.link import without_base
 from scorch._src.torch_internals import (
     DisableTorchFunctionSubclass,
     DispatchKey,

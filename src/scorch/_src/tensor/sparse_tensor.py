@@ -7,20 +7,15 @@ by itself arrives in ``__torch_dispatch__``. Both look in ``tensor.registry``.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import sys
 import weakref
-from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch.autograd import forward_ad
 
-from scorch._src.backends.base import MANY_VALUES, expect, routines_for, run_among_others
-from scorch._src.bounded import BoundedCache
-from scorch._src.devices import HOST
+from scorch._src.backends.base import expect
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import (
@@ -28,37 +23,34 @@ from scorch._src.grad_state import (
     is_called_from,
     is_differentiable,
     is_grad_enabled,
+    is_ordinary_in_inference_mode,
     is_transformed,
     refuse_jit,
     untracked,
 )
 from scorch._src.name_hints import check_keywords, hides_unknown
-from scorch._src.storage.storage import Origin, Pattern, Step, Storage, add_weak, plain, run_steps
-from scorch._src.storage.strides import has_strides, keep_strides
+from scorch._src.storage.storage import Pattern, Step, Storage, plain
+from scorch._src.storage.strides import keep_strides
 from scorch._src.tensor import registry
 from scorch._src.tensor.create.check import own, refuse_freed, sparse_advice_on
-from scorch._src.tensor.dynamo import skip_tracing, skip_tracing_all
+from scorch._src.tensor.dynamo import refuse_constant, refuse_gradient, skip_tracing, skip_tracing_all
 from scorch._src.tensor.flatten import (
     ALL_NAMES,
     LIVE,
     VALUES,
     TracedStorage,
     any_traced,
-    array_of,
+    array_property,
     is_tracing,
     link_to_layer,
     names_of,
     pattern_of,
     remember,
-    with_symbolic_size,
     wrap_traced,
 )
 from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import (
-    ATTRIBUTE_READER,
-    COMPILE_INPUTS,
     DISABLED_TORCH_FUNCTION,
-    EXPORT_INPUTS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
     is_functorch_wrapped_tensor,
@@ -76,16 +68,11 @@ if TYPE_CHECKING:
 
 
 _default_dtype = torch.get_default_dtype
-_tuple = tuple.__new__  # of a named tuple takes half the time of its constructor
 _quick_function = registry.QUICK.get
 NUMBERS = frozenset({int, float})
-MAX_CONSTANTS, MAX_CLASSES = 256, 256
-MANY_SCALED = 1 << 16  # values, up to which torch's threads do not pay
-MANY_OF_ARITHMETIC = 1 << 15  # values, below which torch's arithmetic takes one thread
+MAX_CLASSES = 256
 _GRADIENT = registry.entry(torch.Tensor.grad.__get__)  # type: ignore[union-attr]
 _TORCH_FUNCTION = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
-_EXACT = frozenset({torch.float32, torch.float64})  # whose products with a number round it to the same dtype
-_constants: BoundedCache[tuple[float, torch.dtype], torch.Tensor] = BoundedCache(MAX_CONSTANTS)
 
 
 class ViewOf(NamedTuple):
@@ -205,7 +192,7 @@ class SparseTensor(torch.Tensor):
             if entry is _GRADIENT and (args[0].weight_of is not None or args[0].storage.layer is not None):
                 return hooks.gradient_of_weight(args[0])
             if entry is _GRADIENT and LIVE and type(args[0].storage) is TracedStorage:
-                _refuse_gradient()
+                refuse_gradient()
             with DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         if len_torch_dispatch_stack() and is_tracing():
@@ -216,7 +203,7 @@ class SparseTensor(torch.Tensor):
         try:
             count = entry.maps_values
             if count and count == len(args) and not kwargs and (count == 1 or type(args[1]) in NUMBERS):
-                mapped = _map_values(func, args, entry.routine)
+                mapped = hooks.map_values(func, args, entry.routine)
                 if mapped is not None:
                     return mapped
             if not keeps_gradients and _is_differentiated(func, args, kwargs or {}):
@@ -276,7 +263,7 @@ class SparseTensor(torch.Tensor):
                 result.is_inside_dtensor = True
             elif torch.Tag.pointwise in func.tags:
                 hooks.refuse_inside_dtensor(func, 2)
-        return as_view(result, func, args, kwargs) if func.is_view else result
+        return hooks.as_view(result, func, args, kwargs) if func.is_view else result
 
     # facts -------------------------------------------------------------------------------------------
 
@@ -290,7 +277,7 @@ class SparseTensor(torch.Tensor):
         """The number of stored elements, including explicit zeros and the zeros inside blocks."""
         size = self.storage.pattern.size
         if type(size) is not int or torch.compiler.is_exporting():
-            _refuse_constant("nnz", size, "S._nnz()")
+            refuse_constant("nnz", size, "S._nnz()")
         return size
 
     @property
@@ -298,7 +285,7 @@ class SparseTensor(torch.Tensor):
         """The fraction of elements that are stored; more than 1 if blocks are padded."""
         size, places = self.storage.pattern.size, math.prod(self.storage.pattern.shape)
         if type(size) is not int or torch.compiler.is_exporting():
-            _refuse_constant("density", size, "S._nnz() / S.numel()")
+            refuse_constant("density", size, "S._nnz() / S.numel()")
         return size / places if places else 0.0
 
     @property
@@ -306,7 +293,7 @@ class SparseTensor(torch.Tensor):
         """The kind, dimension and size of each level, outermost first, and copies of its arrays."""
         pattern = self.storage.pattern
         if type(self.storage) is TracedStorage or torch.compiler.is_exporting():
-            _refuse_constant("levels", None, "S.csr() or S.coo()")
+            refuse_constant("levels", None, "S.csr() or S.coo()")
         return tuple(
             {
                 "kind": level.name,
@@ -488,204 +475,12 @@ def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return is_transformed() and hooks.is_any_tracked(args, kwargs)
 
 
-def _refuse_constant(name: str, size: Any, alternative: str) -> None:
-    """Refuse an attribute to ``torch.compile`` where it would be a constant, though patterns differ.
-
-    It knows the size of an array that it was given, and compiles again where that changes.
-    """
-    is_known = size is not None and (isinstance(size, int) or size.node.has_hint())
-    if (torch.compiler.is_exporting() or not is_known) and is_called_from(ATTRIBUTE_READER, 2):
-        from scorch._src.torch_internals import GraphBreak
-
-        raise GraphBreak(
-            f"S.{name} depends on the sparsity pattern, which torch.compile does not know of a result, and "
-            f"torch.export(strict=True) of no tensor; use {alternative} instead, or strict=False"
-        )
-
-
-def _refuse_gradient() -> None:
-    """Refuse ``.grad`` to ``torch.compile``: that of the weight of a layer is known outside of a graph."""
-    if any(is_called_from(ATTRIBUTE_READER, depth) for depth in range(2, 5)):
-        from scorch._src.torch_internals import GraphBreak
-
-        raise GraphBreak("S.grad is not known to torch.compile where S is computed in the graph")
-
-
-def _array(name: str) -> property:
-    """Return the property for an array of a sparse tensor by its name in graphs."""
-
-    def read(tensor: SparseTensor) -> torch.Tensor:
-        array = array_of(tensor.storage, name)
-        reader = sys._getframe(1).f_globals.get("__name__")
-        if reader == EXPORT_INPUTS or (reader == COMPILE_INPUTS and torch.compiler.is_exporting()):
-            return array if tensor.storage.pattern.format.is_dense else with_symbolic_size(array)
-        return array
-
-    return property(read)
-
-
 skip_tracing_all(vars(SparseTensor).values())
 for _name in ALL_NAMES:
-    setattr(SparseTensor, _name, _array(_name))
+    setattr(SparseTensor, _name, array_property(_name))
 
 
 TENSORS = frozenset({SparseTensor, torch.Tensor, torch.nn.Parameter})
-
-_aten = torch.ops.aten
-_DETACHED = {_aten.detach.default, _aten.lift_fresh.default}
-_COPIED = {_aten._conj.default, _aten.view.dtype, _aten.view_as_complex.default, _aten.view_as_real.default}
-_RESHAPED = {
-    _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten._reshape_alias.default,
-    _aten.reshape.default,
-}
-
-
-def is_ordinary_in_inference_mode(source: torch.Tensor) -> bool:
-    """Whether views of ``source`` are created in ``torch.inference_mode``, and yet are ordinary tensors."""
-    if not torch.is_inference_mode_enabled():
-        return False
-    with DisableTorchFunctionSubclass():
-        return not source.is_inference()
-
-
-def ordinary_view(take: Callable[..., Any]) -> Callable[..., Any]:
-    """Take the view of an ordinary tensor outside ``torch.inference_mode``, which has its views ordinary."""
-
-    @functools.wraps(take)
-    def take_outside(*args: Any, **kwargs: Any) -> Any:
-        if is_ordinary_in_inference_mode(args[0] if args else next(iter(kwargs.values()))):
-            with untracked():
-                return take(*args, **kwargs)
-        return take(*args, **kwargs)
-
-    return take_outside
-
-
-def as_view(result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-    """Link ``result``, one tensor or several, as views of the first argument by the operator ``func``."""
-    source, rest, named = args[0], args[1:], dict(kwargs or {})
-    if not isinstance(source, SparseTensor) or func in _DETACHED:
-        return result
-    if func in _COPIED:
-        if isinstance(result, SparseTensor):
-            mark_copy(result, source, func.overloadpacket.__name__)
-        return result
-    is_several = isinstance(result, (list, tuple))
-    for place, part in enumerate(result if is_several else [result]):
-        if isinstance(part, SparseTensor) and part is not source:
-            step = Step(func, rest, named, place if is_several else None, is_grad_enabled())
-            link_view(part, source, (step,))
-    return result
-
-
-def mark_copy(copy: SparseTensor, source: SparseTensor, function: str) -> None:
-    """Mark the copy that ``function`` returned of ``source``, of which torch has a view."""
-    copy.copied_by = function
-    if type(copy.storage) is not TracedStorage and copy.storage is not source.storage:
-        copy.storage.expire_with(source.storage, function.strip("_"))
-
-
-def link_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
-    """Link ``view``, which is ``steps`` of ``source``, and its base: writes to one change the other."""
-    is_reshaped = has_strides((source,)) and any(step.func in _RESHAPED for step in steps)
-    if not is_reshaped or not _is_copy(source.storage, steps):
-        join_view(view, source, steps)
-
-
-def join_view(view: SparseTensor, source: SparseTensor, steps: tuple[Step, ...]) -> None:
-    """Link a view that shares memory with its base for certain."""
-    above, origin = source.storage, source.storage.origin
-    if origin is not None:
-        above = origin.source
-    if view.storage is not source.storage:
-        view.storage.follow(_tuple(Origin, (above, steps if origin is None else (*origin.steps, *steps))))
-    link = source.view_of
-    parts = (source, steps) if link is None else (link.parent, (*link.steps, *steps))
-    view.__dict__["view_of"] = _tuple(ViewOf, parts)
-    _register(view)
-
-
-def _is_copy(source: Storage, steps: tuple[Step, ...]) -> bool:
-    """Whether torch returns a copy instead of this view: a reshape that the strides do not allow."""
-    try:
-        run_steps(steps, source.meta_tensor())
-    except RuntimeError:
-        return True
-    return False
-
-
-def _register(view: SparseTensor) -> None:
-    assert view.view_of is not None
-    parent = view.view_of.parent
-    if parent.viewed_by is None:
-        parent.viewed_by = []
-    add_weak(parent.viewed_by, view)
-
-
-def without_base(result: Any) -> Any:
-    """Replace views by tensors that torch does not treat as views: ``view_of`` has the base instead.
-
-    torch would write through a view by its strides, which a sparse tensor does not have.
-    Call it where PyTorch functions do not reenter ``__torch_function__``.
-    """
-    if isinstance(result, SparseTensor):
-        if type(result.storage) is TracedStorage or not result._is_view():
-            return result
-        with untracked() if is_ordinary_in_inference_mode(result) else contextlib.nullcontext():
-            view = SparseTensor(result.storage)
-        if result.copied_by is not None:
-            view.copied_by = result.copied_by
-        if result.view_of is not None:
-            view.view_of = result.view_of
-            _register(view)
-        return view
-    if type(result) is list or type(result) is tuple:
-        return type(result)(without_base(part) for part in result)
-    return result
-
-
-def _map_values(func: Any, args: tuple[Any, ...], routine: str) -> SparseTensor | None:
-    """Return ``func`` of the stored values and a number; None where more is to be done.
-
-    ``routine``, if any, computes the same, in less time for few values.
-    """
-    tensor = args[0]
-    if type(tensor) is not SparseTensor or peek_interpreter_stack() is not None:
-        return None
-    storage = tensor.storage
-    if (is_grad_enabled() and any_requires_grad(tensor)) or forward_ad._current_level >= 0:
-        return None
-    if storage.origin is not None or storage.strides is not None:
-        return None
-    values = storage.values
-    operands: tuple[Any, ...] = (values,)
-    if routine and len(args) == 1 and not len_torch_dispatch_stack() and not values.requires_grad:
-        routines = routines_for(values)
-        func = getattr(routines, routine)
-        if routines.repeats_calls:
-            hooks.repeat_by_builtins()  # the next time
-    elif len(args) > 1:
-        number, dtype = args[1], values.dtype
-        if not number or not isfinite(number):
-            return None
-        is_plain = values.is_cpu and not values.requires_grad and not len_torch_dispatch_stack()
-        if routine and is_plain and dtype in _EXACT and values.numel() <= MANY_SCALED:
-            scaled = routines_for(values).scale(values, number)
-            return tensor_of(Storage.of_new(storage.pattern, scaled))
-        if dtype in _EXACT:  # torch would make a tensor of the number at every call, and convert it
-            constant = _constants.get((number, dtype))
-            if constant is None:
-                with untracked():
-                    constant = _constants[number, dtype] = torch.tensor(number, dtype=dtype, device=HOST)
-            number = constant
-        operands = values, number
-    is_small = values.numel() < (MANY_VALUES if len(args) == 1 else MANY_OF_ARITHMETIC)
-    values = func(*operands) if is_small else run_among_others(values, func, *operands)
-    if type(values) is not torch.Tensor or values.requires_grad:
-        return None
-    return tensor_of(Storage.of_new(storage.pattern, values))
 
 
 def tensor_of(storage: Storage) -> SparseTensor:

@@ -15,7 +15,7 @@ from scorch._src.devices import HOST
 from scorch._src.grad_state import is_grad_enabled
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch._src.tensor.views import is_overlapping
+from scorch._src.tensor.views.merge import is_overlapping
 from scorch._src.torch_internals import tree_leaves
 from scorch.errors import CallError, InPlaceError
 

@@ -28,8 +28,8 @@ from scorch._src.nn.pruned.prunable import (
 from scorch._src.nn.pruned.pruned_weights import keep_zeros
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
-from scorch._src.nn.stored_values import store_values
 from scorch._src.nn.timing import Call, evaluating
+from scorch._src.nn.weights.stored_values import store_values
 from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import values_at
 from scorch._src.tensor.sparse_tensor import SparseTensor

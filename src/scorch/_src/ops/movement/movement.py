@@ -18,7 +18,8 @@ from scorch._src.grad_state import untracked
 from scorch._src.storage.storage import Step, Storage
 from scorch._src.tensor.autograd import by_formula, by_torch, dense_of, sparse_of, values_of
 from scorch._src.tensor.registry import implements_differentiable
-from scorch._src.tensor.sparse_tensor import SparseTensor, link_view
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.views.link import link_view
 from scorch._src.torch_internals import tree_flatten, tree_map, tree_unflatten
 
 # fmt: off

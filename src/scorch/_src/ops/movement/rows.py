@@ -21,7 +21,8 @@ from scorch._src.storage.slices import select_rows
 from scorch._src.storage.storage import Step, Storage
 from scorch._src.tensor.dynamo import skip_tracing
 from scorch._src.tensor.flatten import LIVE
-from scorch._src.tensor.sparse_tensor import SparseTensor, join_view, ordinary_view, tensor_with
+from scorch._src.tensor.sparse_tensor import SparseTensor, tensor_with
+from scorch._src.tensor.views.link import join_view, ordinary_view
 from scorch._src.torch_internals import (
     any_requires_grad,
     disable_current_modes,

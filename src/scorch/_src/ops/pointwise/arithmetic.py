@@ -36,7 +36,8 @@ from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import entry, implements
 from scorch._src.tensor.saved_versions import differentiate
-from scorch._src.tensor.sparse_tensor import SparseTensor, as_view, join_view, link_view, ordinary_view
+from scorch._src.tensor.sparse_tensor import SparseTensor
+from scorch._src.tensor.views.link import as_view, join_view, link_view, ordinary_view
 from scorch._src.tensor.write_checks import check_assignment
 from scorch._src.torch_internals import (
     COMPILE_INPUTS,

@@ -14,7 +14,8 @@ from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.pointwise.arithmetic import run_generally
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.registry import implements
-from scorch._src.tensor.sparse_tensor import SparseTensor, mark_copy, with_values
+from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
+from scorch._src.tensor.views.link import mark_copy
 
 aten = torch.ops.aten
 

@@ -1,0 +1,1 @@
+"""Sparse weights of layers: their values and patterns, in memory and in files."""
