@@ -59,6 +59,7 @@ from scorch._src.torch_internals import (
     COMPILE_INPUTS,
     DISABLED_TORCH_FUNCTION,
     EXPORT_INPUTS,
+    TENSOR_METHODS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
     is_functorch_wrapped_tensor,
@@ -419,8 +420,8 @@ class SparseTensor(torch.Tensor):
     # Python ------------------------------------------------------------------------------------------
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Raise an error, since a sparse tensor has several arrays; graph capture gets an empty storage."""
-        if is_called_from("torch", 1):
+        """Raise an error, since a sparse tensor has several arrays; graph capture gets one without memory."""
+        if is_called_from("torch", 1) and not is_called_from(TENSOR_METHODS, 1):
             return super().untyped_storage()
         raise OperandError(
             "a sparse tensor has no single storage; use that of an array, such as .values().untyped_storage()"
