@@ -324,31 +324,45 @@ def test_not_requiring_grad_is_fine(S):
     assert not torch.nn.Parameter(S, requires_grad=False).requires_grad
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.sum(),
-        lambda x: x + 1,
-        lambda x: x.clone(),
-        lambda x: torch.zeros(3, 3).copy_(x),
-        lambda x: x[0, 0].item(),
-        lambda x: torch.nn.functional.linear(torch.ones(2, 3), x),
-        lambda x: x.fill_(1),
-        lambda x: x.double(),
-        repr,
-    ],
-)
 @pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
-def test_dense_tensors_with_the_data_of_sparse_ones_are_not_read(kind, read) -> None:
-    """The process crashed, since the memory that torch reads does not exist."""
+def test_the_data_of_dense_tensors_do_not_become_sparse(kind) -> None:
+    """The process crashed where the memory of x was read, since it did not exist."""
     S = scorch.eye(3, format="csr")
     x = torch.ones(3, 3) if kind is torch.Tensor else kind(torch.ones(3, 3))
-    x.data = S
-    with pytest.raises(UnsupportedError, match=r"or use x\.copy_\(S\)"), torch.no_grad():
-        read(x)
-    x.data = torch.full((3, 3), 2.0)
-    assert x.sum() == 18 and torch.equal(S.to_dense(), torch.eye(3))
+    with pytest.raises(UnsupportedError, match=r"or use x\.copy_\(S\)"):
+        x.data = S
+    with torch.inference_mode(), pytest.raises(UnsupportedError, match=r"x\.data = S"):
+        x.data = S
+    x.data = torch.full((2, 2), 2.0)
+    assert x.sum() == 8 and torch.equal(S.to_dense(), torch.eye(3))
+
+
+def test_layers_whose_weights_become_sparse_get_new_parameters() -> None:
+    layer = torch.nn.Linear(3, 2)
+    dense = layer.weight.detach().clone()
+    layer._apply(lambda x: from_torch(x, format="csr") if x.dim() == 2 else x)
+    assert type(layer.weight.data) is SparseTensor and torch.equal(layer.weight.to_dense(), dense)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda S: torch.utils.dlpack.to_dlpack(S),
+        lambda S: torch.zeros(3).set_(S, 0, (3,)),
+        lambda S: torch.zeros(3, 3).set_(S, 0, (3, 3), (3, 1)),
+        lambda S: torch.ops.aten.set_(torch.zeros(3), S, 0, (3,), (1,)),
+        lambda S: torch.zeros(3).set_(S._typed_storage()),
+    ],
+)
+def test_memory_that_sparse_tensors_do_not_have_is_not_taken(take) -> None:
+    """The process crashed where it was read."""
+    S = scorch.eye(3, format="csr")
+    with pytest.raises((RuntimeError, OperandError), match=r"data pointer|set_|no single storage"):
+        take(S)
+    with pytest.raises((RuntimeError, OperandError), match=r"data pointer|set_|no single storage"):
+        take(S * 2)  # and once more, by the quickest way
+    dense = torch.zeros(4).set_(torch.ones(6), 1, (2, 2))
+    assert dense.tolist() == [[1, 1], [1, 1]]
 
 
 @pytest.mark.whole

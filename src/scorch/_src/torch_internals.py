@@ -14,7 +14,6 @@ other modules may use by its own name, since it belongs to an object: ``module._
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -99,9 +98,12 @@ get_printoptions: Callable[[], dict[str, Any]] = _find("torch._tensor_str.get_pr
 OpOverload: Any = _find("torch._ops.OpOverload")
 OpOverloadPacket: Any = _find("torch._ops.OpOverloadPacket")
 resolve_overload: Callable[..., str] = _find("torch._C._jit_resolve_packet")
-_DispatchKeySet: Any = _find("torch._C.DispatchKeySet")
-_dispatch_key_of: Callable[[str], Any] = _find("torch._C._dispatch_key_parse")
+# of subclasses with ``__torch_dispatch__``: before that of autograd
+SUBCLASS_KEY: Any = _find("torch._C.DispatchKey.PythonTLSSnapshot")
 _make_wrapper_subclass: Callable[..., Any] = _find("torch.Tensor._make_wrapper_subclass")
+_set_throw_on_mutable_data_ptr: Callable[[torch.Tensor], None]
+_set_throw_on_mutable_data_ptr = _find("torch._C._set_throw_on_mutable_data_ptr")
+has_compatible_shallow_copy_type: Test = _find("torch._has_compatible_shallow_copy_type")
 
 # modes of torch that are at work ---------------------------------------------------------------------
 
@@ -190,6 +192,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 
 # Modules that are recognised where they call a method of a tensor.
 FAKE_TENSOR_MAKER = "torch._subclasses.meta_utils"
+TENSOR_METHODS = "torch._tensor"  # where methods take the memory of a tensor
 GRAPH_MAKER = "torch._functorch._aot_autograd"
 ATTRIBUTE_READER = "torch._dynamo.variables.tensor"  # where torch.compile reads attributes as constants
 EXPORT_INPUTS = "torch._export.non_strict_utils"  # where torch.export chooses sizes that are symbolic
@@ -199,7 +202,7 @@ WEIGHT_NORM = "torch.nn.utils.weight_norm"  # where it replaces a parameter
 DEFAULT_DEVICE_MODE = "torch.utils._device"  # what torch.set_default_device sets, between callers and tensors
 MODULES = (
     *(FAKE_TENSOR_MAKER, GRAPH_MAKER, ATTRIBUTE_READER, EXPORT_INPUTS, COMPILE_INPUTS),
-    *(DEFAULT_DEVICE_MODE, WEIGHT_NORM),
+    *(DEFAULT_DEVICE_MODE, TENSOR_METHODS, WEIGHT_NORM),
 )
 
 # Attributes that are used by their own names.
@@ -233,6 +236,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 OPERATORS = (
     *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_embedding_bag", "_embedding_bag_forward_only"),
     *("_conj", "_pin_memory", "_prelu_kernel", "_reshape_alias", "_sparse_addmm", "_sparse_log_softmax"),
+    "_has_compatible_shallow_copy_type",
     *("_sparse_softmax", "_sparse_sum", "_to_copy", "_unique2", "_unsafe_view", "_upsample_bicubic2d_aa"),
     *("_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d"),
     "_upsample_nearest_exact3d",
@@ -262,9 +266,22 @@ def all_places() -> list[tuple[str, ...]]:
 if _missing:
     raise TorchVersionError(_explain(_missing))
 
-# Tensors without memory have this key next to that of their device. Their class answers all calls, so that
-# torch reads the key only where a dense tensor was given such a tensor as its data, ``x.data = S``.
-WITHOUT_MEMORY = "CustomRNGKeyId"
-make_wrapper_subclass: Callable[..., Any] = functools.partial(
-    _make_wrapper_subclass, _extra_dispatch_keys=_DispatchKeySet(_dispatch_key_of(WITHOUT_MEMORY))
-)
+
+def make_wrapper_subclass(
+    kind: type,
+    shape: Any,
+    strides: Any = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    requires_grad: bool = False,
+) -> Any:
+    """Return a tensor without memory of a subclass; what asks for the address of its memory gets an error.
+
+    By position, the arguments take torch less time than by name.
+    """
+    tensor = _make_wrapper_subclass(
+        kind, shape, strides, None, None, dtype, torch.strided, device, False, requires_grad
+    )
+    _set_throw_on_mutable_data_ptr(tensor)
+    return tensor

@@ -6,9 +6,8 @@ dense tensor (``numpy``, ``data_ptr`` ...) are refused; left to torch, some woul
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -24,14 +23,17 @@ from scorch._src.tensor.layer_weight import computed_weight_error, layer_of
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.transforms.gradcheck import Perturbed
-from scorch._src.tensor.views.link import without_base
 from scorch._src.torch_internals import (
     FAKE_TENSOR_MAKER,
-    WITHOUT_MEMORY,
+    SUBCLASS_KEY,
     DisableTorchFunctionSubclass,
     current_autograd_node,
+    has_compatible_shallow_copy_type,
 )
 from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 aten = torch.ops.aten
 MAX_FRAMES_OF_DTENSOR = 16  # between a call of a DTensor and that of its local tensor
@@ -174,44 +176,52 @@ _refuse(
     torch.Tensor.sparse_resize_,
     torch.Tensor.sparse_resize_and_clear_,
 )
+NO_SET = "set_ is not supported for sparse tensors, which have several arrays; use copy_, or pass .to_dense()"
 _refuse(
     UnsupportedError,
-    "set_ is not supported for sparse tensors, which have several arrays; use copy_, or pass .to_dense()",
+    NO_SET,
     aten.set_,
     differentiable=False,
 )
 
 
-def _create_like_values(method: Any) -> None:
-    """Create dense tensors as the values do: torch reads the keys of tensors without memory there."""
-
-    def create(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        like = self.storage.values if isinstance(self, SparseTensor) else self
-        with DisableTorchFunctionSubclass():
-            created = without_base(method(like, *args, **kwargs))
-        if method is torch.Tensor.new and isinstance(created, SparseTensor):
-            return args[0].view_as(args[0])  # which ``new`` returns, connected to it
-        return created
-
-    implements(method, differentiable=True)(create)
+@implements(has_compatible_shallow_copy_type, differentiable=True)
+def is_assignable(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ``self.data = other`` is possible; ``torch.nn.Module.to`` asks, and makes a new parameter."""
+    return isinstance(self, SparseTensor) and isinstance(other, SparseTensor)
 
 
-_create_like_values(torch.Tensor.new)
-_create_like_values(torch.Tensor.new_tensor)
+def _check_data(self: torch.Tensor, other: torch.Tensor) -> None:
+    if isinstance(other, SparseTensor) and not isinstance(self, SparseTensor):
+        raise UnsupportedError(
+            "x.data = S: the data of a dense tensor cannot become sparse; assign a new tensor or parameter, "
+            "as in layer.weight = torch.nn.Parameter(S), or use x.copy_(S)"
+        )
 
 
-def _refuse_to_read(operator: Any, *_: Any, **__: Any) -> Any:
-    raise UnsupportedError(
-        f"{operator.overloadpacket.__name__}: x.data = S has given a dense tensor the data of a sparse one, "
-        "which is in several arrays; assign a new tensor or parameter instead, as in "
-        "layer.weight = torch.nn.Parameter(S), or use x.copy_(S)"
-    )
+def _check_source(*tensors: Any) -> None:
+    if any(isinstance(value, SparseTensor) for value in tensors):
+        raise UnsupportedError(NO_SET)
 
 
-_library = torch.library.Library("_", "IMPL")
-_library.fallback(_refuse_to_read, WITHOUT_MEMORY)
-_copies = torch.library.Library("aten", "IMPL")  # copy_ has a kernel that reads the memory of any tensor
-_copies.impl("copy_", functools.partial(_refuse_to_read, aten.copy_.default), WITHOUT_MEMORY)
+_library = torch.library.Library("aten", "IMPL")
+
+
+def _check_memory(operator: Any, check: Callable[..., None]) -> None:
+    """Check the subclasses that reach an operator which takes their memory without calling them.
+
+    torch looks at the key of subclasses first, and elsewhere does nothing but to go on to the next one.
+    """
+
+    def run(keys: Any, *args: Any) -> Any:
+        check(*args)
+        return operator.redispatch(keys.remove(SUBCLASS_KEY), *args)
+
+    _library.impl(operator, run, SUBCLASS_KEY.name, with_keyset=True)
+
+
+_check_memory(aten._has_compatible_shallow_copy_type.default, _check_data)  # of ``self.data = other``
+_check_memory(aten.set_.source_Tensor_storage_offset, _check_source)
 
 
 @implements(torch.Tensor.tolist, differentiable=True)

@@ -51,6 +51,7 @@ from scorch._src.tensor.flatten import (
 from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import (
     DISABLED_TORCH_FUNCTION,
+    TENSOR_METHODS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
     is_functorch_wrapped_tensor,
@@ -406,8 +407,8 @@ class SparseTensor(torch.Tensor):
     # Python ------------------------------------------------------------------------------------------
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Raise an error, since a sparse tensor has several arrays; graph capture gets an empty storage."""
-        if is_called_from("torch", 1):
+        """Raise an error, since a sparse tensor has several arrays; graph capture gets one without memory."""
+        if is_called_from("torch", 1) and not is_called_from(TENSOR_METHODS, 1):
             return super().untyped_storage()
         raise OperandError(
             "a sparse tensor has no single storage; use that of an array, such as .values().untyped_storage()"
