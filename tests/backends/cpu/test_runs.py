@@ -80,3 +80,23 @@ def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.
         calls.clear()
         torch.testing.assert_close(getattr(torch, name)(S, dim).to_dense(), getattr(torch, name)(dense, dim))
         assert calls, name
+
+
+@pytest.mark.parametrize("how", take.SORTED)
+@pytest.mark.parametrize("dtype", take.RUN_DTYPES)
+def test_runs_are_sorted_as_by_torch(dtype: torch.dtype, how: str) -> None:
+    for count, groups in SIZES:
+        begins, order = runs(count, groups), torch.randperm(count)
+        values = torch.randint(-20, 20, (count,)).to(dtype)
+        if dtype.is_floating_point:
+            values[::7], values[5:6], values[8:9] = torch.nan, torch.inf, -0.0
+        group = torch.arange(groups).repeat_interleave(begins.diff())
+        for moved in (None, order):
+            ordered = values if moved is None else values[moved]
+            by_value = torch.sort(ordered, stable=True, descending=how == "descending")[1]
+            wanted = by_value[torch.sort(group[by_value], stable=True)[1]]
+            for threads in (1, 2):
+                with scorch.settings(threads=threads):
+                    found = backend_for().routines.reduce_runs(values, begins, how, moved)
+                assert found is not None
+                assert torch.equal(found, wanted if moved is None else moved[wanted])

@@ -15,7 +15,7 @@ import torch
 
 from scorch._src.backends.base import routines_for
 from scorch._src.backends.by_torch.rows import sum_rows
-from scorch._src.backends.sort_entries import Sorted, distinct
+from scorch._src.backends.sort_entries import Sorted, distinct, stable_sort
 from scorch._src.grad_state import cached_outside_modes, is_differentiable, is_transformed, untracked
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import keys_of, numbered_entries
@@ -124,6 +124,17 @@ class Groups:
         first = self.reduce(torch.where(is_best, ranks, values.numel()), "amin")
         return first if self.order is None else self.order[first]
 
+    def sorted(self, values: torch.Tensor, descending: bool) -> torch.Tensor:
+        """Return the order by group and value, NaN being the largest; equal ones are ordered by position."""
+        values = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values.detach()
+        found = self._by_routine(values, "descending" if descending else "ascending")
+        if found is not None:
+            return found
+        group, values = self.in_order(self.group, values)
+        by_value = torch.sort(values, stable=True, descending=descending)[1]
+        order = by_value[stable_sort(group[by_value])[1]]
+        return order if self.order is None else self.order[order]
+
     def _by_routine(self, values: torch.Tensor, how: str) -> torch.Tensor | None:
         """Reduce values that nothing tracks by a routine; None where PyTorch has to."""
         routines = routines_for(values)
@@ -182,14 +193,23 @@ def groups_of(tensor: SparseTensor, dim: Dims, masked: bool = False) -> Groups:
     pattern = tensor.storage.pattern
     reduced = reduced_dims(len(pattern.shape), dim)
     if pattern.format.is_blocked and (masked or not is_differentiable(tensor)):
-        with untracked():
-            columns, numbers = numbered_entries(pattern)
-            is_nonzero = tensor.storage.values.detach()[numbers] != 0
-            columns = [column[is_nonzero] for column in columns]
-            groups = Groups(columns, numbers[is_nonzero], pattern, reduced)
+        groups = groups_of_nonzeros(tensor, dim)
     else:
         groups = groups_of_pattern(pattern, reduced)
     return groups.masked() if masked else groups
+
+
+def groups_of_nonzeros(tensor: SparseTensor, dim: Dims) -> Groups:
+    """Return the groups of those entries whose values are not zero."""
+    pattern, values = tensor.storage.pattern, tensor.storage.values.detach()
+    reduced = reduced_dims(len(pattern.shape), dim)
+    with untracked():
+        if not pattern.format.is_blocked and bool(values.all()):
+            return groups_of_pattern(pattern, reduced)
+        columns, numbers = numbered_entries(pattern)
+        is_nonzero = values[numbers] != 0
+        columns = [column[is_nonzero] for column in columns]
+        return Groups(columns, numbers[is_nonzero], pattern, reduced)
 
 
 def groups_of_pattern(pattern: Pattern, reduced: tuple[int, ...]) -> Groups:

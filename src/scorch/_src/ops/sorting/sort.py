@@ -125,7 +125,7 @@ def kthvalue(self: SparseTensor, k: int, dim: int = -1, keepdim: bool = False) -
 def _median(skips_nan: bool, self: SparseTensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the lower of two in the middle; ``nanmedian`` has NaN only if all elements are."""
     segments = SortedSegments(self, dim)
-    nans = segments.count_in_segments(segments.values.isnan())
+    nans = segments.count_nans()
     middle = (segments.size - 1) // 2
     if skips_nan:
         rank = (segments.size - nans - 1).clamp(min=0) // 2
@@ -223,7 +223,7 @@ def _compute_quantiles(
         fractions = fractions.double()
     size = 8 * fractions.numel() * segments.keys.numel()
     check_budget(size, fractions.device, f"{fractions.numel()} quantiles of each row", "ask for fewer")
-    nans = segments.count_in_segments(segments.values.isnan())
+    nans = segments.count_nans()
     if skips_nan:
         ranks = (fractions * (segments.size - nans - 1)).clamp(min=0)
     else:

@@ -14,45 +14,32 @@ from collections.abc import Sequence
 
 import torch
 
+from scorch._src.backends.by_torch.rows import take_rows
+from scorch._src.ops.reduction.groups import groups_of_nonzeros
 from scorch._src.storage.budget import check_budget
 from scorch._src.storage.coordinates import coordinates_of, keys_of
-from scorch._src.tensor.entries import Entries, entries_of, format_for, from_entries
+from scorch._src.tensor.entries import Entries, format_for, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 class SortedSegments:
     """The segments of ``tensor`` along ``dim``, or with ``dim`` None all of it as one segment.
 
-    Segments that have a nonzero entry are numbered 0, 1, ... in the order of ``keys``, their keys in
-    ``shape``. NaN is the largest value, and equal values stand in the order of their positions.
+    Segments are numbered 0, 1, ... in the order of ``keys``, their keys in ``shape``; some without a nonzero
+    entry may be left out. NaN is the largest value, and equal values stand in the order of their positions.
     """
 
     def __init__(self, tensor: SparseTensor, dim: int | None, descending: bool = False) -> None:
-        entries = entries_of(tensor)
-        is_nonzero = entries.values != 0
-        self.tensor = tensor
-        self.dim = None if dim is None else dim % len(entries.shape)
-        if self.dim is None:
-            self.shape: tuple[int, ...] = ()
-            self.size = math.prod(entries.shape)
-            position = entries.keys[is_nonzero]
-        else:
-            crd = [column[is_nonzero] for column in entries.coordinates]
-            position = crd.pop(self.dim)
-            self.shape = tuple(size for d, size in enumerate(entries.shape) if d != self.dim)
-            self.size = entries.shape[self.dim]
-        values, order = torch.sort(entries.values[is_nonzero], stable=True, descending=descending)
-        segment = torch.zeros_like(position)
-        if self.dim is not None:
-            segments = keys_of(crd, self.shape, position.device).expand(position.shape)
-            segment, by_segment = torch.sort(segments[order], stable=True)
-            values, order = values[by_segment], order[by_segment]
-        self.values, self.position = values, position[order]
-        is_last = self.dim is None or self.dim == len(self.shape)
-        self._by_position = position if is_last else None  # in the order of entries
-        unique = torch.unique_consecutive(segment, return_inverse=True, return_counts=True)
-        self.keys, self.segment, self.stored = unique
-        self.first = torch.cumsum(self.stored, 0) - self.stored
+        groups = groups_of_nonzeros(tensor, dim)
+        self.tensor, self._groups = tensor, groups
+        self.dim = None if dim is None else dim % tensor.dim()
+        self.shape: tuple[int, ...] = groups.kept_shape
+        self.size = groups.length
+        values = groups.values(tensor).detach()
+        order = groups.sorted(values, descending)
+        self.values, self.position = take_rows(values, order), take_rows(groups.inside, order)
+        (self.segment,) = groups.in_order(groups.group)
+        self.keys, self.stored, self.first = groups.keys, groups.stored, groups.begins[:-1]
         self.zeros = self.size - self.stored
         self.front = self.count_in_segments((values > 0) | values.isnan() if descending else values < 0)
 
@@ -62,8 +49,12 @@ class SortedSegments:
         return math.prod(self.shape)
 
     def count_in_segments(self, which: torch.Tensor) -> torch.Tensor:
-        """Count the entries of each segment that ``which`` selects."""
-        return torch.zeros_like(self.stored).index_add_(0, self.segment, which.to(torch.int64))
+        """Count the nonzero entries of each segment that ``which`` selects, before they are sorted."""
+        return self._groups.sum(which.to(torch.int64))
+
+    def count_nans(self) -> torch.Tensor:
+        """Count what is not a number in each segment."""
+        return self.count_in_segments(self._groups.values(self.tensor).detach().isnan())
 
     def rank_of(self, entry: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
         """Return the ranks of some entries among all elements of their segments."""
@@ -87,18 +78,15 @@ class SortedSegments:
         zero = rank - self.front[segment]
         is_zero = (zero >= 0) & (zero < self.zeros[segment])
         inside = torch.where(zero < 0, rank, rank - self.zeros[segment]).masked_fill(is_zero, 0)
-        return self.first[segment] + inside, zero.masked_fill(~is_zero, -1)
+        entry = (self.first[segment] + inside).clamp(max=max(self.values.numel() - 1, 0))
+        return entry, zero.masked_fill(~is_zero, -1)
 
     @functools.cached_property
     def _zeros_before(self) -> torch.Tensor:
         """For every entry, by position, the zeros of its segment before it, offset by its segment."""
-        begin, count = self.segment * self.size, self.segment.numel()
-        if self._by_position is None:
-            positions = torch.sort(begin + self.position).values
-        else:
-            positions = begin + self._by_position
-        inside: torch.Tensor = torch.arange(count, device=positions.device) - self.first[self.segment]
-        return positions - inside
+        (positions,) = self._groups.in_order(self._groups.inside)
+        inside = torch.arange(positions.numel(), device=positions.device) - self.first[self.segment]
+        return self.segment * self.size + positions - inside
 
     def select_rank(self, rank: torch.Tensor, keepdim: bool, empty: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Select the element of one rank in each segment: ``rank``, or ``empty`` without entries."""

@@ -1,4 +1,4 @@
-/* Reduces the values of each run, from one of begins to the next, perhaps in another order; an empty run has 0.
+/* Reduces, or sorts, the values of each run, from one of begins to the next, perhaps in another order; an empty run has 0.
 
    Runs and values in one list, each run ahead of its values, are split in pieces of PIECE, so that threads share the
    work however long runs are. A run that goes on from piece to piece is joined from its parts in order: results do not
@@ -123,5 +123,64 @@ i64 scorch_##name(i64 *args) { \
         const int is_first = begins[run] == piece * PIECE - (run + 1); \
         result[run] = is_first ? part : joined_##name((const value_t *)args[VALUES], result[run], part); \
     } \
+    return 0; \
+}
+
+/* The places of the values of each run, sorted; those of equal values keep their order. Threads share the runs. */
+enum { SHORT = 12 }; /* values that are sorted by insertion */
+typedef struct { value_t value; i64 place; } item;
+
+#define RISES(a, b) ((a) < (b) || ((b) != (b) && (a) == (a)))
+#define FALLS(a, b) ((a) > (b) || ((a) != (a) && (b) == (b)))
+
+#define SORTED(name, BEFORE) \
+static void sort_##name(item *items, item *other, i64 count, i64 *result) { \
+    for (i64 begin = 0; begin < count; begin += SHORT) \
+        for (i64 i = begin + 1; i < count && i < begin + SHORT; i++) { \
+            const item own = items[i]; \
+            i64 to = i; \
+            for (; to > begin && BEFORE(own.value, items[to - 1].value); to--) items[to] = items[to - 1]; \
+            items[to] = own; \
+        } \
+    for (i64 width = SHORT; width < count; width *= 2) { \
+        for (i64 begin = 0; begin < count; begin += 2 * width) { \
+            const i64 middle = begin + width < count ? begin + width : count; \
+            const i64 end = middle + width < count ? middle + width : count; \
+            i64 a = begin, b = middle, to = begin; \
+            while (a < middle && b < end) { \
+                const int is_second = BEFORE(items[b].value, items[a].value); \
+                other[to++] = items[is_second ? b : a]; \
+                a += !is_second; \
+                b += is_second; \
+            } \
+            while (a < middle) other[to++] = items[a++]; \
+            while (b < end) other[to++] = items[b++]; \
+        } \
+        item *last = items; \
+        items = other; \
+        other = last; \
+    } \
+    for (i64 i = 0; i < count; i++) result[i] = items[i].place; \
+} \
+static void some_##name(i64 thread, i64 end_thread, void *context) { \
+    const i64 *args = context, *begins = (const i64 *)args[BEGINS], runs = args[RUNS], threads = args[THREADS]; \
+    const i64 *order = args[IS_ORDERED] ? (const i64 *)args[ORDER] : 0, all = begins[runs] + runs; \
+    const value_t *values = (const value_t *)args[VALUES]; \
+    item *items = (item *)args[CARRIED], *other = items + begins[runs]; \
+    const i64 last = run_from(begins, runs, all * end_thread / threads); \
+    for (i64 run = run_from(begins, runs, all * thread / threads); run < last; run++) { \
+        const i64 begin = begins[run], end = begins[run + 1]; \
+        for (i64 i = begin; i < end; i++) { \
+            const i64 place = order ? order[i] : i; \
+            items[i] = (item){values[place], place}; \
+        } \
+        sort_##name(items + begin, other + begin, end - begin, (i64 *)args[RESULT] + begin); \
+    } \
+} \
+i64 scorch_##name(i64 *args) { \
+    if (args[THREADS] <= 1) { \
+        args[THREADS] = 1; \
+        some_##name(0, 1, args); \
+    } else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, args[THREADS], 1, some_##name, args); \
     return 0; \
 }

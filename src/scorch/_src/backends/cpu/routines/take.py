@@ -35,6 +35,7 @@ TOTALS = {
     "amax": "TOTAL(amax, LARGEST, LARGEST_OF_EACH)",
     "amin": "TOTAL(amin, SMALLEST, SMALLEST_OF_EACH)",
 }
+SORTED = {"ascending": "SORTED(ascending, RISES)", "descending": "SORTED(descending, FALLS)"}
 PLACES = {"argmax": "PLACE(argmax, LARGER)", "argmin": "PLACE(argmin, SMALLER)"}
 
 
@@ -65,7 +66,12 @@ def reduced_runs(
     """Reduce runs as ``Routines.reduce_runs``; None where torch has to."""
     is_plain = values.dim() == 1 and values.is_contiguous() and begins.dtype == torch.int64
     is_plain = is_plain and (order is None or order.dtype == torch.int64)
-    if how not in TOTALS | PLACES or values.dtype not in _TYPES_OF_RUNS or not is_plain or _is_lazy(values):
+    if (
+        how not in TOTALS | PLACES | SORTED
+        or values.dtype not in _TYPES_OF_RUNS
+        or not is_plain
+        or _is_lazy(values)
+    ):
         return None
     if values.dtype == torch.bool and how in ("sum", "prod"):
         return None
@@ -74,10 +80,12 @@ def reduced_runs(
     if functions is None or not address:
         return None
     runs, work = begins.numel() - 1, values.numel() + begins.numel() - 1
-    carried = torch.empty(2 * (work // PIECE + 1), dtype=torch.int64, device="cpu")
+    used = 4 * values.numel() if how in SORTED else 2 * (work // PIECE + 1)
+    carried = torch.empty(used, dtype=torch.int64, device="cpu")
     header = pack([*parallel.shared_by(work, MIN_REDUCED_PER_THREAD), runs, order is not None])
-    dtype = torch.int64 if how in PLACES else values.dtype
-    descriptor = result_descriptor(type_of_dtype(dtype), (runs,), zero=False)
+    dtype = values.dtype if how in TOTALS else torch.int64
+    size = values.numel() if how in SORTED else runs
+    descriptor = result_descriptor(type_of_dtype(dtype), (size,), zero=False)
     arrays = values, begins, begins if order is None else order, carried
     found: torch.Tensor = functions.fill(address, header, descriptor, None, *arrays)
     return found
@@ -88,5 +96,5 @@ def _is_lazy(values: torch.Tensor) -> bool:
 
 
 def source_of_runs(dtype: torch.dtype, how: str) -> str:
-    """Return the C source of a reduction of values of a dtype."""
-    return jit.with_types(REDUCE_RUNS, value_t=_TYPES_OF_RUNS[dtype]) + (TOTALS | PLACES)[how] + "\n"
+    """Return the C source that reduces or sorts runs of values of a dtype."""
+    return jit.with_types(REDUCE_RUNS, value_t=_TYPES_OF_RUNS[dtype]) + (TOTALS | PLACES | SORTED)[how] + "\n"
