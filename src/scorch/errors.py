@@ -10,6 +10,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Callable, Iterable
+from typing import TypeGuard
 
 import torch
 
@@ -75,6 +76,13 @@ def kind_of(value: object) -> str:
     if library in _LIBRARIES:
         return f"a {_LIBRARIES[library]} {'array' if name == 'ndarray' else name}"
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def is_integer(value: object, least: int | None = None, most: int | None = None) -> TypeGuard[int]:
+    """Whether an argument is an integer between two numbers, if they are given; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str:

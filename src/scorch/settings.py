@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from scorch.errors import ArgumentError, nearest, warn_deprecated
+from scorch.errors import ArgumentError, is_integer, nearest, warn_deprecated
 
 OPTIMIZATIONS = {
     "order": "the cheapest loop order, instead of the paper's Algorithm 1",
@@ -164,7 +164,7 @@ class settings(metaclass=_OnlyCalled):  # noqa: N801 - read as a statement: ``wi
             needs_one = name in ("cache_bytes", "compiler_seconds")
             if value is None and not needs_one:
                 continue
-            if name in changes and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if name in changes and not is_integer(value, least):
                 rest = "" if needs_one else " or None"
                 kind = "a positive integer" if least else "a non-negative integer"
                 unit = "; it counts bytes" if name in BYTES else ""

@@ -185,6 +185,8 @@ def test_wrong_features_are_refused(layer: nn.GATConv) -> None:
         nn.GATConv(3, 2, edge_dim=2, fill_value="median")
     with pytest.raises(errors.ArgumentError, match=r"edge_dim must be a positive integer, but got 0"):
         nn.GATConv(3, 2, edge_dim=0)
+    with pytest.raises(errors.ArgumentError, match=r"heads must be a positive integer, but got True"):
+        nn.GATConv(3, 2, heads=True)
 
 
 @pytest.mark.whole

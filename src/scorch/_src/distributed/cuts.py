@@ -14,7 +14,7 @@ from scorch._src.distributed.communication.replicate import sum_over
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, ShapeError, counted
+from scorch.errors import ArgumentError, ShapeError, counted, is_integer
 
 Tensor = torch.Tensor
 
@@ -98,7 +98,7 @@ def cuts(tensor: SparseTensor, parts: int, *, features: Sequence[int] = ()) -> T
         >>> sd.cuts(S, 2)
         tensor([0, 1, 3])
     """
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+    if not is_integer(parts, 1):
         raise ArgumentError(f"parts must be a positive integer, but got {parts!r}")
     check_features(features)
     return cut_by_work(row_lengths(tensor), parts, list(features))
@@ -113,7 +113,7 @@ def row_lengths(tensor: SparseTensor) -> Tensor:
 def check_features(features: Any) -> None:
     """Refuse widths of layers that are not positive integers."""
     is_list = isinstance(features, Sequence) and not isinstance(features, str)
-    if not is_list or not all(isinstance(width, int) and width > 0 for width in features):
+    if not is_list or not all(is_integer(width, 1) for width in features):
         raise ArgumentError(
             f"features must be the widths of the layers, such as [128, 64, 40], but got {features!r}"
         )

@@ -48,7 +48,7 @@ from scorch._src.notation.nodes import Access
 from scorch._src.notation.show import show
 from scorch._src.ops.fallback import sparse_alternative
 from scorch._src.storage.storage import Storage
-from scorch.errors import ArgumentError
+from scorch.errors import ArgumentError, is_integer
 
 RUNS = 5
 _BACKWARD = {"backward", "grad"}
@@ -58,7 +58,7 @@ class Explainer:
     """A function to be called with arguments, which returns a ``FunctionExplanation`` of that call."""
 
     def __init__(self, function: Callable[..., Any], runs: int = RUNS) -> None:
-        if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+        if not is_integer(runs, 1):
             raise ArgumentError(f"runs must be a positive integer, but got {runs!r}")
         self.function = function
         self.runs = runs

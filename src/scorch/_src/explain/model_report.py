@@ -24,7 +24,7 @@ from scorch._src.nn.pruned.prunable import (
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.units import format_seconds, format_table
-from scorch.errors import ArgumentError, OperandError, counted, kind_of
+from scorch.errors import ArgumentError, OperandError, counted, is_integer, kind_of
 
 MAX_SHAPES = 3
 
@@ -167,7 +167,7 @@ def report(
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"report expected a torch.nn.Module, but got {kind_of(model)}")
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+    if not is_integer(batch, 1):
         raise ArgumentError(f"batch must be a positive integer, but got {batch!r}")
     layers: list[LayerReport] = []
     inputs: dict[str, None] = {}

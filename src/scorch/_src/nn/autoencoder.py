@@ -13,7 +13,7 @@ from scorch._src.nn.pruned.fused_modules import has_hooks
 from scorch._src.ops.sorting.topk import topk_sparse
 from scorch._src.statements.operands import as_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError
+from scorch.errors import ArgumentError, is_integer
 
 
 class TopKAutoencoder(KernelLayer):
@@ -60,7 +60,7 @@ class TopKAutoencoder(KernelLayer):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= features:
+        if not is_integer(k, 1, features):
             raise ArgumentError(f"k must be between 1 and {features}, the number of features, but got {k!r}")
         super().__init__()
         self.k, self.abs = k, abs

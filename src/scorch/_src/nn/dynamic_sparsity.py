@@ -20,7 +20,15 @@ from scorch._src.nn.grad_topk import grad_topk
 from scorch._src.nn.pattern import pattern_from_keys, stored_keys
 from scorch._src.nn.sparse_linear import SparseLinear
 from scorch._src.storage.coordinates import keys_of
-from scorch.errors import ArgumentError, CallError, OperandError, UnsupportedError, kind_of, warn_deprecated
+from scorch.errors import (
+    ArgumentError,
+    CallError,
+    OperandError,
+    UnsupportedError,
+    is_integer,
+    kind_of,
+    warn_deprecated,
+)
 
 
 class DynamicSparsity:
@@ -58,7 +66,7 @@ class DynamicSparsity:
                 "as three quarters of all steps"
             )
         for name, steps in (("update_every", update_every), ("stop_step", stop_step)):
-            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            if not is_integer(steps, 1):
                 raise ArgumentError(f"{name} must be a positive number of training steps, but got {steps!r}")
         if not 0 < fraction <= 1:
             raise ArgumentError(f"fraction must be in (0, 1], but got {fraction!r}")

@@ -26,7 +26,7 @@ from scorch._src.storage.coordinates import coordinates_of
 from scorch._src.tensor.autograd import WATCHED, gradient_target, sparse_of
 from scorch._src.tensor.entries import entries_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError
+from scorch.errors import ArgumentError, CallError, InPlaceError, OperandError, is_integer
 
 TILE_ELEMENTS = 1 << 20  # of the gradient, computed at a time, if a row has no more
 
@@ -82,7 +82,7 @@ class grad_topk:  # noqa: N801 - it is used like a function
             raise OperandError(f"grad_topk expected a SparseTensor, but got {type(self.tensor).__name__}")
         if not self.tensor.requires_grad:
             raise OperandError("the tensor does not require grad; call requires_grad_() first")
-        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
+        if not is_integer(self.k, 0):
             raise ArgumentError(f"k must be a non-negative integer, but got {self.k!r}")
         self._uses: list[_Use] = []
 

@@ -19,7 +19,7 @@ from scorch._src.nn.pattern import check_features
 from scorch._src.ops.sorting.topk import find_largest, from_positions
 from scorch._src.tensor.autograd import values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, ShapeError, UnsupportedError
+from scorch.errors import ArgumentError, ShapeError, UnsupportedError, is_integer
 
 
 class TopKGate(KernelLayer):
@@ -62,7 +62,7 @@ class TopKGate(KernelLayer):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= experts:
+        if not is_integer(k, 1, experts):
             raise ArgumentError(f"k must be between 1 and {experts}, the number of experts, but got {k!r}")
         super().__init__()
         self.experts, self.k, self.renormalize, self.noise = experts, k, renormalize, noise

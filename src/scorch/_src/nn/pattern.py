@@ -23,7 +23,15 @@ from scorch._src.tensor.create.check import check_tensor
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.entries import Entries, from_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, FormatError, OperandError, ShapeError, UnsupportedError, kind_of
+from scorch.errors import (
+    ArgumentError,
+    FormatError,
+    OperandError,
+    ShapeError,
+    UnsupportedError,
+    is_integer,
+    kind_of,
+)
 
 Shape = tuple[int, ...]  # of two dimensions
 MAX_NARROW = 1 << 16  # of a level, whose coordinates then fit in 16 bits without a sign
@@ -48,7 +56,7 @@ def resolve_density(sparsity: float | None, density: float | None, default: floa
 def check_sizes(**sizes: Any) -> None:
     """Raise unless all sizes of a layer are non-negative integers."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if not is_integer(size, 0):
             raise ArgumentError(f"{name} must be a non-negative integer, but got {size!r}")
 
 

@@ -23,13 +23,13 @@ from scorch._src.nn.pruned.choose_storage import (
     store_sparse_layers,
 )
 from scorch._src.nn.pruned.fused_modules import fuse_modules
-from scorch._src.nn.pruned.pruning import Pruning, is_count, pruning_of
+from scorch._src.nn.pruned.pruning import Pruning, pruning_of
 from scorch._src.nn.pruned.replace_layers import replace_layers
 from scorch._src.nn.pruned.select_layers import names_to_skip, select_layers
 from scorch._src.nn.pruned.tied_names import rename_tied_weights
 from scorch._src.nn.sparsification import sparsification_of
 from scorch._src.nn.weights.stored_values import check_weight_dtype
-from scorch.errors import ArgumentError, OperandError, kind_of, warn
+from scorch.errors import ArgumentError, OperandError, is_integer, kind_of, warn
 
 
 @suggests_keywords
@@ -144,7 +144,7 @@ def _preference_of(
     if prefer not in ("speed", "size"):
         raise ArgumentError(f"prefer must be 'speed' or 'size', but got {prefer!r}")
     batches = None if batch is None else tuple(batch) if isinstance(batch, Iterable) else (batch,)
-    if batches is not None and not all(map(is_count, batches or (0,))):
+    if batches is not None and not all(is_integer(size, 1) for size in batches or (0,)):
         raise ArgumentError(f"batch must be a positive integer or a sequence of them, but got {batches!r}")
     return Preference(_candidate_formats(format, blocks), prefer, batches, {}, weight_dtype)
 

@@ -29,7 +29,15 @@ from scorch._src.tensor.interop.torch_layouts import compressed_arrays, compress
 from scorch._src.tensor.registry import Handler, implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
 from scorch._src.tensor.traced import as_symbol, recorded
-from scorch.errors import ArgumentError, DtypeError, FormatError, OperandError, ShapeError, kind_of
+from scorch.errors import (
+    ArgumentError,
+    DtypeError,
+    FormatError,
+    OperandError,
+    ShapeError,
+    is_integer,
+    kind_of,
+)
 
 
 def implements_method(*names: str) -> Callable[[Handler], Handler]:
@@ -254,7 +262,7 @@ def to_sparse(
 
 def _check_number(function: str, name: str, value: Any) -> None:
     """Refuse what is no number of dimensions, such as a format."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+    if value is not None and not is_integer(value):
         cure = f"; use S.to_format({value!r})" if isinstance(value, str) else ""
         raise OperandError(f"{function}: {name} must be an integer, but got {value!r}{cure}")
 
@@ -400,7 +408,7 @@ def setdiag(S: SparseTensor, values: Any, k: int = 0) -> SparseTensor:
     shape = S.storage.pattern.shape
     if len(shape) != 2:
         raise ShapeError(f"setdiag expected a matrix, but got shape {shape}")
-    if isinstance(k, bool) or not isinstance(k, int):
+    if not is_integer(k):
         raise OperandError(f"k must be an integer, 0 for the main diagonal, but got {k!r}")
     length = min(shape[0] + min(k, 0), shape[1] - max(k, 0))
     if length <= 0:

@@ -20,7 +20,7 @@ from scorch._src.distributed.cuts import block_owners, owners_in
 from scorch._src.distributed.entries import move_entries
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.name_hints import suggests_keywords
-from scorch.errors import ArgumentError, UnsupportedError
+from scorch.errors import ArgumentError, UnsupportedError, is_integer
 
 Tensor = torch.Tensor
 ALGORITHMS = {
@@ -101,7 +101,7 @@ def _check_replicas(replicas: int | None, algorithm: str, parts: int) -> None:
     if algorithm != "1.5d":
         if replicas is not None:
             raise ArgumentError(f"replicas requires algorithm='1.5d', but got {algorithm!r}")
-    elif not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1 or parts % replicas:
+    elif not is_integer(replicas, 1) or parts % replicas:
         raise ArgumentError(
             f"replicas must be a divisor of the number of ranks, {parts}, such as "
             f"{max([1, *_divisors(parts)])}, but got {replicas!r}"

@@ -24,7 +24,7 @@ from scorch._src.distributed.repartition import as_parts, describe_options, is_s
 from scorch._src.distributed.row_sharded import RowSharded
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.storage.coordinates import numbered_entries
-from scorch.errors import ArgumentError, OperandError, ShapeError
+from scorch.errors import ArgumentError, OperandError, ShapeError, is_integer
 
 Tensor = torch.Tensor
 METHODS = ("label", "metis", "rcm", "hash")
@@ -110,7 +110,7 @@ def _check_method(A: RowSharded, method: Any) -> None:
 def _count_of(parts: int | None, ranks: int) -> int:
     if parts is None:
         return ranks
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1 or parts % ranks:
+    if not is_integer(parts, 1) or parts % ranks:
         raise ArgumentError(f"parts must be a multiple of the number of ranks, {ranks}, but got {parts!r}")
     return parts
 

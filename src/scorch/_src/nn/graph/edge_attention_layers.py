@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import Linear, Parameter
 
 from scorch._src.name_hints import suggests_keywords
-from scorch._src.nn.graph.graph_attention_layer import check_attention, join_heads
+from scorch._src.nn.graph.graph_attention_layer import AttentionLayer
 from scorch._src.nn.graph.graph_inputs import (
     Nodes,
-    as_pair,
     glorot,
     glorot_linear,
     make_linear,
@@ -26,7 +25,6 @@ from scorch._src.nn.graph.graph_inputs import (
     reset_linear,
     split_nodes,
 )
-from scorch._src.nn.layer import KernelLayer
 from scorch._src.ops.graph.aggregate import to_kernel_dtype
 from scorch._src.ops.graph.edge_attention import attend_with_weights, weights_as_given
 from scorch._src.ops.graph.joint_attention import (
@@ -45,13 +43,8 @@ def _project_heads(linear: Linear, x: Tensor, heads: int) -> Tensor:
     return to_kernel_dtype(project(linear, x)).view(x.shape[0], heads, linear.out_features // heads)
 
 
-class _EdgeAttention(KernelLayer):
-    """What both layers share: the graph, with the features of its edges."""
-
-    edge_dim: int | None
-
-    lin_edge: Linear | None
-    _channels: tuple[int, int]
+class _EdgeAttention(AttentionLayer):
+    """What both layers share: features of both ends of an edge, and of the edge itself."""
 
     def _nodes(self, x: Nodes, adj: Any) -> tuple[Tensor, Tensor]:
         """Return the features of sources and targets, both of which these layers need."""
@@ -65,15 +58,10 @@ class _EdgeAttention(KernelLayer):
     def _features(self, adj: Any, edge_attr: Tensor | None, dtype: torch.dtype) -> tuple[Any, ...]:
         """Return the features of edges and their weight, or nothing if edges have none."""
         refuse_shards(adj, type(self).__name__)
-        is_matrix = isinstance(adj, SparseTensor)
-        if self.lin_edge is not None:
-            return (edge_attr, self.lin_edge.weight.to(dtype)) if edge_attr is not None or is_matrix else ()
-        if edge_attr is not None or (is_matrix and adj.dim() == 3):
-            name = type(self).__name__
-            raise ArgumentError(
-                f"the edges have features (edge_attr); pass their number to {name} as edge_dim"
-            )
-        return ()
+        if not self._has_features(adj, edge_attr):
+            return ()
+        assert self.lin_edge is not None
+        return edge_attr, self.lin_edge.weight.to(dtype)
 
 
 class GATv2Conv(_EdgeAttention):
@@ -126,13 +114,11 @@ class GATv2Conv(_EdgeAttention):
         share_weights: bool = False,
         residual: bool = False,
     ) -> None:
-        super().__init__()
-        check_attention(out_channels, heads, edge_dim, fill_value, dropout)
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
-        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
-        self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
+        sources, targets = self._initialize(
+            in_channels, out_channels, heads, concat, dropout, edge_dim, fill_value
+        )
+        self.negative_slope, self.add_self_loops = negative_slope, add_self_loops
         self.share_weights, self.residual = share_weights, residual
-        sources, targets = self._channels = as_pair(in_channels)
         width = heads * out_channels
         self.lin_l = glorot_linear(sources, width, bias)
         self.lin_r = self.lin_l if share_weights else glorot_linear(targets, width, bias)
@@ -173,20 +159,8 @@ class GATv2Conv(_EdgeAttention):
             heads, weights = attend_with_weights(graph, left, scores, 1.0, dropout, True)
         else:
             heads = attend_additively(*nodes, dropout, loops, *features)
-        out = join_heads(heads, self.concat).to(self.att.dtype)
-        if self.res is not None:
-            out = out + project(self.res, targets)
-        out = out if self.bias is None else out + self.bias
+        out = self._finish(self._join_heads(heads).to(self.att.dtype), targets)
         return out if weights is None else (out, weights_as_given(edge_index, graph, weights, loops))
-
-    def _filling(self, like: Tensor) -> tuple[str, Tensor | None]:
-        """Return how to compute the features of added self-loops, and these if they are given."""
-        if isinstance(self.fill_value, str):
-            return self.fill_value, None
-        return "mean", torch.as_tensor(self.fill_value, dtype=like.dtype, device=like.device)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
 
 
 class TransformerConv(_EdgeAttention):
@@ -232,12 +206,8 @@ class TransformerConv(_EdgeAttention):
         bias: bool = True,
         root_weight: bool = True,
     ) -> None:
-        super().__init__()
-        check_attention(out_channels, heads, edge_dim, "mean", dropout)
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
-        self.concat, self.dropout, self.edge_dim = concat, dropout, edge_dim
+        sources, targets = self._initialize(in_channels, out_channels, heads, concat, dropout, edge_dim)
         self.root_weight, self.beta = root_weight, beta and root_weight
-        sources, targets = self._channels = as_pair(in_channels)
         width = heads * out_channels
         self.lin_key = make_linear(sources, width, bias)
         self.lin_query = make_linear(targets, width, bias)
@@ -275,7 +245,7 @@ class TransformerConv(_EdgeAttention):
             )
         else:
             heads = attend_by_products(edge_index, queries, keys, values, dropout, *features)
-        out = self._add_root(join_heads(heads, self.concat).to(self.lin_key.weight.dtype), targets)
+        out = self._add_root(self._join_heads(heads).to(self.lin_key.weight.dtype), targets)
         return out if weights is None else (out, weights_as_given(edge_index, graph, weights, False))
 
     def _add_root(self, out: Tensor, targets: Tensor) -> Tensor:
@@ -286,6 +256,3 @@ class TransformerConv(_EdgeAttention):
             return out + root
         share = self.lin_beta(torch.cat([out, root, out - root], -1)).sigmoid()
         return torch.lerp(out, root, share)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"

@@ -32,7 +32,74 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ArgumentError, OperandError
 
 
-class GATConv(KernelLayer):
+class AttentionLayer(KernelLayer):
+    """What graph layers with attention share: arguments, features of edges, and what follows the heads."""
+
+    lin_edge: Linear | None
+    res: Linear | None
+    bias: Tensor | None
+    fill_value: Any
+
+    def _initialize(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int,
+        concat: bool,
+        dropout: float,
+        edge_dim: int | None,
+        fill_value: Any = "mean",
+    ) -> tuple[int, int]:
+        """Check and keep the arguments; return the numbers of features of sources and targets."""
+        super().__init__()
+        check_channels(out_channels=out_channels, heads=heads)
+        if edge_dim is not None:
+            check_channels(edge_dim=edge_dim)
+        if isinstance(fill_value, str) and fill_value not in FILLS:
+            raise ArgumentError(
+                f"fill_value must be a number, a tensor or one of {', '.join(FILLS)}, but got {fill_value!r}"
+            )
+        if not 0 <= dropout <= 1:
+            raise ArgumentError(f"dropout must be between 0 and 1, but got {dropout}")
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.concat, self.dropout = concat, dropout
+        self.edge_dim, self.fill_value = edge_dim, fill_value
+        self._channels = as_pair(in_channels)
+        return self._channels
+
+    def _has_features(self, adj: Any, edge_attr: Tensor | None) -> bool:
+        """Whether the edges of a call have features; an error if the layer was not made for them."""
+        is_matrix = isinstance(adj, SparseTensor)
+        if self.lin_edge is not None:
+            return edge_attr is not None or is_matrix
+        if edge_attr is not None or (is_matrix and adj.dim() == 3):
+            name = type(self).__name__
+            raise ArgumentError(
+                f"the edges have features (edge_attr); pass their number to {name} as edge_dim"
+            )
+        return False
+
+    def _filling(self, like: Tensor) -> tuple[str, Tensor | None]:
+        """Return how to compute the features of added self-loops, and these if they are given."""
+        if isinstance(self.fill_value, str):
+            return self.fill_value, None
+        return "mean", torch.as_tensor(self.fill_value, dtype=like.dtype, device=like.device)
+
+    def _join_heads(self, heads: Tensor) -> Tensor:
+        """Concatenate heads of shape (nodes, heads, features), or average them."""
+        return heads.flatten(1) if self.concat else heads.mean(1)
+
+    def _finish(self, out: Tensor, targets: Tensor | None) -> Tensor:
+        """Add the projection of the targets and the bias, if the layer has them."""
+        if self.res is not None and targets is not None:
+            out = out + project(self.res, targets)
+        return out if self.bias is None else out + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
+
+
+class GATConv(AttentionLayer):
     """Graph attention (Veličković et al. 2018), like ``torch_geometric.nn.GATConv``.
 
     Computes ``sum_j P[i,j] W x[j] + b``, where each row of P is the softmax over the neighbors of the scores
@@ -82,13 +149,10 @@ class GATConv(KernelLayer):
         bias: bool = True,
         residual: bool = False,
     ) -> None:
-        super().__init__()
-        check_attention(out_channels, heads, edge_dim, fill_value, dropout)
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
-        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
-        self.add_self_loops, self.residual = add_self_loops, residual
-        self.edge_dim, self.fill_value = edge_dim, fill_value
-        sources, targets = self._channels = as_pair(in_channels)
+        sources, targets = self._initialize(
+            in_channels, out_channels, heads, concat, dropout, edge_dim, fill_value
+        )
+        self.negative_slope, self.add_self_loops, self.residual = negative_slope, add_self_loops, residual
         width = out_channels * heads
         self.lin = glorot_linear(sources, width) if isinstance(in_channels, int) else None
         self.lin_src = None if self.lin is not None else glorot_linear(sources, width)
@@ -147,10 +211,7 @@ class GATConv(KernelLayer):
         else:
             options: Any = (*nodes, self.negative_slope, dropout, self.add_self_loops, *edges)
             heads = attend_neighbours(edge_index, *options)
-        out = join_heads(to_dtype(heads, features.dtype), self.concat)
-        if self.res is not None and targets is not None:
-            out = out + project(self.res, targets)
-        out = out if self.bias is None else out + self.bias
+        out = self._finish(self._join_heads(to_dtype(heads, features.dtype)), targets)
         return (out, weights) if return_attention_weights else out
 
     def _attend_with_weights(
@@ -166,23 +227,15 @@ class GATConv(KernelLayer):
 
     def _edges(self, adj: Tensor, edge_attr: Tensor | None) -> tuple[Any, ...]:
         """Return the edge features, their projection to scores, and the features of added self-loops."""
-        if self.lin_edge is None or self.att_edge is None:
-            if edge_attr is not None or (isinstance(adj, SparseTensor) and adj.dim() == 3):
-                raise ArgumentError(
-                    "the edges have features (edge_attr); pass their number to GATConv as edge_dim"
-                )
+        if not self._has_features(adj, edge_attr):
             return ()
-        if edge_attr is None and not isinstance(adj, SparseTensor):
-            return ()
+        assert self.lin_edge is not None and self.att_edge is not None
         is_sparse = isinstance(edge_attr, SparseTensor)
         if is_sparse or (edge_attr is not None and not isinstance(edge_attr, Tensor)):
             raise OperandError("edge_attr must be a dense tensor with one row per edge")
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         project = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
-        features = edge_attr, to_kernel_dtype(project)
-        if isinstance(self.fill_value, str):
-            return *features, self.fill_value
-        return *features, "mean", torch.as_tensor(self.fill_value, dtype=project.dtype, device=project.device)
+        return edge_attr, to_kernel_dtype(project), *self._filling(project)
 
     def _scores(self, sources: Tensor, targets: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the features of the sources, and the scores of sources and targets per head."""
@@ -201,27 +254,6 @@ class GATConv(KernelLayer):
                 assert second is not None
                 of_targets = project(second, targets) @ _blocks(self.att_dst)
         return features.view(-1, heads, self.out_channels), of_sources, of_targets
-
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
-
-
-def check_attention(out_channels: Any, heads: Any, edge_dim: Any, fill_value: Any, dropout: float) -> None:
-    """Raise if the arguments of an attention layer are invalid."""
-    check_channels(out_channels=out_channels, heads=heads)
-    if edge_dim is not None:
-        check_channels(edge_dim=edge_dim)
-    if isinstance(fill_value, str) and fill_value not in FILLS:
-        raise ArgumentError(
-            f"fill_value must be a number, a tensor or one of {', '.join(FILLS)}, but got {fill_value!r}"
-        )
-    if not 0 <= dropout <= 1:
-        raise ArgumentError(f"dropout must be between 0 and 1, but got {dropout}")
-
-
-def join_heads(heads: Tensor, concat: bool) -> Tensor:
-    """Concatenate heads of shape (nodes, heads, features), or average them."""
-    return heads.flatten(1) if concat else heads.mean(1)
 
 
 def _blocks(attention: Tensor) -> Tensor:

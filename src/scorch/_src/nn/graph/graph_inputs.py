@@ -19,7 +19,7 @@ from scorch._src.devices import HOST
 from scorch._src.ops.graph.aggregate import as_nodes, is_usual_nodes, sparse_linear
 from scorch._src.statements.autocast import check_same_dtype
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of
+from scorch.errors import ArgumentError, OperandError, ShapeError, is_integer, kind_of
 
 Nodes = Tensor | tuple[Tensor, Tensor | None]
 
@@ -109,7 +109,7 @@ def drop_aggr_buffers(module: Module, state: dict[str, Any], prefix: str, *_: An
 
 def check_channels(lazy: bool = False, **sizes: Any) -> None:
     for name, size in sizes.items():
-        if not isinstance(size, int) or (size < 1 and not (lazy and size == -1)):
+        if not is_integer(size, 1) and not (lazy and size == -1):
             inferred = ", or -1 to infer it from the first input" if lazy else ""
             raise ArgumentError(f"{name} must be a positive integer{inferred}, but got {size!r}")
 

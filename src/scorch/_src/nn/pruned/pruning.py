@@ -14,7 +14,7 @@ from scorch._src.nn import prune
 from scorch._src.nn.pruned.choose_storage import Masks
 from scorch._src.nn.pruned.prunable import Part, parts_of
 from scorch._src.nn.pruned.prune_further import prune_further
-from scorch.errors import ArgumentError
+from scorch.errors import ArgumentError, is_integer
 
 DEFAULT_SPARSITY = 0.9
 
@@ -37,7 +37,7 @@ class Pruning:
             )
         for name, pair, least in (("blocks", self.blocks, 1), ("nm", self.nm, 0)):
             is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
-            if pair is not None and not (is_pair and all(is_count(n, least) for n in pair)):
+            if pair is not None and not (is_pair and all(is_integer(n, least) for n in pair)):
                 raise ArgumentError(f"{name} must be a pair of positive integers, but got {pair!r}")
         if self.nm is not None and (self.blocks is not None or not is_plain):
             raise ArgumentError(
@@ -101,7 +101,7 @@ def pruning_of(
 
 def _requested_sparsity(sparsity: Any, nm: Any) -> Any:
     """Return the sparsity to reach; ``nm`` implies one, which another would contradict."""
-    if not isinstance(nm, (tuple, list)) or len(nm) != 2 or not all(map(is_count, nm)):
+    if not isinstance(nm, (tuple, list)) or len(nm) != 2 or not all(is_integer(n, 1) for n in nm):
         return DEFAULT_SPARSITY if sparsity is None else sparsity  # Pruning says what is wrong
     if nm[0] > nm[1]:
         raise ArgumentError(
@@ -115,10 +115,6 @@ def _requested_sparsity(sparsity: Any, nm: Any) -> Any:
             "pass sparsity or the pattern, not both"
         )
     return implied
-
-
-def is_count(value: object, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _parse_pattern(name: str, pattern: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from scorch._src.ops.linalg.linear_operators import (
 from scorch._src.ops.products.matmul import matmul
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, ConvergenceError, LinAlgError
+from scorch.errors import ArgumentError, ConvergenceError, LinAlgError, is_integer
 
 MAX_DENSE_EIGEN_ROWS = 256  # up to here dense eigenvalues are faster
 _ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -83,7 +83,7 @@ def eigsh(
     rows = matrix.shape[0]
     if which not in _ORDERS:
         raise ArgumentError(f"unknown which {which!r}; choose from {', '.join(_ORDERS)}")
-    if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= rows:
+    if not is_integer(k, 1, rows):
         raise ArgumentError(f"k must be between 1 and {rows}, the number of rows, but got {k!r}")
     if not is_hermitian(matrix):
         raise LinAlgError("eigsh: the matrix is not symmetric; use torch.linalg.eig on A.to_dense()")

@@ -18,7 +18,7 @@ import torch
 
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import NotationError, OperandError, ShapeError, counted, kind_of
+from scorch.errors import NotationError, OperandError, ShapeError, counted, is_integer, kind_of
 
 ELLIPSIS = "..."
 _TOKENS = {  # by whether each letter is a name
@@ -57,7 +57,7 @@ def rearrange(x: Any, pattern: str, /, **sizes: int) -> torch.Tensor:
     tensor = _as_tensor(x)
     shape = tuple(tensor.shape)
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if not is_integer(size, 0):
             raise ShapeError(
                 f"{name}={size!r} in rearrange of {pattern!r}; sizes must be non-negative integers"
             )

@@ -21,7 +21,7 @@ from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ShapeError
+from scorch.errors import ShapeError, is_integer
 
 Function = Callable[..., Any]
 COUNTING = ("kthvalue", "topk")  # their k is checked by the PyTorch function
@@ -151,7 +151,7 @@ def _select(function: Function, input: SparseTensor, args: tuple[Any, ...], kwar
     dim_position = 1 if name in COUNTING else 0
     dim = kwargs.get("dim", args[dim_position] if len(args) > dim_position else -1)
     indices = chosen.indices
-    if not isinstance(dim, int) or isinstance(dim, bool) or isinstance(indices, SparseTensor):
+    if not is_integer(dim) or isinstance(indices, SparseTensor):
         return None
     is_kept = indices.dim() == input.dim()
     values = torch.gather(input, dim, indices if is_kept else indices.unsqueeze(dim))

@@ -30,7 +30,7 @@ from scorch._src.tensor.broadcast import expanded
 from scorch._src.tensor.entries import Entries, entries_of, format_for
 from scorch._src.tensor.entries_autograd import differentiable_entries, from_differentiable_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import ArgumentError, OperandError, ShapeError, kind_of
+from scorch.errors import ArgumentError, OperandError, ShapeError, is_integer, kind_of
 
 Operation = Callable[..., Any]
 
@@ -89,7 +89,7 @@ def _define_with_position(name: str) -> Operation:
     def run(S: SparseTensor, dim: Any = None, keepdim: bool = False) -> Any:
         if dim is None:
             return extreme(S)
-        if isinstance(dim, bool) or not isinstance(dim, int):
+        if not is_integer(dim):
             raise OperandError(
                 f"{name} with masked=True expected dim to be an integer, but got {kind_of(dim)}"
             )

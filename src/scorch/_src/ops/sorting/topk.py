@@ -21,7 +21,7 @@ from scorch._src.torch_internals import (
     is_functorch_wrapped_tensor,
     maybe_get_bdim,
 )
-from scorch.errors import ArgumentError, DtypeError, ShapeError
+from scorch.errors import ArgumentError, DtypeError, ShapeError, is_integer
 
 MIN_GROUP_WIDTH = 16  # from which on comparing maxima of groups first is faster
 
@@ -66,7 +66,7 @@ def topk_sparse(h: torch.Tensor, k: int, dim: int = -1, *, abs: bool = False) ->
     if h.is_complex() or h.dtype == torch.bool:
         raise DtypeError(f"topk_sparse is not supported for {h.dtype}")
     size = h.shape[dim]
-    if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= size:
+    if not is_integer(k, 0, size):
         raise ArgumentError(
             f"k must be an integer between 0 and {size}, the size of dimension {dim}, but got {k!r}"
         )
