@@ -62,6 +62,27 @@ def test_results_are_saved_copied_and_shared(rows: int, tmp_path: Path, empty_po
     assert torch.equal(found, truth + 1)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("rows", [50, 300])
+def test_arrays_of_a_kernel_become_the_result(rows: int) -> None:
+    """Those of few nonzeros, 2,500, are copied; 90,000 stay where the kernel put them."""
+    dense = torch.ones(rows, rows)
+    S = scorch.from_torch(torch.eye(rows) * 2 + torch.eye(rows).roll(1, 0), format="csr")
+    A = scorch.from_torch(dense, format="csr")
+    with scorch.settings(threads=1):
+        results = [S @ A for _ in range(3)]
+        del results[1]
+        results.append(A @ S)
+    gc.collect()
+    for found in (*results, pickle.loads(pickle.dumps(results[0])), results[0].clone()):
+        assert torch.equal(found.to_dense(), 3 * dense)
+        for array in (found.values(), found.storage.pattern.crd[-1]):
+            assert array is not None and array.untyped_storage().nbytes() == 4 * rows * rows
+    before = results[0].values().clone()
+    results[0].values().share_memory_()
+    assert torch.equal(results[0].values(), before)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [60, 3000])
 def test_sums_that_are_shorter_than_they_might_be_are_saved_short(size: int) -> None:

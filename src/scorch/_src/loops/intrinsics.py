@@ -225,15 +225,16 @@ static i64 sort_list(i64 *restrict list, i64 n, i64 bound) {
 
 # Places are marked in a bitmap, a second bitmap says which of its words are in use, and both are read
 # back bit by bit, which also clears them: a sort in two passes. Each place of a short list goes where as many
-# others are smaller, sixteen counted side by side, and nothing has to be foretold.
+# others are smaller, sixteen counted side by side, and nothing has to be foretold. Most words have one or two
+# bits, which are read without a branch; a place behind the list may be written to.
 _SORT_PLACES = """\
 static __attribute__((noinline)) i64
 sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i64 words) {
   i64 ordered = 1;
   while (ordered < n && list[ordered - 1] < list[ordered]) ordered++;
   if (ordered >= n) return 0;
-  if (n <= 32) {
-    i32 own[32] = {0}, rank[32];
+  if (n <= 48) {
+    i32 own[48] = {0}, rank[48];
     for (i64 i = 0; i < n; i++) own[i] = list[i];
     for (i64 first = 0; first < n; first += 16) {
 #pragma omp simd
@@ -254,8 +255,13 @@ sort_places(i32 *restrict list, i64 n, i64 *restrict bits, i64 *restrict tops, i
   for (i64 t = 0, e = 0; t < words && e < n; t++) {
     for (u64 top = (u64)tops[t]; top; top &= top - 1) {
       const i64 w = t * 64 + __builtin_ctzll(top);
-      for (u64 word = (u64)bits[w]; word; word &= word - 1) list[e++] = (i32)(w * 64 + __builtin_ctzll(word));
+      u64 word = (u64)bits[w];
       bits[w] = 0;
+      list[e++] = (i32)(w * 64 + __builtin_ctzll(word));
+      word &= word - 1;
+      list[e] = (i32)(w * 64 + __builtin_ctzll(word | 1ull << 63));
+      e += word != 0;
+      for (word &= word - 1; word; word &= word - 1) list[e++] = (i32)(w * 64 + __builtin_ctzll(word));
     }
     tops[t] = 0;
   }

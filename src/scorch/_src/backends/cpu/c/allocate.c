@@ -24,6 +24,7 @@ typedef struct holder {
     unsigned long bytes; /* of pages */
     struct holder *next; /* in the pool, the last freed first */
     long *users;         /* of the block that several small tensors share, which begins with their number */
+    void *kernels;       /* what a kernel has allocated for the values */
 } holder_t;
 
 static holder_t *pool;
@@ -102,7 +103,10 @@ static void release(managed_t *managed) {
     if (holder->users) { /* torch may free tensors on any thread */
         if (!__atomic_sub_fetch(holder->users, 1, __ATOMIC_ACQ_REL)) free(holder->users);
     } else if (holder->pages) keep_in_pool(holder);
-    else free(holder);
+    else {
+        free(holder->kernels);
+        free(holder);
+    }
 }
 
 static char *inside(holder_t *holder) { /* where the values of a small tensor begin */
@@ -159,7 +163,7 @@ static managed_t *own_from(unsigned long least, long long code, long long bits, 
         }
         made->managed.tensor.data = made->pages;
     }
-    made->users = 0;
+    made->users = 0, made->kernels = 0;
     return describe(made, code, bits, ndim, extents);
 }
 
@@ -171,6 +175,16 @@ static managed_t *own(long long code, long long bits, int ndim, const long long 
 static managed_t *own_pooled(long long code, long long bits, long long count) {
     int zeroed;
     return own_from(LARGE / 4, code, bits, 1, &count, &zeroed);
+}
+
+/* One of one dimension, around an array that a kernel has allocated; what it does not use is returned. */
+static managed_t *own_array(void *array, long long code, long long bits, long long count) {
+    holder_t *made = malloc(sizeof(holder_t));
+    if (!made) return 0;
+    void *cut = realloc(array, (unsigned long)(count * bits / 8));
+    made->pages = 0, made->users = 0, made->kernels = cut ? cut : array;
+    made->managed.tensor.data = made->kernels;
+    return describe(made, code, bits, 1, &count);
 }
 
 /* The tensors of a small sparse result, as scorch_slots describes it, in one block, which is freed with the last of
@@ -186,7 +200,7 @@ static int own_together(managed_t **made, int parts, const long long *result, lo
     for (int part = 0; part < parts; part++) {
         long long bits = result[part < parts - 1 ? 2 : 4], length = part ? bound : rows;
         holder_t *holder = (holder_t *)((char *)users + used);
-        holder->pages = 0, holder->users = users;
+        holder->pages = 0, holder->users = users, holder->kernels = 0;
         holder->managed.tensor.data = inside(holder);
         made[part] = describe(holder, part < parts - 1 ? 0 : result[3], bits, 1, &length);
         used += room_for((unsigned long)length * (unsigned long)bits / 8);

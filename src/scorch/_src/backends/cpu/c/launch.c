@@ -329,6 +329,8 @@ static object *given_out(managed_t **made, int parts, long long nnz, int wanted)
     return found;
 }
 
+#define LEAST_KEPT 16384 /* entries that are not copied to a new array if a kernel has all of them in one */
+
 /* rows((compute, finish), first slots, result: ours, rows, bits of indices, code and bits of values,
         facts or None, tensors...)
    returns (pos, crd, values); the slots after the tensors are those of compiler.collect.Rows */
@@ -352,9 +354,15 @@ static object *rows_of(const call_t *call) {
     int wide = result[1] == 64 || nnz > 0x7fffffff, bits = wide ? 64 : 32;
     long long length = rows + 1;
     made[0] = make(ours, 0, bits, 1, &length, &zeroed);
-    made[1] = made[0] ? make(ours, 0, result[1], 1, &nnz, &zeroed) : 0;
-    made[2] = made[1] ? make(ours, result[2], result[3], 1, &nnz, &zeroed) : 0;
-    slots[used + 6] = !made[2]; /* discard */
+    long long *arrays[] = {0, (long long *)slots[used + 3], (long long *)slots[used + 4]};
+    int is_kept = ours && slots[used + 2] == 1 && nnz >= LEAST_KEPT;
+    for (int part = 1; part < 3 && made[part - 1]; part++) {
+        long long code = part == 1 ? 0 : result[2], bits = part == 1 ? result[1] : result[3];
+        if (!is_kept) made[part] = make(ours, code, bits, 1, &nnz, &zeroed);
+        else if ((made[part] = own_array((void *)*arrays[part], code, bits, nnz))) *arrays[part] = 0;
+        else PyErr_SetString(PyExc_MemoryError, "no memory for the result");
+    }
+    slots[used + 6] = is_kept || !made[2]; /* discard */
     if (made[2]) slots[used + 7] = address_of(made[1]), slots[used + 8] = address_of(made[2]);
     thread = PyEval_SaveThread();
     call->finish(slots);
