@@ -273,6 +273,14 @@ def test_layers_of_pyg_compile() -> None:
     edges, layer = graph_without_loops(), pyg.GCN(5, 4, 2, 3)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(_x, edges), layer(_x, edges))
+    for graph in (matrix_of(edges), matrix_of(edges, torch.rand(edges.shape[1]))):
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend="aot_eager", dynamic=False, fullgraph=True)
+        torch.testing.assert_close(compiled(_x, graph), layer(_x, graph))
+
+
+def test_values_of_one_are_no_features_of_edges() -> None:
+    edges, layer = graph_without_loops(), pyg.GATConv(5, 3, edge_dim=1)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", dynamic=False)
     torch.testing.assert_close(compiled(_x, matrix_of(edges)), layer(_x, edges))
@@ -433,6 +441,41 @@ def test_hetero_graphs_and_datasets_in_memory_keep_their_matrices() -> None:
     dataset = torch_geometric.data.InMemoryDataset()
     dataset.data, dataset.slices = dataset.collate([graph_of(3), graph_of(4)])
     assert [dataset[i].adj_t.shape for i in (0, 1)] == [(3, 3), (4, 4)]
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_loaders_sample_from_a_matrix(form: str) -> None:
+    edges = graph_without_loops()
+    matrix = matrix_of(edges, torch.rand(edges.shape[1]), form)
+    data = torch_geometric.data.Data(x=_x, adj_t=matrix)
+    torch_sparse.install()
+    try:
+        (whole,) = torch_geometric.loader.NeighborLoader(data, [-1, -1], batch_size=N)
+        part = next(iter(torch_geometric.loader.NeighborLoader(data, [-1, -1], batch_size=3)))
+        few = next(iter(torch_geometric.loader.NeighborLoader(data, [1], batch_size=3)))
+    finally:
+        torch_sparse.uninstall()
+    assert whole.adj_t.format == part.adj_t.format == matrix.format
+    assert torch.equal(whole.adj_t.to_dense(), matrix.to_dense())
+    layer = pyg.GraphSAGE(5, 4, num_layers=2)
+    torch.testing.assert_close(layer(part.x, part.adj_t)[:3], layer(_x, matrix)[:3])
+    taken = matrix.to_dense()[few.n_id][:, few.n_id]
+    assert few.adj_t.shape == taken.shape and 0 < few.adj_t.nnz <= 3
+    assert torch.equal(few.adj_t.to_dense(), taken.where(few.adj_t.to_dense() != 0, 0.0))
+
+
+def test_loaders_sample_from_matrices_of_hetero_graphs() -> None:
+    data = torch_geometric.data.HeteroData(user={"x": torch.randn(4, 2)}, item={"x": torch.randn(3, 2)})
+    data["user", "likes", "item"].adj_t = scorch.rand(3, 4, density=0.6, format="csr")
+    torch_sparse.install()
+    try:
+        loader = torch_geometric.loader.NeighborLoader(data, [-1], batch_size=3, input_nodes="item")
+        (batch,) = loader
+    finally:
+        torch_sparse.uninstall()
+    found = batch["user", "likes", "item"].adj_t
+    wanted = data["user", "likes", "item"].adj_t.to_dense()[:, batch["user"].n_id]
+    assert torch.equal(found.to_dense(), wanted)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -84,6 +84,16 @@ def test_graph_layers_take_it(name):
             call()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's, of what crosses a break of a graph
+def test_graph_layers_take_it_when_compiled():
+    x = torch.rand(4, 3)
+    for name in ("GCNConv", "SAGEConv", "GATConv"):
+        A, layer = SparseTensor.from_dense((dense_of((4, 4)) != 0).float()), getattr(scorch.nn, name)(3, 2)
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend="aot_eager")  # the first call looks for repeated edges
+        torch.testing.assert_close(compiled(x, A), layer(x, A))
+
+
 @given(matrices())
 def test_made_from_other_libraries_and_back(dense):
     A = SparseTensor.from_dense(dense)

@@ -146,6 +146,7 @@ remove_batch_dim: Callable[..., torch.Tensor] = _find("torch._remove_batch_dim")
 FrameExecStrategy: Any = _find("torch._C._dynamo.eval_frame._FrameExecStrategy")
 FrameAction: Any = _find("torch._C._dynamo.eval_frame._FrameAction")
 set_code_exec_strategy: Callable[..., None] = _find("torch._C._dynamo.eval_frame.set_code_exec_strategy")
+run_untraced: Callable[..., Any] = _find("torch._compile._disable_dynamo")
 
 # helpers of torch's own Python code ------------------------------------------------------------------
 

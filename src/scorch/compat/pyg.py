@@ -9,6 +9,7 @@ gets the block diagonal matrix of theirs, which is Scorch's.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from scorch._src.devices import HOST
 from scorch._src.ops.graph.graph import check_adjacency
 from scorch._src.storage.storage import Pattern
+from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import silence_beta_warning
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.compat import torch_sparse
@@ -83,6 +85,7 @@ def _install() -> None:
         separate,
         storage,
     )
+    from torch_geometric.loader import utils  # type: ignore[import-untyped]
 
     for module in (nn.MessagePassing, nn.WLConv, *_modules_of_edges(nn)):
         _replace(module, "__call__", _call_with_sparse_tensors(module))
@@ -91,6 +94,7 @@ def _install() -> None:
     _replace(storage, "is_torch_sparse_tensor", _or_scorch_s(storage.is_torch_sparse_tensor))
     for module in (data, hetero_data):
         _replace(module, "is_sparse", _or_scorch_s(module.is_sparse))
+    _replace(utils, "filter_edge_store_", _sample_sparse_tensors(utils.filter_edge_store_))
 
 
 def _modules_of_edges(nn: Any) -> list[Any]:
@@ -195,6 +199,26 @@ def _separate_with_sparse_tensors(original: Callable[..., Any]) -> Callable[...,
     return separate
 
 
+def _sample_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyG's function that gives a sampled subgraph its edges, with an ``adj_t`` in the same format."""
+
+    @wraps(original)
+    def sample(store: Any, out: Any, row: Any, col: Any, index: Any, perm: Any = None) -> None:
+        matrix = store.get("adj_t")
+        if not isinstance(matrix, SparseTensor):
+            return original(store, out, row, col, index, perm)
+        rest = copy.copy(store)
+        del rest["adj_t"]
+        original(rest, out, row, col, index, perm)
+        values = matrix.csr()[2]  # which PyG counts edges by
+        places = torch.stack([col, row]).to(values.device)  # targets, sources
+        chosen = values.new_ones(row.numel()) if index is None else values[index.to(values.device)]
+        entries = torch.sparse_coo_tensor(places, chosen, out.size()[::-1], check_invariants=False)
+        out["adj_t"] = from_torch(entries, format=matrix.format)
+
+    return sample
+
+
 def _or_scorch_s(is_sparse: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Return PyG's question whether something is a sparse matrix, which Scorch's are, too."""
     return lambda value: isinstance(value, SparseTensor) or is_sparse(value)
@@ -220,7 +244,7 @@ def _with_edges(
             if not only_edges and _multiplies(layer, arguments, value):
                 arguments[name] = _as_adjacency(value, is_weighted="edge_weight" in signature.parameters)
             else:
-                arguments[name] = _add_edges(layer, signature, arguments, value)
+                arguments[name] = _add_edges(layer, signature, arguments, value, is_compiled=only_edges)
         elif name.endswith("edge_index_dict") and _holds_matrix(value):
             arguments[name] = {
                 key: _edges_of(each)[0] if isinstance(each, SparseTensor) else each
@@ -254,9 +278,17 @@ def _edges_of(matrix: SparseTensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _add_edges(
-    layer: Any, signature: inspect.Signature, arguments: dict[str, Any], matrix: SparseTensor
+    layer: Any,
+    signature: inspect.Signature,
+    arguments: dict[str, Any],
+    matrix: SparseTensor,
+    is_compiled: bool,
 ) -> torch.Tensor:
-    """Return the edges of a matrix; set the arguments for the size, and for weights, types or features."""
+    """Return the edges of a matrix; set the arguments for the size, and for weights, types or features.
+
+    Values that are all one are no weights. Compiled layers get ones instead: ``torch.compile`` cannot decide
+    by values.
+    """
     edges, weight = _edges_of(matrix)
 
     def is_open(name: str) -> bool:
@@ -266,14 +298,22 @@ def _add_edges(
         arguments["size"] = (matrix.shape[1], matrix.shape[0])
     if is_open("edge_type"):
         arguments["edge_type"] = weight.long()
-    is_weighted = weight.requires_grad or weight.dim() > 1 or bool((weight != 1).any())
-    if not is_weighted:
-        return edges
+    may_be_ones = is_compiled and getattr(_first_of(arguments.get("x")), "dtype", None) == weight.dtype
     if is_open("edge_weight"):
-        arguments["edge_weight"] = weight
-    elif is_open("edge_attr") and _takes_values_as_features(layer, weight):
+        if may_be_ones or _are_weights(weight):
+            arguments["edge_weight"] = weight
+    elif is_open("edge_attr") and _takes_values_as_features(layer, weight) and _are_weights(weight):
         arguments["edge_attr"] = weight
     return edges
+
+
+def _are_weights(values: torch.Tensor) -> bool:
+    return values.requires_grad or values.dim() > 1 or bool((values != 1).any())
+
+
+def _first_of(x: Any) -> Any:
+    """Return the features of the sources."""
+    return x[0] if isinstance(x, (tuple, list)) else x
 
 
 def _takes_values_as_features(layer: Any, values: torch.Tensor) -> bool:
@@ -284,8 +324,7 @@ def _takes_values_as_features(layer: Any, values: torch.Tensor) -> bool:
 
 def _multiplies(layer: Any, arguments: dict[str, Any], matrix: SparseTensor) -> bool:
     """Whether a layer multiplies by the matrix, with the result that it has with the edges."""
-    cls, x = type(layer), arguments.get("x")
-    x = x[0] if isinstance(x, (tuple, list)) else x
+    cls, x = type(layer), _first_of(arguments.get("x"))
     if cls.__name__ not in _MULTIPLYING or not _is_of_pyg(layer):
         return False
     if not layer.fuse or layer.explain or layer.flow != "source_to_target":

@@ -20,7 +20,7 @@ from scorch._src.backends.by_torch.graphs import Scores
 from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.ops.graph.aggregate import WeightedGraph, attend, maximum, sum_weighted
 from scorch._src.ops.graph.edge_features import graph_with_features
-from scorch._src.ops.graph.graph import Graph, graph_of
+from scorch._src.ops.graph.graph import Graph, as_matrix_or_edges, graph_of
 from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import any_requires_grad, is_functorch_wrapped_tensor
@@ -65,8 +65,9 @@ def as_operator(run: Run) -> Run:
         if type(args[0]) is not SparseTensor and isinstance(args[0], ShardedGraph):
             return args[0].over_neighbors(call, args, kwargs)
         if is_compiling():
+            graph = args[0] if isinstance(args[0], torch.Tensor) else as_matrix_or_edges(args[0])
             others = [kwargs.get(option, default) for option, default in defaults[len(args) :]]
-            return getattr(torch.ops.scorch, name)(*args, *others)
+            return getattr(torch.ops.scorch, name)(graph, *args[1:], *others)
         return run(*args, **kwargs)
 
     return call  # type: ignore[return-value]
