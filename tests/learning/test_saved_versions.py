@@ -142,3 +142,25 @@ def test_the_table_has_what_torch_saves(name):
         for more in arguments if hasattr(home, name) else ():
             tensor = torch.rand(3, 3, requires_grad=True)
             assert _saved_on(HOST, getattr(home, name), (tensor, *more), {}) == KNOWN[name]
+
+
+def test_first_calls_save_what_later_ones_do() -> None:
+    """Checkpoints compare them; what checked the call before on stand-ins was counted, too."""
+    S = scorch.rand(7, 11, density=0.4, format="csr").requires_grad_()
+    x, bias = torch.rand(11, 13, requires_grad=True), torch.rand(7, 13, requires_grad=True)
+
+    def called(S: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(bias, S, x) * (S @ S.mT).sum()
+
+    saved: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        called(S, x, bias)
+        first, saved = saved, []
+        called(S, x, bias)
+    assert first == saved
+
+    def product(S: torch.Tensor) -> torch.Tensor:
+        return S @ torch.ones(11, 17)
+
+    torch.utils.checkpoint.checkpoint(product, S, use_reentrant=False).sum().backward()
+    assert torch.equal(S.grad.values(), torch.full((S.nnz,), 17.0))

@@ -7,14 +7,16 @@ function and its operands. Where torch would accept the call, the error is Scorc
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from scorch._src.backends.base import check_waiting, is_about_waiting, needs_behind
 from scorch._src.devices import HOST
@@ -273,6 +275,16 @@ def _error_without_grad(
     return None if isinstance(error, NotImplementedError) and "Could not run" in str(error) else error
 
 
+@contextlib.contextmanager
+def _unseen_by_hooks() -> Iterator[None]:
+    """Keep what stand-ins save from ``saved_tensors_hooks`` around the call, such as those of checkpoints."""
+    hooks = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(RuntimeError):  # inside of transforms, which allow none
+            stack.enter_context(hooks)
+        yield
+
+
 def error_on(
     stand_in: Callable[[torch.Tensor], torch.Tensor], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Exception | None:
@@ -283,7 +295,7 @@ def error_on(
 
     outside, _state.is_repeating = getattr(_state, "is_repeating", False), True
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _unseen_by_hooks():
             warnings.simplefilter("ignore")
             func(*tree_map(replaced, tuple(args)), **tree_map(replaced, kwargs))
     except Exception as error:

@@ -33,9 +33,10 @@ from scorch._src.torch_internals import (
 from scorch.errors import CallError, DeviceError, OperandError, ScorchError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 aten = torch.ops.aten
+LEAF_NODE = "torch::autograd::AccumulateGrad"  # which adds to the gradient of a leaf
 MAX_FRAMES_OF_DTENSOR = 16  # between a call of a DTensor and that of its local tensor
 
 
@@ -74,6 +75,28 @@ def clone(self: SparseTensor, *, memory_format: torch.memory_format | None = Non
     """Copy the values, and share the pattern."""
     values = self.storage.values
     return with_values(self, run_among_others(values, values.clone))
+
+
+@implements(aten.new_empty_strided)
+def new_empty_strided(
+    self: SparseTensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """Create a dense tensor; for the gradient of a leaf, which torch copies then, a sparse one.
+
+    torch copies a gradient that something else holds, too: a hook, a checkpoint, a graph, its caller.
+    """
+    node = current_autograd_node()
+    if node is not None and node.name() == LEAF_NODE and tuple(size) == tuple(self.shape):
+        return with_values(self, torch.empty_like(self.storage.values))
+    dtype, device = dtype or self.dtype, device or self.device
+    return torch.empty_strided(size, stride, dtype=dtype, device=device, pin_memory=pin_memory)
 
 
 @implements(aten._to_copy)
