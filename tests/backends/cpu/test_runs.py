@@ -21,7 +21,7 @@ def runs(count: int, groups: int) -> torch.Tensor:
 @pytest.mark.parametrize("how", (*take.TOTALS, *take.PLACES))
 @pytest.mark.parametrize("dtype", take.RUN_DTYPES)
 def test_runs_are_reduced_as_by_scatter_reduce(dtype: torch.dtype, how: str) -> None:
-    if dtype == torch.bool and how in ("sum", "prod"):
+    if dtype == torch.bool and how in take.ADDING:
         pytest.skip("PyTorch adds and multiplies in other dtypes")
     for count, groups in SIZES:
         begins = runs(count, groups)
@@ -76,7 +76,7 @@ def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.
     monkeypatch.setattr(
         type(backend_for().routines), "reduce_runs", lambda self, *given: calls.append(1) or original(*given)
     )
-    for name in ("amax", "amin", "argmax", "argmin", "count_nonzero", "nansum"):
+    for name in ("amax", "amin", "argmax", "argmin", "count_nonzero", "nansum", "prod", "cumsum", "cumprod"):
         calls.clear()
         torch.testing.assert_close(getattr(torch, name)(S, dim).to_dense(), getattr(torch, name)(dense, dim))
         assert calls, name
@@ -100,3 +100,20 @@ def test_runs_are_sorted_as_by_torch(dtype: torch.dtype, how: str) -> None:
                     found = backend_for().routines.reduce_runs(values, begins, how, moved)
                 assert found is not None
                 assert torch.equal(found, wanted if moved is None else moved[wanted])
+
+
+@pytest.mark.parametrize("how", take.SCANNED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_runs_are_scanned_as_by_torch(dtype: torch.dtype, how: str) -> None:
+    for count, groups in SIZES:
+        begins, order = runs(count, groups), torch.randperm(count)
+        values = (torch.randint(-9, 9, (count,)) / 4).to(dtype)
+        for moved in (None, order):
+            ordered = values if moved is None else values[moved]
+            parts = ordered.split(begins.diff().tolist())
+            wanted = torch.cat([getattr(torch, how)(part, 0, dtype=dtype) for part in parts])
+            for threads in (1, 2):
+                with scorch.settings(threads=threads):
+                    found = backend_for().routines.reduce_runs(values, begins, how, moved)
+                assert found is not None
+                assert torch.equal(found if moved is None else found[moved], wanted)
