@@ -117,3 +117,21 @@ def test_runs_are_scanned_as_by_torch(dtype: torch.dtype, how: str) -> None:
                     found = backend_for().routines.reduce_runs(values, begins, how, moved)
                 assert found is not None
                 assert torch.equal(found if moved is None else found[moved], wanted)
+
+
+@pytest.mark.whole
+def test_other_devices_get_the_same_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = torch.randint(-3, 4, (12, 9)).double() * (torch.rand(12, 9) < 0.7)
+    dense[2:4], dense[5] = 0, 1.5
+    for form in ("csr", "csc", "coo"):
+        results = []
+        for dtypes in (take.RUN_DTYPES, ()):
+            monkeypatch.setattr(type(backend_for().routines), "run_dtypes", dtypes)
+            S = scorch.from_torch(dense, format=form)
+            for dim in (0, 1):
+                found = [getattr(torch, name)(S, dim) for name in ("sum", "prod", "amax", "argmax", "argmin")]
+                found += [torch.cumsum(S, dim), torch.cumprod(S, dim), *torch.median(S, dim)]
+                found += [torch.logsumexp(S, dim), torch.sparse.softmax(S, dim), *torch.mode(S, dim)]
+                results.append([array.to_dense() for array in found])
+        torch.testing.assert_close(results[:2], results[2:])
+        torch.testing.assert_close(results[0][3], dense.argmax(0))

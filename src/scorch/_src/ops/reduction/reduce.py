@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.routines import take_rows
 from scorch._src.grad_state import has_tangents, is_differentiable, is_plain_inference, is_transformed
 from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.groups import Dims, Groups
@@ -254,7 +255,7 @@ def argmin(groups: Groups, values: torch.Tensor) -> Reduced:
 def _extreme_position(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
     """Return the first position of the extreme of each group: an entry, or the first implicit zero."""
     places = groups.places(values, how)
-    stored, best = groups.inside[places], values[places]
+    stored, best = take_rows(groups.inside, places), take_rows(values, places)
     if groups.is_masked:
         return stored
     missing = groups.first_missing
