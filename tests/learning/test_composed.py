@@ -172,3 +172,17 @@ def test_a_reduction_inside_a_function_is_differentiated_once():
     dense[0].grad *= A.detach().to_dense() != 0
     for one, other in zip(found, dense, strict=True):
         torch.testing.assert_close(one, other.grad)
+
+
+@pytest.mark.whole
+def test_products_have_the_gradients_of_dense_ones() -> None:
+    dense = torch.rand(6, 5, dtype=torch.float64) + 0.5
+    dense[:3] *= torch.rand(3, 5) < 0.6  # the others have no zeros
+    for dim in (0, 1):
+        gradients = []
+        for x in (dense.clone(), scorch.from_torch(dense, format="csr")):
+            x.requires_grad_()
+            (first,) = torch.autograd.grad((x.prod(dim) ** 2).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad((first * first).sum(), x)
+            gradients.append([g.to_dense()[dense != 0] for g in (first, second)])
+        torch.testing.assert_close(*gradients)

@@ -21,7 +21,7 @@ def runs(count: int, groups: int) -> torch.Tensor:
 @pytest.mark.parametrize("how", (*take.TOTALS, *take.PLACES))
 @pytest.mark.parametrize("dtype", take.RUN_DTYPES)
 def test_runs_are_reduced_as_by_scatter_reduce(dtype: torch.dtype, how: str) -> None:
-    if dtype == torch.bool and how in ("sum", "prod"):
+    if dtype == torch.bool and how in take.ADDING:
         pytest.skip("PyTorch adds and multiplies in other dtypes")
     for count, groups in SIZES:
         begins = runs(count, groups)
@@ -76,7 +76,7 @@ def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.
     monkeypatch.setattr(
         type(backend_for().routines), "reduce_runs", lambda self, *given: calls.append(1) or original(*given)
     )
-    for name in ("amax", "amin", "argmax", "argmin", "count_nonzero", "nansum"):
+    for name in ("amax", "amin", "argmax", "argmin", "count_nonzero", "nansum", "prod", "cumsum", "cumprod"):
         calls.clear()
         torch.testing.assert_close(getattr(torch, name)(S, dim).to_dense(), getattr(torch, name)(dense, dim))
         assert calls, name
@@ -100,3 +100,38 @@ def test_runs_are_sorted_as_by_torch(dtype: torch.dtype, how: str) -> None:
                     found = backend_for().routines.reduce_runs(values, begins, how, moved)
                 assert found is not None
                 assert torch.equal(found, wanted if moved is None else moved[wanted])
+
+
+@pytest.mark.parametrize("how", take.SCANNED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_runs_are_scanned_as_by_torch(dtype: torch.dtype, how: str) -> None:
+    for count, groups in SIZES:
+        begins, order = runs(count, groups), torch.randperm(count)
+        values = (torch.randint(-9, 9, (count,)) / 4).to(dtype)
+        for moved in (None, order):
+            ordered = values if moved is None else values[moved]
+            parts = ordered.split(begins.diff().tolist())
+            wanted = torch.cat([getattr(torch, how)(part, 0, dtype=dtype) for part in parts])
+            for threads in (1, 2):
+                with scorch.settings(threads=threads):
+                    found = backend_for().routines.reduce_runs(values, begins, how, moved)
+                assert found is not None
+                assert torch.equal(found if moved is None else found[moved], wanted)
+
+
+@pytest.mark.whole
+def test_other_devices_get_the_same_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = torch.randint(-3, 4, (12, 9)).double() * (torch.rand(12, 9) < 0.7)
+    dense[2:4], dense[5] = 0, 1.5
+    for form in ("csr", "csc", "coo"):
+        results = []
+        for dtypes in (take.RUN_DTYPES, ()):
+            monkeypatch.setattr(type(backend_for().routines), "run_dtypes", dtypes)
+            S = scorch.from_torch(dense, format=form)
+            for dim in (0, 1):
+                found = [getattr(torch, name)(S, dim) for name in ("sum", "prod", "amax", "argmax", "argmin")]
+                found += [torch.cumsum(S, dim), torch.cumprod(S, dim), *torch.median(S, dim)]
+                found += [torch.logsumexp(S, dim), torch.sparse.softmax(S, dim), *torch.mode(S, dim)]
+                results.append([array.to_dense() for array in found])
+        torch.testing.assert_close(results[:2], results[2:])
+        torch.testing.assert_close(results[0][3], dense.argmax(0))

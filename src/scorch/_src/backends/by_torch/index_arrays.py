@@ -160,9 +160,9 @@ class IndexRoutines:
         """Reduce the values, perhaps in another order, from each of ``begins`` to the next.
 
         ``how``: ``sum``, ``prod``, ``amax`` or ``amin``; or ``argmax`` or ``argmin``, the number of the first
-        extreme among the values. It is 0 where there are none. Or ``ascending`` or ``descending``, for the
-        numbers of all values, each run sorted. None where PyTorch's operators do it as well, as for dtypes
-        that are not ``run_dtypes``.
+        extreme among the values. It is 0 where there are none. ``cumsum`` and ``cumprod`` have a result for
+        each value; ``ascending`` and ``descending`` are the numbers of the values, each run sorted. None
+        where PyTorch's operators do it as well, as for dtypes that are not ``run_dtypes``.
         """
         del values, begins, how, order
         return None

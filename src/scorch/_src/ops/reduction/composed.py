@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
-from scorch._src.grad_state import untracked
+from scorch._src.grad_state import is_differentiable, untracked
 from scorch._src.ops.reduction.reduce import amax, amin
 from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_at, values_of
 from scorch._src.tensor.check_call import check_call
+from scorch._src.tensor.operators import run_by_torch
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import ShapeError, is_integer
@@ -32,10 +33,11 @@ def _is_plain(tensor: Any) -> bool:
     return isinstance(tensor, SparseTensor) and tensor.is_floating_point() and bool(tensor.numel())
 
 
-@implements_differentiable(F.normalize)
+@implements(F.normalize, differentiable=True)
 def normalize(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
     if not _is_plain(input) or input.dim() != 2 or out is not None:
-        return by_formula(F.normalize, (input, p, dim, eps), {"out": out})
+        run = by_formula if is_differentiable(input) else run_by_torch
+        return run(F.normalize, (input, p, dim, eps), {"out": out})
     return input / torch.linalg.vector_norm(input, p, dim, True).clamp(min=eps)
 
 

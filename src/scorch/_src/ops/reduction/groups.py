@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from scorch._src.backends.base import routines_for
-from scorch._src.backends.by_torch.rows import sum_rows
+from scorch._src.backends.by_torch.rows import sum_rows, take_rows
 from scorch._src.backends.sort_entries import Sorted, distinct, stable_sort
 from scorch._src.grad_state import cached_outside_modes, is_differentiable, is_transformed, untracked
 from scorch._src.storage.budget import check_budget
@@ -30,13 +30,13 @@ MAX_SPREAD = 2  # elements of a result for each entry, up to which all elements 
 
 
 class Groups:
-    """Entries of a pattern with ``size`` values, in the order of ``numbers``, grouped for a reduction.
+    """Entries of a pattern with ``size`` values, in stored order, grouped for a reduction.
 
     A result that is not much larger than the entries has a group for each of its elements, else it has one
     for each element with entries. ``group`` has the number of each entry's group and ``inside`` its position
     among the ``length`` elements of the reduced dimensions. ``keys`` has the position of each group in the
     result, ``stored`` the number of its entries, ``elements`` that of its elements and ``zeros`` that of its
-    implicit zeros. ``numbers`` has the value number of each entry; it is None where they are in order.
+    implicit zeros. ``numbers`` has the value number of each entry; it is None where all values are entries.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Groups:
         self.zeros: torch.Tensor = self.length - self.stored
         self.has_zeros = self.zeros > 0
         self.is_masked = False
-        self.numbers = None if torch.equal(numbers, torch.arange(pattern.size, device=device)) else numbers
+        self.numbers = None if numbers.numel() == pattern.size else numbers
 
     def _order_by(self, keys: torch.Tensor, size: int) -> torch.Tensor | None:
         """Return the order of entries by group and position inside; None if they are in that order."""
@@ -91,7 +91,7 @@ class Groups:
     def values(self, tensor: SparseTensor) -> torch.Tensor:
         """Return the values of the entries of a tensor, connected to it."""
         values = values_of(tensor)
-        return values if self.numbers is None else values[self.numbers]
+        return values if self.numbers is None else take_rows(values, self.numbers)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum the values of each group, connected to them."""
@@ -135,6 +135,23 @@ class Groups:
         order = by_value[stable_sort(group[by_value])[1]]
         return order if self.order is None else self.order[order]
 
+    def scan(self, values: torch.Tensor, how: str) -> torch.Tensor:
+        """Compute ``cumsum`` or ``cumprod`` of the values of each group, by position inside, at each entry.
+
+        Each group is scanned by itself and in its order, as torch does: one sum over all of them, or
+        products of adjacent entries first, would lose what is small compared with large numbers.
+        """
+        found = self._by_routine(values, how)
+        if found is not None:
+            return found
+        (values,) = self.in_order(values)
+        values = _scan_segments(getattr(torch, how), values, self.stored)
+        return values if self.order is None else torch.empty_like(values).index_put((self.order,), values)
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the value of its group at each entry, connected to them."""
+        return take_rows(values, self.group)
+
     def _by_routine(self, values: torch.Tensor, how: str) -> torch.Tensor | None:
         """Reduce values that nothing tracks by a routine; None where PyTorch has to."""
         routines = routines_for(values)
@@ -144,7 +161,7 @@ class Groups:
 
     def in_order(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return arrays of the entries in the order by group and position inside."""
-        return arrays if self.order is None else tuple(array[self.order] for array in arrays)
+        return arrays if self.order is None else tuple(take_rows(array, self.order) for array in arrays)
 
     @cached_outside_modes
     def begins(self) -> torch.Tensor:
@@ -225,3 +242,26 @@ def reduced_dims(rank: int, dim: Dims) -> tuple[int, ...]:
     """Return the dimensions in ``dim``, all if there are none."""
     dims = () if dim is None else (dim,) if isinstance(dim, int) else dim
     return tuple(sorted({d % rank for d in dims if rank})) or tuple(range(rank))
+
+
+def _scan_segments(
+    scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """Apply ``scan`` (``torch.cumsum``, ``torch.cumprod``) to each of consecutive segments of values.
+
+    Segments of about the same length are the rows of one matrix, padded at the end.
+    """
+    lengths = lengths[lengths > 0]
+    first = torch.cumsum(lengths, 0) - lengths
+    widths: torch.Tensor = 2 ** torch.ceil(torch.log2(lengths.double())).long()
+    positions, scanned_parts = [], []
+    for width in torch.unique(widths).tolist():
+        is_of_width = widths == width
+        number = torch.arange(width, device=lengths.device)
+        is_filled = number < lengths[is_of_width].unsqueeze(1)
+        position = first[is_of_width].unsqueeze(1) + torch.where(is_filled, number, 0)
+        scanned_parts.append(scan(values[position], 1, dtype=values.dtype)[is_filled])
+        positions.append(position[is_filled])
+    if not scanned_parts:
+        return values
+    return torch.empty_like(values).index_put((torch.cat(positions),), torch.cat(scanned_parts))

@@ -23,7 +23,6 @@ from scorch._src.grad_state import is_differentiable
 from scorch._src.ops.reduction import reduce
 from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
 from scorch._src.ops.reduction.reduction import Body, Reduced, Reduction, run_on_sample, to_computing_dtype
-from scorch._src.ops.reduction.scan import scan_segments
 from scorch._src.ops.torch_sparse import as_sparse
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.broadcast import expanded
@@ -178,11 +177,9 @@ def _define_scan(scan: Callable[..., Any]) -> Operation:
     def run(S: SparseTensor, dim: int, *, dtype: Any = None) -> torch.Tensor:
         like = run_on_sample(scan, S, dim, dtype=dtype)
         groups = groups_of(S, dim, masked=True)
-        (values,) = groups.in_order(groups.values(S))
-        values = scan_segments(scan, values.to(like.dtype), groups.stored)
-        positions = groups.order if groups.numbers is None else groups.in_order(groups.numbers)[0]
-        if positions is not None:
-            values = values.new_zeros(S.nnz).index_put((positions,), values)
+        values = groups.scan(groups.values(S).to(like.dtype), scan.__name__)
+        if groups.numbers is not None:
+            values = values.new_zeros(S.nnz).index_put((groups.numbers,), values)
         return sparse_of(S.storage.pattern, values)
 
     return run

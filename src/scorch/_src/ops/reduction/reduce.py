@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from scorch._src.grad_state import is_differentiable, is_plain_inference
+from scorch._src.backends.by_torch.rows import take_rows
+from scorch._src.grad_state import has_tangents, is_differentiable, is_plain_inference, is_transformed
 from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.groups import Dims, Groups
 from scorch._src.ops.reduction.reduction import (
@@ -29,6 +30,7 @@ from scorch._src.ops.reduction.reduction import (
 )
 from scorch._src.statements.call_cache import repeat_call
 from scorch._src.storage.budget import is_within_budget
+from scorch._src.tensor.autograd import apply
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.saved_versions import differentiate
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -78,12 +80,35 @@ def count_nonzero(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum((values != 0).to(torch.int64)), 0.0
 
 
-@reduction(aten.prod.default, aten.prod.dim_int)
-def prod(groups: Groups, values: torch.Tensor) -> Reduced:
-    product = groups.reduce(values, "prod")
-    is_odd = groups.reduce((~values.isfinite()).to(torch.uint8), "amax") > 0
-    with_zeros = torch.where(is_odd, product * 0, 0)  # infinity times zero is not a number; a large one is 0
+@reduction(torch.prod, torch.Tensor.prod, aten.prod.default, aten.prod.dim_int, differentiable=True)
+def prod(groups: Groups, values: torch.Tensor) -> Reduced | None:
+    fixed = values.detach()
+    if groups.is_masked or not is_differentiable(values):
+        product = groups.reduce(values, "prod")
+    elif is_transformed() or has_tangents(values) or not bool((fixed != 0).all()):
+        return None
+    else:
+        product = apply(_Product, values, groups)
+    if not fixed.is_floating_point() and not fixed.is_complex():
+        return product.masked_fill(groups.has_zeros, 0), 0.0
+    with_zeros = groups.sum(fixed * 0) + 0  # infinity times zero is not a number; a large one is 0
     return torch.where(groups.has_zeros, with_zeros, product), 0.0
+
+
+class _Product(torch.autograd.Function):
+    """The product of each group of values that are not zero."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, groups: Groups) -> torch.Tensor:
+        ctx.save_for_backward(values)
+        ctx.groups = groups
+        return groups.reduce(values.detach(), "prod")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (values,) = ctx.saved_tensors
+        product = gradient * apply(_Product, values, ctx.groups).conj()
+        return ctx.groups.spread(product) / values.conj(), None
 
 
 @reduction(*_forms("any", "default", "dim", "dims"), takes="dim keepdim")
@@ -119,7 +144,7 @@ def _variance(groups: Groups, values: torch.Tensor, subtracted: float) -> torch.
     """Compute the variance of real values in float64, in which torch computes it too."""
     wide = values.double()
     center = groups.sum(wide) / groups.elements
-    squares = groups.sum((wide - center[groups.group]) ** 2) + groups.sum_of_zeros(center**2)
+    squares = groups.sum((wide - groups.spread(center)) ** 2) + groups.sum_of_zeros(center**2)
     freedom = (
         torch.as_tensor(groups.elements, dtype=torch.float64, device=values.device) - subtracted
     ).clamp(min=0)
@@ -202,9 +227,9 @@ def _extreme(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
     best = torch.where(groups.has_zeros, with_zero, best)
     if not is_differentiable(values):
         return best
-    is_best = (fixed == best[groups.group]).to(values.dtype)
+    is_best = (fixed == groups.spread(best)).to(values.dtype)
     count = groups.sum(is_best) + torch.where(best == 0, groups.zeros, 0)
-    return best + groups.sum(_Change.apply(values) * (is_best / count[groups.group]))
+    return best + groups.sum(_Change.apply(values) * (is_best / groups.spread(count)))
 
 
 @reduction(*_forms("amax"), aten.max.default, takes="dim keepdim", differentiable=True)
@@ -230,7 +255,7 @@ def argmin(groups: Groups, values: torch.Tensor) -> Reduced:
 def _extreme_position(groups: Groups, values: torch.Tensor, how: str) -> torch.Tensor:
     """Return the first position of the extreme of each group: an entry, or the first implicit zero."""
     places = groups.places(values, how)
-    stored, best = groups.inside[places], values[places]
+    stored, best = take_rows(groups.inside, places), take_rows(values, places)
     if groups.is_masked:
         return stored
     missing = groups.first_missing
@@ -320,7 +345,7 @@ def logsumexp(groups: Groups, values: torch.Tensor) -> Reduced:
     magnitudes = fixed.real if values.is_complex() else fixed
     maxima = _extreme(groups, magnitudes, "amax")  # what exp() would overflow by
     maxima = torch.where(maxima.isinf(), 0.0, maxima)
-    total = groups.sum(torch.exp(values - maxima[groups.group])) + groups.sum_of_zeros(torch.exp(-maxima))
+    total = groups.sum(torch.exp(values - groups.spread(maxima))) + groups.sum_of_zeros(torch.exp(-maxima))
     return torch.log(total) + maxima, math.log(groups.length)
 
 

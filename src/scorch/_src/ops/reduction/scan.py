@@ -1,12 +1,7 @@
-"""Cumulative sums and products: zero until the first entry of a row, so they are sparse too.
-
-Each row is scanned by itself and in its order, as torch does: one sum over all of them, or products of
-adjacent entries first, would lose what is small compared with large numbers.
-"""
+"""Cumulative sums and products: zero until the first entry of a row, so they are sparse too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,8 +28,8 @@ def cumsum(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) ->
         return run_densely(aten.cumsum.default, (self, dim), {"dtype": dtype})
     shape, dim = tuple(self.shape), dim % self.dim()
     groups = groups_of(self, dim)
-    group, along, values = groups.in_order(groups.group, groups.inside, groups.values(self))
-    total = scan_segments(torch.cumsum, values.to(like.dtype), groups.stored)
+    total = groups.scan(groups.values(self).to(like.dtype), "cumsum")
+    group, along, total = groups.in_order(groups.group, groups.inside, total)
     next_entry = torch.full_like(along, shape[dim])
     next_entry[:-1] = torch.where(group[1:] != group[:-1], shape[dim], along[1:])
     length = next_entry - along
@@ -54,11 +49,11 @@ def cumprod(self: SparseTensor, dim: int, *, dtype: torch.dtype | None = None) -
     if not self.numel() or not bool(self.storage.values.isfinite().all()):
         return run_densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     shape, groups = tuple(self.shape), groups_of(self, dim)
-    group, along, values = groups.in_order(groups.group, groups.inside, groups.values(self))
+    product = groups.scan(groups.values(self).to(like.dtype), "cumprod")
+    group, along, values = groups.in_order(groups.group, groups.inside, product)
     first = groups.begins[group]
     has_no_gap = along == torch.arange(group.numel(), device=group.device) - first  # from the first place on
-    lengths = torch.unique_consecutive(group[has_no_gap], return_counts=True)[1]
-    values = scan_segments(torch.cumprod, values[has_no_gap].to(like.dtype), lengths)
+    values = values[has_no_gap]
     if not bool(values.isfinite().all()):  # times zero, at the first gap, it is not a number
         return run_densely(aten.cumprod.default, (self, dim), {"dtype": dtype})
     entries = Entries(_keys(groups, shape, group[has_no_gap], along[has_no_gap]), values, shape)
@@ -70,26 +65,3 @@ def _keys(groups: Groups, shape: tuple[int, ...], group: torch.Tensor, along: to
     columns = [column[group] for column in coordinates_of(groups.keys, groups.kept_shape)]
     columns.insert(groups.reduced[0], along)
     return keys_of(columns, shape)
-
-
-def scan_segments(
-    scan: Callable[..., torch.Tensor], values: torch.Tensor, lengths: torch.Tensor
-) -> torch.Tensor:
-    """Apply ``scan`` (``torch.cumsum``, ``torch.cumprod``) to each of consecutive segments of values.
-
-    Segments of about the same length are the rows of one matrix, padded at the end.
-    """
-    lengths = lengths[lengths > 0]
-    first = torch.cumsum(lengths, 0) - lengths
-    widths: torch.Tensor = 2 ** torch.ceil(torch.log2(lengths.double())).long()
-    positions, scanned_parts = [], []
-    for width in torch.unique(widths).tolist():
-        is_of_width = widths == width
-        number = torch.arange(width, device=lengths.device)
-        is_filled = number < lengths[is_of_width].unsqueeze(1)
-        position = first[is_of_width].unsqueeze(1) + torch.where(is_filled, number, 0)
-        scanned_parts.append(scan(values[position], 1, dtype=values.dtype)[is_filled])
-        positions.append(position[is_filled])
-    if not scanned_parts:
-        return values
-    return torch.empty_like(values).index_put((torch.cat(positions),), torch.cat(scanned_parts))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import routines_for
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import Step
 from scorch._src.engine.additions import is_deterministic
@@ -59,6 +60,9 @@ def _softmax(A: SparseTensor, dim: int, half_to_float: bool = False, *, name: st
     fused = _run_fused(storage, dim, name)
     if fused is not None:
         return SparseTensor(fused)
+    if storage.values.dtype in routines_for(storage.values).run_dtypes and not current().debug:
+        values = _softmax_composed(storage.values.detach(), storage.pattern, dim, name == "log_softmax")
+        return SparseTensor(Storage(storage.pattern, values))
     key = (name, dim % len(shape), storage.key, current().disable, is_deterministic())
     kernels = None if current().debug else _cached_kernels.get(key)
     if kernels is not None:
@@ -176,8 +180,8 @@ def _softmax_composed(values: torch.Tensor, pattern: Pattern, dim: int, is_log: 
     """Compute the values of a softmax in functions that ``torch.func`` transforms."""
     groups = groups_of_pattern(pattern, reduced_dims(len(pattern.shape), dim))
     listed = values if groups.numbers is None else values[groups.numbers]
-    shifted = listed - groups.reduce(listed.detach(), "amax")[groups.group]
-    total = groups.sum(torch.exp(shifted))[groups.group]
+    shifted = listed - groups.spread(groups.reduce(listed.detach(), "amax"))
+    total = groups.spread(groups.sum(torch.exp(shifted)))
     result = shifted - total.log() if is_log else torch.exp(shifted) / total
     if groups.numbers is None:
         return result

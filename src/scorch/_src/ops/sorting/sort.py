@@ -162,7 +162,7 @@ def mode(self: SparseTensor, dim: int = -1, keepdim: bool = False) -> Any:
     is_longest = length == longest[segment]
     entry = torch.full_like(segments.stored, segments.segment.numel())
     entry.scatter_reduce_(0, segment[is_longest], start[is_longest], "amin")
-    rank = segments.rank_of(entry, torch.arange(entry.numel(), device=entry.device))
+    rank = segments.rank_of(entry)
     is_zero = (segments.zeros > longest) | ((segments.zeros == longest) & (rank >= segments.front))
     last = torch.where(is_zero, segments.front + segments.zeros - 1, rank + longest - 1)
     return segments.select_rank(last, keepdim, segments.size - 1)
@@ -230,10 +230,9 @@ def _compute_quantiles(
         ranks = (fractions * (segments.size - 1)).masked_fill(nans > 0, segments.size - 1)
     rounding = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
     ranks = rounding[interpolation](ranks) if interpolation in rounding else ranks
-    segment = torch.arange(segments.keys.numel(), device=segments.keys.device).expand(ranks.shape)
-    result = segments.values_at(segment, ranks.long())
+    result = segments.values_at(ranks.long())
     if interpolation in ("linear", "midpoint"):
-        above = segments.values_at(segment, ranks.ceil().long())
+        above = segments.values_at(ranks.ceil().long())
         share = ranks - ranks.floor() if interpolation == "linear" else torch.full_like(ranks, 0.5)
         result = torch.lerp(result, above, share.to(result.dtype))
     numbers = torch.arange(fractions.numel(), device=segments.keys.device).unsqueeze(1)

@@ -56,36 +56,42 @@ class SortedSegments:
         """Count what is not a number in each segment."""
         return self.count_in_segments(self._groups.values(self.tensor).detach().isnan())
 
-    def rank_of(self, entry: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
-        """Return the ranks of some entries among all elements of their segments."""
-        inside = entry - self.first[segment]
-        return torch.where(inside < self.front[segment], inside, inside + self.zeros[segment])
+    def rank_of(self, entry: torch.Tensor, segment: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the ranks of some entries among all elements of their segments, by default one of each."""
+        first, front, zeros = self.first, self.front, self.zeros
+        if segment is not None:
+            first, front, zeros = (take_rows(array, segment) for array in (first, front, zeros))
+        inside = entry - first
+        return torch.where(inside < front, inside, inside + zeros)
 
-    def values_at(self, segment: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-        """Return the elements of some ranks in their segments."""
-        entry, zero = self._entry_or_zero(segment, rank)
-        return self.values[entry].masked_fill(zero >= 0, 0)
+    def values_at(self, rank: torch.Tensor) -> torch.Tensor:
+        """Return the elements of some ranks, or of several rows of ranks, one in each segment."""
+        return self._values_of(*self._entry_or_zero(rank))
 
-    def positions_at(self, segment: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-        """Return the positions of the elements of some ranks in their segments."""
-        entry, zero = self._entry_or_zero(segment, rank)
-        zero_key = segment * self.size + zero.clamp(min=0)
-        entries_before = torch.searchsorted(self._zeros_before, zero_key, right=True) - self.first[segment]
-        return torch.where(zero >= 0, zero + entries_before, self.position[entry])
+    def _values_of(self, entry: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+        return take_rows(self.values, entry.flatten()).view(entry.shape).masked_fill(zero >= 0, 0)
 
-    def _entry_or_zero(self, segment: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _entry_or_zero(self, rank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the entry that has a rank, or else the zero of its segment; -1 where it is no zero."""
-        zero = rank - self.front[segment]
-        is_zero = (zero >= 0) & (zero < self.zeros[segment])
-        inside = torch.where(zero < 0, rank, rank - self.zeros[segment]).masked_fill(is_zero, 0)
-        entry = (self.first[segment] + inside).clamp(max=max(self.values.numel() - 1, 0))
+        zero = rank - self.front
+        is_zero = (zero >= 0) & (zero < self.zeros)
+        inside = torch.where(zero < 0, rank, rank - self.zeros).masked_fill(is_zero, 0)
+        entry = (self.first + inside).clamp(max=max(self.values.numel() - 1, 0))
         return entry, zero.masked_fill(~is_zero, -1)
+
+    def _positions_of(self, entry: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+        """Return the positions of one element of each segment, an entry or a zero."""
+        numbers = torch.arange(self.keys.numel(), device=self.keys.device)
+        zero_key = numbers * self.size + zero.clamp(min=0)
+        entries_before = torch.searchsorted(self._zeros_before, zero_key, right=True) - self.first
+        return torch.where(zero >= 0, zero + entries_before, take_rows(self.position, entry))
 
     @functools.cached_property
     def _zeros_before(self) -> torch.Tensor:
         """For every entry, by position, the zeros of its segment before it, offset by its segment."""
         (positions,) = self._groups.in_order(self._groups.inside)
-        inside = torch.arange(positions.numel(), device=positions.device) - self.first[self.segment]
+        inside = torch.arange(positions.numel(), device=positions.device)
+        inside -= take_rows(self.first, self.segment)
         return self.segment * self.size + positions - inside
 
     def select_rank(self, rank: torch.Tensor, keepdim: bool, empty: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,10 +101,12 @@ class SortedSegments:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
         hint = "use torch.quantile(S, q, dim, interpolation='lower') for the values alone"
         check_budget(8 * self.count, self.keys.device, f"a tensor of indices of shape {shape}", hint)
-        numbers = torch.arange(self.keys.numel(), device=self.keys.device)
-        positions = torch.full(shape, empty, dtype=torch.int64, device=self.keys.device)
-        positions.view(-1)[self.keys] = self.positions_at(numbers, rank)
-        return self.build_result(self.keys, self.values_at(numbers, rank), shape), positions
+        entry, zero = self._entry_or_zero(rank)
+        positions = self._positions_of(entry, zero)
+        if self.keys.numel() < self.count:
+            some = torch.full((self.count,), empty, dtype=torch.int64, device=self.keys.device)
+            positions = some.index_copy_(0, self.keys, positions)
+        return self.build_result(self.keys, self._values_of(entry, zero), shape), positions.view(shape)
 
     def build_result(self, keys: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """Build a result with ``values`` at increasing ``keys``, and zeros elsewhere; sparse if possible."""

@@ -1,8 +1,10 @@
-/* Reduces, or sorts, the values of each run, from one of begins to the next, perhaps in another order; an empty run has 0.
+/* Reduces, scans or sorts the values of each run, from one of begins to the next, perhaps in another order; an empty
+   run has 0.
 
    Runs and values in one list, each run ahead of its values, are split in pieces of PIECE, so that threads share the
    work however long runs are. A run that goes on from piece to piece is joined from its parts in order: results do not
-   depend on threads. value_t is the type of values; one line that follows says which reduction is compiled. */
+   depend on threads. value_t is the type of values, wide_t that of
+   cumulative totals; one line that follows says what is compiled. */
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, RUNS, IS_ORDERED, VALUES, BEGINS, ORDER, CARRIED, RESULT };
 enum { PIECE = 4096, WIDE = 16, LANES = WIDE / sizeof(value_t), APART = 4 }; /* at once, so that none waits for others */
@@ -126,7 +128,37 @@ i64 scorch_##name(i64 *args) { \
     return 0; \
 }
 
-/* The places of the values of each run, sorted; those of equal values keep their order. Threads share the runs. */
+/* What has a result for each value: threads share the runs. */
+#define EACH_RUN(name) \
+static void some_##name(i64 thread, i64 end_thread, void *context) { \
+    const i64 *args = context, *begins = (const i64 *)args[BEGINS], runs = args[RUNS], threads = args[THREADS]; \
+    const i64 *order = args[IS_ORDERED] ? (const i64 *)args[ORDER] : 0, all = begins[runs] + runs; \
+    const i64 last = run_from(begins, runs, all * end_thread / threads); \
+    for (i64 run = run_from(begins, runs, all * thread / threads); run < last; run++) \
+        one_##name(args, (const value_t *)args[VALUES], order, begins[run], begins[run + 1]); \
+} \
+i64 scorch_##name(i64 *args) { \
+    if (args[THREADS] <= 1) { \
+        args[THREADS] = 1; \
+        some_##name(0, 1, args); \
+    } else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, args[THREADS], 1, some_##name, args); \
+    return 0; \
+}
+
+/* The total of each value and those before it in its run, */
+#define SCANNED(name, ONE) \
+static void one_##name(const i64 *args, const value_t *values, const i64 *order, i64 begin, i64 end) { \
+    value_t *result = (value_t *)args[RESULT]; \
+    wide_t total = 0; \
+    for (i64 i = begin; i < end; i++) { \
+        const i64 place = order ? order[i] : i; \
+        total = i > begin ? ONE(total, (wide_t)values[place]) : (wide_t)values[place]; \
+        result[place] = (value_t)total; \
+    } \
+} \
+EACH_RUN(name)
+
+/* and the places of the values of each run, sorted; those of equal values keep their order. */
 enum { SHORT = 12 }; /* values that are sorted by insertion */
 typedef struct { value_t value; i64 place; } item;
 
@@ -134,7 +166,14 @@ typedef struct { value_t value; i64 place; } item;
 #define FALLS(a, b) ((a) > (b) || ((a) != (a) && (b) == (b)))
 
 #define SORTED(name, BEFORE) \
-static void sort_##name(item *items, item *other, i64 count, i64 *result) { \
+static void one_##name(const i64 *args, const value_t *values, const i64 *order, i64 first, i64 end_of_run) { \
+    const i64 count = end_of_run - first; \
+    i64 *result = (i64 *)args[RESULT] + first; \
+    item *items = (item *)args[CARRIED] + first, *other = items + ((const i64 *)args[BEGINS])[args[RUNS]]; \
+    for (i64 i = 0; i < count; i++) { \
+        const i64 place = order ? order[first + i] : first + i; \
+        items[i] = (item){values[place], place}; \
+    } \
     for (i64 begin = 0; begin < count; begin += SHORT) \
         for (i64 i = begin + 1; i < count && i < begin + SHORT; i++) { \
             const item own = items[i]; \
@@ -162,25 +201,4 @@ static void sort_##name(item *items, item *other, i64 count, i64 *result) { \
     } \
     for (i64 i = 0; i < count; i++) result[i] = items[i].place; \
 } \
-static void some_##name(i64 thread, i64 end_thread, void *context) { \
-    const i64 *args = context, *begins = (const i64 *)args[BEGINS], runs = args[RUNS], threads = args[THREADS]; \
-    const i64 *order = args[IS_ORDERED] ? (const i64 *)args[ORDER] : 0, all = begins[runs] + runs; \
-    const value_t *values = (const value_t *)args[VALUES]; \
-    item *items = (item *)args[CARRIED], *other = items + begins[runs]; \
-    const i64 last = run_from(begins, runs, all * end_thread / threads); \
-    for (i64 run = run_from(begins, runs, all * thread / threads); run < last; run++) { \
-        const i64 begin = begins[run], end = begins[run + 1]; \
-        for (i64 i = begin; i < end; i++) { \
-            const i64 place = order ? order[i] : i; \
-            items[i] = (item){values[place], place}; \
-        } \
-        sort_##name(items + begin, other + begin, end - begin, (i64 *)args[RESULT] + begin); \
-    } \
-} \
-i64 scorch_##name(i64 *args) { \
-    if (args[THREADS] <= 1) { \
-        args[THREADS] = 1; \
-        some_##name(0, 1, args); \
-    } else ((int (*)(i64, i64, i64, work_t, void *))args[PARALLEL])(0, args[THREADS], 1, some_##name, args); \
-    return 0; \
-}
+EACH_RUN(name)

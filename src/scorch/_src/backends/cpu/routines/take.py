@@ -35,8 +35,11 @@ TOTALS = {
     "amax": "TOTAL(amax, LARGEST, LARGEST_OF_EACH)",
     "amin": "TOTAL(amin, SMALLEST, SMALLEST_OF_EACH)",
 }
+SCANNED = {"cumsum": "SCANNED(cumsum, ADDED)", "cumprod": "SCANNED(cumprod, MULTIPLIED)"}
 SORTED = {"ascending": "SORTED(ascending, RISES)", "descending": "SORTED(descending, FALLS)"}
 PLACES = {"argmax": "PLACE(argmax, LARGER)", "argmin": "PLACE(argmin, SMALLER)"}
+ADDING = ("sum", "prod", "cumsum", "cumprod")  # of bool, PyTorch computes in other dtypes
+KINDS = TOTALS | PLACES | SCANNED | SORTED
 
 
 def taken(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
@@ -66,14 +69,9 @@ def reduced_runs(
     """Reduce runs as ``Routines.reduce_runs``; None where torch has to."""
     is_plain = values.dim() == 1 and values.is_contiguous() and begins.dtype == torch.int64
     is_plain = is_plain and (order is None or order.dtype == torch.int64)
-    if (
-        how not in TOTALS | PLACES | SORTED
-        or values.dtype not in _TYPES_OF_RUNS
-        or not is_plain
-        or _is_lazy(values)
-    ):
+    if how not in KINDS or values.dtype not in _TYPES_OF_RUNS or not is_plain or _is_lazy(values):
         return None
-    if values.dtype == torch.bool and how in ("sum", "prod"):
+    if values.dtype == torch.bool and how in ADDING:
         return None
     functions = builtins()
     address = jit.function_address(source_of_runs(values.dtype, how), "a reduction of runs", f"scorch_{how}")
@@ -83,8 +81,8 @@ def reduced_runs(
     used = 4 * values.numel() if how in SORTED else 2 * (work // PIECE + 1)
     carried = torch.empty(used, dtype=torch.int64, device="cpu")
     header = pack([*parallel.shared_by(work, MIN_REDUCED_PER_THREAD), runs, order is not None])
-    dtype = values.dtype if how in TOTALS else torch.int64
-    size = values.numel() if how in SORTED else runs
+    dtype = values.dtype if how in TOTALS | SCANNED else torch.int64
+    size = values.numel() if how in SCANNED | SORTED else runs
     descriptor = result_descriptor(type_of_dtype(dtype), (size,), zero=False)
     arrays = values, begins, begins if order is None else order, carried
     found: torch.Tensor = functions.fill(address, header, descriptor, None, *arrays)
@@ -97,4 +95,6 @@ def _is_lazy(values: torch.Tensor) -> bool:
 
 def source_of_runs(dtype: torch.dtype, how: str) -> str:
     """Return the C source that reduces or sorts runs of values of a dtype."""
-    return jit.with_types(REDUCE_RUNS, value_t=_TYPES_OF_RUNS[dtype]) + (TOTALS | PLACES | SORTED)[how] + "\n"
+    name = _TYPES_OF_RUNS[dtype]
+    wide = "double" if dtype == torch.float32 else name  # in which torch scans
+    return jit.with_types(REDUCE_RUNS, value_t=name, wide_t=wide) + KINDS[how] + "\n"
