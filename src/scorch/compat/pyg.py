@@ -206,7 +206,8 @@ def _sample_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     def sample(store: Any, out: Any, row: Any, col: Any, index: Any, perm: Any = None) -> None:
         matrix = store.get("adj_t")
         if not isinstance(matrix, SparseTensor):
-            return original(store, out, row, col, index, perm)
+            original(store, out, row, col, index, perm)
+            return
         rest = copy.copy(store)
         del rest["adj_t"]
         original(rest, out, row, col, index, perm)
