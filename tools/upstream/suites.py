@@ -28,9 +28,6 @@ PYG_EXCEPTIONS = {
     "test.loader.test_neighbor_loader::test_memmap_neighbor_loader": (
         "workers that are spawned, after another test chose that, do not run what installs the alias"
     ),
-    "test.loader.test_mixin::test_multithreading_neighbor_loader": (
-        "needs two threads, which OMP_NUM_THREADS=1 did not allow in the run that is recorded"
-    ),
     f"{_SAMPLER}::test_homogeneous_neighbor_sampler_basic": _PYG_LIB,
     f"{_SAMPLER}::test_homogeneous_neighbor_sampler_weighted_backwards": _PYG_LIB,
     f"{_SAMPLER}::test_homogeneous_neighbor_sampler_temporal_backwards": _PYG_LIB,
@@ -62,6 +59,7 @@ def _run_files(checkout: Path, plugin: str | None, files: Sequence[str], timeout
     """Run some files in a process; if it crashes, each of them in a process of its own."""
     paths = [str(checkout.resolve()), str(ROOT / "src"), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "UPSTREAM_TIMEOUT": str(timeout)}
+    environment["OMP_NUM_THREADS"] = "2"  # a test of PyG's loaders needs two
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--junitxml={report}"]

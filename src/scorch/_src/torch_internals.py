@@ -15,6 +15,7 @@ other modules may use by its own name, since it belongs to an object: ``module._
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -146,7 +147,20 @@ remove_batch_dim: Callable[..., torch.Tensor] = _find("torch._remove_batch_dim")
 FrameExecStrategy: Any = _find("torch._C._dynamo.eval_frame._FrameExecStrategy")
 FrameAction: Any = _find("torch._C._dynamo.eval_frame._FrameAction")
 set_code_exec_strategy: Callable[..., None] = _find("torch._C._dynamo.eval_frame.set_code_exec_strategy")
-run_untraced: Callable[..., Any] = _find("torch._compile._disable_dynamo")
+_disable_dynamo: Callable[[Any], Any] = _find("torch._compile._disable_dynamo")
+
+
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which graphs of ``torch.compile`` do not contain: they end before it is called."""
+    untraced = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        # Without torch.compile, which takes long to import, nothing is traced.
+        return (untraced if "torch._dynamo" in sys.modules else function)(*args)
+
+    return call
+
 
 # helpers of torch's own Python code ------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ first needed, and cached.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from scorch._src.storage.storage import Pattern
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.create.build import from_compressed
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
-from scorch._src.torch_internals import run_untraced
+from scorch._src.torch_internals import outside_graphs
 from scorch.compat.torch_sparse import memory
 from scorch.errors import IndexRangeError, OperandError, ShapeError
 
@@ -275,10 +274,11 @@ class SparseStorage:
 
     def _pattern(self) -> tuple[Pattern, Tensor | None]:
         if self._kernel is None:
-            self._kernel = (_find_untraced if "torch._dynamo" in sys.modules else _find_pattern)(self)
+            self._kernel = _find_pattern(self)
         return self._kernel
 
 
+@outside_graphs
 def _find_pattern(storage: SparseStorage) -> tuple[Pattern, Tensor | None]:
     """Return the sparsity pattern, and the position of each entry in it unless no entry repeats."""
     source, place = (storage, None) if storage.is_coalesced() else storage._merged()
@@ -286,9 +286,6 @@ def _find_pattern(storage: SparseStorage) -> tuple[Pattern, Tensor | None]:
     made = from_compressed("csr", source.rowptr(), source.col(), ones, storage.sparse_sizes())
     assert isinstance(made, Matrix)
     return made.storage.pattern, place
-
-
-_find_untraced = run_untraced(_find_pattern)  # outside graphs of torch.compile, which it imports
 
 
 def get_layout(layout: str | None = None) -> str:
