@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -76,10 +78,23 @@ def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.
     monkeypatch.setattr(
         type(backend_for().routines), "reduce_runs", lambda self, *given: calls.append(1) or original(*given)
     )
-    for name in ("amax", "amin", "argmax", "argmin", "count_nonzero", "nansum", "prod", "cumsum", "cumprod"):
+    for name in ("amax", "amin", "argmax", "argmin", "prod", "cumsum", "cumprod"):
         calls.clear()
         torch.testing.assert_close(getattr(torch, name)(S, dim).to_dense(), getattr(torch, name)(dense, dim))
         assert calls, name
+
+
+@pytest.mark.whole
+def test_what_is_a_sum_is_computed_by_the_kernel_of_sums() -> None:
+    dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
+    dense[3], dense[4, 5] = 1.5, torch.nan
+    S = scorch.from_torch(dense, format="csr")
+    calls = [getattr(torch, name) for name in ("nansum", "count_nonzero", "any", "all")]
+    calls += [functools.partial(torch.linalg.vector_norm, ord=ord) for ord in (0, 0.5, 1, 2, 3)]
+    for call in calls:
+        for dim in (0, 1, -1):
+            torch.testing.assert_close(call(S, dim=dim), call(dense, dim=dim), equal_nan=True)
+    assert not len(S.storage.pattern.groups)
 
 
 @pytest.mark.parametrize("how", take.SORTED)

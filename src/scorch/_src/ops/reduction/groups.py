@@ -81,8 +81,9 @@ class Groups:
         found = routines_for(keys).sort_entries((keys, self.inside), (size, self.length))
         return found.order.long() if isinstance(found, Sorted) else None
 
+    @cached_outside_modes
     def masked(self) -> Groups:
-        """Return the same groups without implicit zeros."""
+        """The same groups without implicit zeros."""
         groups = copy.copy(self)
         groups.elements, groups.zeros, groups.is_masked = self.stored, torch.zeros_like(self.zeros), True
         groups.has_zeros = torch.zeros_like(self.has_zeros)
@@ -213,7 +214,7 @@ def groups_of(tensor: SparseTensor, dim: Dims, masked: bool = False) -> Groups:
         groups = groups_of_nonzeros(tensor, dim)
     else:
         groups = groups_of_pattern(pattern, reduced)
-    return groups.masked() if masked else groups
+    return groups.masked if masked else groups
 
 
 def groups_of_nonzeros(tensor: SparseTensor, dim: Dims) -> Groups:

@@ -70,12 +70,28 @@ def mean(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum(values) / groups.elements, 0.0
 
 
-@reduction(*_forms("nansum"), differentiable=True)
+def _without_nan(values: torch.Tensor, _: int = 1) -> torch.Tensor:
+    return torch.where(values.isnan(), 0, values)
+
+
+@reduction(*_forms("nansum"), differentiable=True, of_sum=lambda total, _: total, summand=_without_nan)
 def nansum(groups: Groups, values: torch.Tensor) -> Reduced:
-    return groups.sum(torch.where(values.isnan(), 0, values)), 0.0
+    return groups.sum(_without_nan(values)), 0.0
 
 
-@reduction(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, takes="dim")
+def _counted(values: torch.Tensor, _: int) -> torch.Tensor | None:
+    """Return 1 for each value that is not zero, where the dtype has all numbers up to how many there are."""
+    is_exact = values.numel() * torch.finfo(values.dtype).eps < 1
+    return (values != 0).to(values.dtype) if is_exact else None
+
+
+@reduction(
+    aten.count_nonzero.default,
+    aten.count_nonzero.dim_IntList,
+    takes="dim",
+    of_sum=lambda count, _: count,
+    summand=_counted,
+)
 def count_nonzero(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum((values != 0).to(torch.int64)), 0.0
 
@@ -111,12 +127,22 @@ class _Product(torch.autograd.Function):
         return ctx.groups.spread(product) / values.conj(), None
 
 
-@reduction(*_forms("any", "default", "dim", "dims"), takes="dim keepdim")
+@reduction(
+    *_forms("any", "default", "dim", "dims"),
+    takes="dim keepdim",
+    of_sum=lambda count, _: count > 0,
+    summand=_counted,
+)
 def any(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.reduce((values != 0).to(torch.uint8), "amax"), 0.0
 
 
-@reduction(*_forms("all", "default", "dim", "dims"), takes="dim keepdim")
+@reduction(
+    *_forms("all", "default", "dim", "dims"),
+    takes="dim keepdim",
+    of_sum=lambda count, length: count == length,
+    summand=_counted,
+)
 def all(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.reduce((values != 0).to(torch.uint8), "amin").masked_fill(groups.has_zeros, 0), 0.0
 
@@ -303,25 +329,42 @@ def aminmax(self: SparseTensor, *, dim: int | None = None, keepdim: bool = False
 # norms and exponentials ------------------------------------------------------------------------------
 
 
+def _norm_summand(values: torch.Tensor, length: int, ord: float = 2) -> torch.Tensor | None:
+    """Return the power whose sum is that of the norm; None where the norm is no such sum."""
+    if ord == 0:
+        return None if is_differentiable(values) else _counted(values, length)
+    if ord == 1 or length == 1:
+        return values.abs()
+    if ord == 2:
+        return _square(values)
+    if ord < 0 or math.isinf(ord):
+        return None
+    return values.abs() ** ord if ord >= 1 else _power(values.abs(), ord)
+
+
+def _root(total: torch.Tensor, length: int, ord: float = 2) -> torch.Tensor:
+    """Return the norm that a sum of powers belongs to."""
+    return total if ord in (0, 1) or length == 1 else _power(total, 1 / ord)
+
+
 @reduction(
     torch.linalg.vector_norm,
     aten.linalg_vector_norm.default,
     takes="ord dim keepdim dtype",
     differentiable=True,
+    of_sum=_root,
+    summand=_norm_summand,
 )
 def vector_norm(groups: Groups, values: torch.Tensor, ord: float = 2) -> Reduced | None:
     """Compute the root of the sum of powers; its gradient is 0 where the norm is, as in torch."""
     magnitudes = values.abs()
     if ord == 0:
         return groups.sum(torch.where(magnitudes != 0, 1, magnitudes)), 0.0
-    if ord == 1 or groups.length == 1:
-        return groups.sum(magnitudes), 0.0
-    if math.isinf(ord):
+    if math.isinf(ord) and groups.length > 1:
         return _extreme(groups, magnitudes, "amax" if ord > 0 else "amin"), 0.0
-    if ord == 2:
-        return _power(groups.sum(_square(values)), 0.5), 0.0
-    if ord > 0:
-        return _power(groups.sum(magnitudes**ord if ord >= 1 else _power(magnitudes, ord)), 1 / ord), 0.0
+    summand = _norm_summand(values, groups.length, ord)
+    if summand is not None:
+        return _root(groups.sum(summand), groups.length, ord), 0.0
     if is_differentiable(values) and not groups.is_masked:
         return None
     norm = groups.sum(magnitudes**ord) ** (1 / ord)

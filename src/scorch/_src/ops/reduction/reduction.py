@@ -21,10 +21,10 @@ from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely
-from scorch._src.ops.reduction.groups import Dims, groups_of
+from scorch._src.ops.reduction.groups import Dims, groups_of, reduced_dims
 from scorch._src.statements.call_cache import keep_as
 from scorch._src.statements.evaluate import evaluate
-from scorch._src.tensor.autograd import by_formula, values_of
+from scorch._src.tensor.autograd import by_formula, sparse_of, values_of
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import DisableTorchFunctionSubclass
@@ -33,12 +33,14 @@ aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
 MAX_SAMPLE_DIMS = 10  # of size 2, so that a sample stays small
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
+SUMMED_BY_KERNELS = (torch.float32, torch.float64)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 
 Function = Callable[..., Any]
 Reduced = tuple[torch.Tensor, float]  # a value for every group, and the one of groups without entries
 Body = Callable[..., Reduced | None]
-OfSum = Callable[[torch.Tensor, int], torch.Tensor]
+OfSum = Callable[..., torch.Tensor]
+Summand = Callable[..., torch.Tensor | None]
 
 
 def _is_plain(value: Any) -> bool:
@@ -113,14 +115,15 @@ def to_computing_dtype(
 class Reduction:
     """A reduction of tensors by its ``body``, a function of the values of each group of entries.
 
-    ``dense``: the result always is. ``of_sum``: computes it from the sum and the number of elements, where a
-    kernel has the sum.
+    ``dense``: the result always is. ``of_sum``: computes it from a sum and the number of elements, where a
+    kernel has the sum: that of what ``summand`` makes of the values, unless it is None, or of themselves.
     """
 
     body: Body
     function: Function
     dense: bool
     of_sum: OfSum | None
+    summand: Summand | None
 
     def __call__(self, input: SparseTensor, **options: Any) -> Any:
         """Reduce a tensor with elements; None where that is not supported."""
@@ -135,9 +138,12 @@ class Reduction:
         keepdim = options.pop("keepdim", False)
         if dim in ((), []) and like.numel() > 1:  # any(dim=()) reduces nothing
             return None
-        total = None if self.of_sum is None else sum_by_kernel(input, dim, keepdim, dtype)
-        if self.of_sum is not None and total is not None:
-            return self.of_sum(total, input.numel() // max(total.numel(), 1))
+        if self.of_sum is not None:
+            length = math.prod(input.shape[d] for d in reduced_dims(input.dim(), dim))
+            added = input if self.summand is None else self._map(input, length, options)
+            total = None if added is None else sum_by_kernel(added, dim, keepdim, dtype)
+            if total is not None:
+                return self.of_sum(total, length, **options).to(like.dtype)
         groups = groups_of(input, dim)
         values = to_computing_dtype(groups.values(input), like.dtype, dtype)
         reduced = self.body(groups, values, **options)
@@ -146,6 +152,14 @@ class Reduction:
         result, fill = reduced
         return groups.result(input, result.to(like.dtype), keepdim, fill, self.dense)
 
+    def _map(self, input: SparseTensor, length: int, options: dict[str, Any]) -> SparseTensor | None:
+        """Return the tensor of what is summed; None where a kernel does not sum it."""
+        assert self.summand is not None
+        if input.storage.values.dtype not in SUMMED_BY_KERNELS:
+            return None
+        values = self.summand(values_of(input), length, **options)
+        return None if values is None else sparse_of(input.storage.pattern, values)
+
 
 def reduction(
     *functions: Function,
@@ -153,11 +167,12 @@ def reduction(
     differentiable: bool = False,
     dense: bool = False,
     of_sum: OfSum | None = None,
+    summand: Summand | None = None,
 ) -> Callable[[Body], Reduction]:
     """Register a reduction, by its body, for PyTorch functions and ATen operators."""
 
     def register(body: Body) -> Reduction:
-        instance = Reduction(body, functions[0], dense, of_sum)
+        instance = Reduction(body, functions[0], dense, of_sum, summand)
         for function in functions:
             run = functools.partial(instance.run, function)
             if hasattr(function, "overloadpacket"):
@@ -187,7 +202,7 @@ def sum_by_kernel(
 ) -> torch.Tensor | None:
     """Sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
     pattern, values = self.storage.pattern, self.storage.values
-    if values.dtype not in (torch.float32, torch.float64) or dtype not in (None, values.dtype):
+    if values.dtype not in SUMMED_BY_KERNELS or dtype not in (None, values.dtype):
         return None
     dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     parsed = _sum_statement(len(pattern.shape), dims)

@@ -7,7 +7,7 @@
    cumulative totals; one line that follows says what is compiled. */
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, RUNS, IS_ORDERED, VALUES, BEGINS, ORDER, CARRIED, RESULT };
-enum { PIECE = 4096, WIDE = 16, LANES = WIDE / sizeof(value_t), APART = 4 }; /* at once, so that none waits for others */
+enum { TAKEN = 256, PIECE = 4096, WIDE = 16, LANES = WIDE / sizeof(value_t), APART = 4 }; /* at once, so that none waits for others */
 
 typedef value_t lanes __attribute__((vector_size(WIDE)));
 typedef value_t lanes_at __attribute__((vector_size(WIDE), aligned(sizeof(value_t)), may_alias));
@@ -24,8 +24,8 @@ static i64 run_from(const i64 *begins, i64 runs, i64 at) {
 }
 
 /* What is not a number wins. */
-#define LARGER(a, b) ((a) > (b) || (a) != (a))
-#define SMALLER(a, b) ((a) < (b) || (a) != (a))
+#define LARGER(a, b) (((a) > (b)) | ((a) != (a)))
+#define SMALLER(a, b) (((a) < (b)) | ((a) != (a)))
 #define CHOSEN(wins, a, b) (lanes)(((__typeof__(wins))(a) & (wins)) | ((__typeof__(wins))(b) & ~(wins)))
 
 #define ADDED(a, b) ((a) + (b))
@@ -37,36 +37,33 @@ static i64 run_from(const i64 *begins, i64 runs, i64 at) {
 
 /* Functions of values[begin] to values[end - 1], of which there is one: their total; */
 #define TOTAL(name, ONE, EACH) \
+static value_t all_##name(const value_t *values, i64 count) { \
+    value_t total = values[0]; \
+    i64 i = 1; \
+    if (count >= APART * LANES) { \
+        lanes parts[APART]; \
+        for (int k = 0; k < APART; k++) parts[k] = *(const lanes_at *)(values + k * LANES); \
+        for (i = APART * LANES; i + APART * LANES <= count; i += APART * LANES) \
+            for (int k = 0; k < APART; k++) { \
+                const lanes more = *(const lanes_at *)(values + i + k * LANES); \
+                parts[k] = EACH(parts[k], more); \
+            } \
+        for (int k = 1; k < APART; k++) parts[0] = EACH(parts[0], parts[k]); \
+        total = parts[0][0]; \
+        for (int lane = 1; lane < LANES; lane++) total = ONE(total, parts[0][lane]); \
+    } \
+    for (; i < count; i++) total = ONE(total, values[i]); \
+    return total; \
+} \
 static value_t of_##name(const value_t *values, const i64 *order, i64 begin, i64 end) { \
-    i64 i = begin; \
-    value_t total; \
-    if (order) { \
-        total = values[order[i++]]; \
-        if (end - i >= 2 * APART) { \
-            value_t parts[APART]; \
-            for (int k = 0; k < APART; k++) parts[k] = values[order[i + k]]; \
-            for (i += APART; i + APART <= end; i += APART) \
-                for (int k = 0; k < APART; k++) parts[k] = ONE(parts[k], values[order[i + k]]); \
-            for (int k = 0; k < APART; k++) total = ONE(total, parts[k]); \
-        } \
-        for (; i < end; i++) total = ONE(total, values[order[i]]); \
-        return total; \
+    if (!order) return all_##name(values + begin, end - begin); \
+    value_t taken[TAKEN], total = 0; \
+    for (i64 from = begin; from < end; from += TAKEN) { \
+        const i64 count = end - from < TAKEN ? end - from : TAKEN; \
+        for (i64 i = 0; i < count; i++) taken[i] = values[order[from + i]]; \
+        const value_t part = all_##name(taken, count); \
+        total = from > begin ? ONE(total, part) : part; \
     } \
-    if (end - i < APART * LANES) { \
-        for (total = values[i++]; i < end; i++) total = ONE(total, values[i]); \
-        return total; \
-    } \
-    lanes parts[APART]; \
-    for (int k = 0; k < APART; k++, i += LANES) parts[k] = *(const lanes_at *)(values + i); \
-    for (; i + APART * LANES <= end; i += APART * LANES) \
-        for (int k = 0; k < APART; k++) { \
-            const lanes more = *(const lanes_at *)(values + i + k * LANES); \
-            parts[k] = EACH(parts[k], more); \
-        } \
-    for (int k = 1; k < APART; k++) parts[0] = EACH(parts[0], parts[k]); \
-    total = parts[0][0]; \
-    for (int lane = 1; lane < LANES; lane++) total = ONE(total, parts[0][lane]); \
-    for (; i < end; i++) total = ONE(total, values[i]); \
     return total; \
 } \
 static value_t joined_##name(const value_t *values, value_t a, value_t b) { return ONE(a, b); } \
