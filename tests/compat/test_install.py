@@ -282,6 +282,7 @@ def test_files_of_tests_are_found(tmp_path: Path) -> None:
 def test_recorded_suites_lost_nothing() -> None:
     recorded = json.loads(RESULT.read_text(encoding="utf-8"))
     sparse, graphs = recorded["pytorch_sparse"], recorded["pyg"]
-    assert sparse["lost"] == graphs["lost"] == [] and sparse["on Scorch"]["passed"] > 130
+    assert sparse["lost"] == [] and sparse["on Scorch"]["passed"] > 130
     assert {name.partition("[")[0] for name in sparse["known"]} <= set(KNOWN)
-    assert all(graphs["fails only with it"].values())
+    for run in (graphs, graphs.get("again", graphs)):  # perhaps of a part of the files
+        assert run["lost"] == [] and all(run["fails only with it"].values())
