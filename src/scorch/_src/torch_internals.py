@@ -14,6 +14,7 @@ other modules may use by its own name, since it belongs to an object: ``module._
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
