@@ -7,7 +7,7 @@
    cumulative totals; one line that follows says what is compiled. */
 typedef void (*work_t)(i64, i64, void *);
 enum { PARALLEL, THREADS, RUNS, IS_ORDERED, VALUES, BEGINS, ORDER, CARRIED, RESULT };
-enum { TAKEN = 256, PIECE = 4096, WIDE = 16, LANES = WIDE / sizeof(value_t), APART = 4 }; /* at once, so that none waits for others */
+enum { PIECE = 4096, WIDE = 16, LANES = WIDE / sizeof(value_t), APART = 4 }; /* at once, so that none waits for others */
 
 typedef value_t lanes __attribute__((vector_size(WIDE)));
 typedef value_t lanes_at __attribute__((vector_size(WIDE), aligned(sizeof(value_t)), may_alias));
@@ -23,6 +23,10 @@ static i64 run_from(const i64 *begins, i64 runs, i64 at) {
     return low;
 }
 
+static void take(value_t *restrict taken, const value_t *restrict values, const i64 *restrict order, i64 count) {
+    for (i64 i = 0; i < count; i++) taken[i] = values[order[i]];
+}
+
 /* What is not a number wins. */
 #define LARGER(a, b) (((a) > (b)) | ((a) != (a)))
 #define SMALLER(a, b) (((a) < (b)) | ((a) != (a)))
@@ -36,75 +40,84 @@ static i64 run_from(const i64 *begins, i64 runs, i64 at) {
 #define SMALLEST_OF_EACH(a, b) CHOSEN((a < b) | (a != a), a, b)
 
 /* Functions of values[begin] to values[end - 1], of which there is one: their total; */
+#define LOAD(at) (*(const lanes_at *)(values + (at)))
 #define TOTAL(name, ONE, EACH) \
-static value_t all_##name(const value_t *values, i64 count) { \
-    value_t total = values[0]; \
-    i64 i = 1; \
-    if (count >= APART * LANES) { \
-        lanes parts[APART]; \
-        for (int k = 0; k < APART; k++) parts[k] = *(const lanes_at *)(values + k * LANES); \
-        for (i = APART * LANES; i + APART * LANES <= count; i += APART * LANES) \
-            for (int k = 0; k < APART; k++) { \
-                const lanes more = *(const lanes_at *)(values + i + k * LANES); \
-                parts[k] = EACH(parts[k], more); \
-            } \
-        for (int k = 1; k < APART; k++) parts[0] = EACH(parts[0], parts[k]); \
-        total = parts[0][0]; \
-        for (int lane = 1; lane < LANES; lane++) total = ONE(total, parts[0][lane]); \
+static value_t of_##name(const value_t *values, i64 begin, i64 end) { \
+    value_t total = values[begin]; \
+    i64 i = begin + 1; \
+    if (end - begin >= LANES) { \
+        lanes part = LOAD(begin); \
+        i = begin + LANES; \
+        if (end - i >= 2 * APART * LANES) { \
+            lanes parts[APART]; \
+            for (int k = 0; k < APART; k++, i += LANES) parts[k] = LOAD(i); \
+            for (; i + APART * LANES <= end; i += APART * LANES) \
+                for (int k = 0; k < APART; k++) { \
+                    const lanes more = LOAD(i + k * LANES); \
+                    parts[k] = EACH(parts[k], more); \
+                } \
+            for (int k = 0; k < APART; k++) part = EACH(part, parts[k]); \
+        } \
+        for (; i + LANES <= end; i += LANES) { \
+            const lanes more = LOAD(i); \
+            part = EACH(part, more); \
+        } \
+        total = part[0]; \
+        for (int lane = 1; lane < LANES; lane++) total = ONE(total, part[lane]); \
     } \
-    for (; i < count; i++) total = ONE(total, values[i]); \
-    return total; \
-} \
-static value_t of_##name(const value_t *values, const i64 *order, i64 begin, i64 end) { \
-    if (!order) return all_##name(values + begin, end - begin); \
-    value_t taken[TAKEN], total = 0; \
-    for (i64 from = begin; from < end; from += TAKEN) { \
-        const i64 count = end - from < TAKEN ? end - from : TAKEN; \
-        for (i64 i = 0; i < count; i++) taken[i] = values[order[from + i]]; \
-        const value_t part = all_##name(taken, count); \
-        total = from > begin ? ONE(total, part) : part; \
-    } \
+    for (; i < end; i++) total = ONE(total, values[i]); \
     return total; \
 } \
 static value_t joined_##name(const value_t *values, value_t a, value_t b) { return ONE(a, b); } \
-PIECES(name, value_t)
+PIECES(name, value_t, SAME)
 
 /* and the place of the first that wins. */
 #define PLACE(name, WINS) \
-static i64 of_##name(const value_t *values, const i64 *order, i64 begin, i64 end) { \
+static i64 of_##name(const value_t *values, i64 begin, i64 end) { \
     i64 place = begin; \
-    value_t best = values[order ? order[begin] : begin]; \
-    for (i64 i = begin + 1; i < end && best == best; i++) { \
-        const value_t value = values[order ? order[i] : i]; \
-        if (WINS(value, best)) { \
-            best = value; \
+    value_t best = values[begin]; \
+    for (i64 i = begin + 1; i < end && best == best; i++) \
+        if (WINS(values[i], best)) { \
+            best = values[i]; \
             place = i; \
         } \
-    } \
-    return order ? order[place] : place; \
+    return place; \
 } \
 static i64 joined_##name(const value_t *values, i64 a, i64 b) { \
     return values[a] == values[a] && WINS(values[b], values[a]) ? b : a; \
 } \
-PIECES(name, i64)
+PIECES(name, i64, PLACED)
 
-#define PIECES(name, result_t) \
+#define SAME(order, found) (found)
+#define PLACED(order, found) (order ? order[found] : (found))
+
+#define PIECES(name, result_t, STORED) \
 typedef result_t part_##name __attribute__((may_alias)); \
 static void some_##name(i64 thread, i64 end_thread, void *context) { \
     const i64 *args = context, *begins = (const i64 *)args[BEGINS], runs = args[RUNS]; \
     const i64 *order = args[IS_ORDERED] ? (const i64 *)args[ORDER] : 0; \
     const i64 all = begins[runs] + runs, pieces = (all + PIECE - 1) / PIECE, threads = args[THREADS]; \
-    const value_t *values = (const value_t *)args[VALUES]; \
     result_t *result = (result_t *)args[RESULT]; \
+    value_t taken[PIECE]; \
     for (i64 piece = pieces * thread / threads; piece < pieces * end_thread / threads; piece++) { \
         const i64 at = piece * PIECE, to = at + PIECE < all ? at + PIECE : all; \
         i64 run = run_from(begins, runs, at), *carried = (i64 *)args[CARRIED] + 2 * piece; \
+        const value_t *values = (const value_t *)args[VALUES]; \
+        if (order) { \
+            const i64 first = at - run, count = to - run_from(begins, runs, to) - first; \
+            take(taken, values, order + first, count); \
+            values = taken - first; \
+        } \
         const i64 stop = begins[run] < to - run ? begins[run] : to - run; \
         carried[0] = at - run < stop ? run - 1 : -1; \
-        if (carried[0] >= 0) *(part_##name *)(carried + 1) = of_##name(values, order, at - run, stop); \
+        if (carried[0] >= 0) { \
+            const result_t found = of_##name(values, at - run, stop); \
+            *(part_##name *)(carried + 1) = STORED(order, found); \
+        } \
         for (; run < runs && begins[run] + run < to; run++) { \
             const i64 end = begins[run + 1] < to - run - 1 ? begins[run + 1] : to - run - 1; \
-            result[run] = begins[run] < end ? of_##name(values, order, begins[run], end) : 0; \
+            const result_t found = begins[run] < end ? of_##name(values, begins[run], end) : 0; \
+            result[run] = begins[run] < end ? STORED(order, found) : 0; \
         } \
     } \
 } \

@@ -73,6 +73,9 @@ def reduced_runs(
         return None
     if values.dtype == torch.bool and how in ADDING:
         return None
+    moved = taken(values, order) if order is not None and how in TOTALS else None
+    if moved is not None:  # a loop of its own reads many values in another order faster
+        values, order = moved, None
     functions = builtins()
     address = jit.function_address(source_of_runs(values.dtype, how), "a reduction of runs", f"scorch_{how}")
     if functions is None or not address:
