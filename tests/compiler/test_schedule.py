@@ -303,6 +303,12 @@ def test_outer_levels_are_dense_unless_most_coordinates_are_empty(
         assert infer_format(step, operands, sizes).format == Format(result)
 
 
+def test_sums_keep_the_outer_levels_of_the_only_sparse_operand() -> None:
+    T = sparse(50, 50, 50, form="csf", entries=2000)
+    plan = planned("C[i,j] = T[i,j,k] * x[k]", T=T, x=torch.ones(50)).plan
+    assert plan.result == Format("dcsr") and plan.assembly == "shared"
+
+
 def operand(name: str, form: str, shape: tuple[int, ...], *counts: int) -> Operand:
     return Operand(name, Format(form, dims=len(shape)), FLOAT32, INT32, shape, counts)
 

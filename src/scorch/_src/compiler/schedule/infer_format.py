@@ -128,7 +128,8 @@ def _by_index(
         return Inferred(dense_format(len(target.indices)), tuple(reasons.values()))
     coordinate = all(operands[a].format.is_list for a in sparse)
     coordinate = coordinate and all(kind == "sparse" for kind in kinds.values())
-    if not coordinate:
+    is_carried = any(support_of(step.body, operands) == lattice.stored(access) for access in sparse)
+    if not coordinate and not is_carried:  # it has the outer levels of that operand
         outer = _outer_dense(step, operands, sizes, [index for index in order if kinds[index] == "sparse"])
         kinds |= dict.fromkeys(outer, "dense")
         reasons |= outer
