@@ -249,15 +249,20 @@ def test_tolerances_are_checked() -> None:
 def test_mixed_devices() -> None:
     elsewhere = torch.ones(3, device="meta")
     refused(
-        OperandError, "operand 1 is on device meta ... use .cpu()", scorch.einsum, "ab,b->a", A, elsewhere
+        OperandError,
+        "operand 1 is on device meta ... create it on cpu",
+        scorch.einsum,
+        "ab,b->a",
+        A,
+        elsewhere,
     )
-    message = "tensor 'x' is on device meta ... use .cpu()"
+    message = "tensor 'x' is on device meta ... create it on cpu"
     refused(OperandError, message, scorch.evaluate, "y[a] = A[a,b] * x[b]", A=A, x=elsewhere)
 
 
 def test_mixed_devices_after_a_call_that_worked() -> None:
     scorch.einsum("ij,j->i", A, x)
-    message = "operand 1 is on device meta ... use .cpu()"
+    message = "operand 1 is on device meta ... create it on cpu"
     refused(OperandError, message, scorch.einsum, "ij,j->i", A, x.to("meta"))
 
 

@@ -32,6 +32,13 @@ def deferred(path: Path) -> Iterator[tuple[str, str]]:
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+def test_packages_hold_source_files_alone() -> None:
+    """And no copies that a merge or an editor left behind."""
+    kinds = {".py", ".pyi", ".c", ".cu", ".typed"}
+    others = [path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in kinds | {".pyc"}]
+    assert others == []
+
+
 def test_functions_import_only_what_is_slow_to_import():
     """Names of torch whose modules take long, or that some versions lack: ``torch_internals`` lists them."""
     slow = {*torch_internals.LAZY, *torch_internals.OPTIONAL}

@@ -108,7 +108,7 @@ ELSEWHERE = {
 def test_tensors_on_another_device(name, form):
     dense = matrix()
     S = scorch.from_torch(dense, format=form)
-    cure = r"on cpu and another on meta; create it on cpu"
+    cure = r"on cpu and another on meta; create the other on cpu"
     with pytest.raises(DeviceError, match=cure):
         ELSEWHERE[name](S, torch.ones(4, 6, device="meta"))
     assert torch.equal(S.to_dense(), dense)

@@ -16,6 +16,13 @@ HOST = torch.device("cpu")
 META = torch.device("meta")  # tensors that have a shape and a dtype, and no numbers
 
 
+def bring_together(first: str, device: torch.device, second: str, other: torch.device) -> str:
+    """Say how two tensors, by their names, come to one device: what is on meta has no numbers to move."""
+    if device == META:
+        first, device, second, other = second, other, first, device
+    return f"create {second} on {device}" if other == META else f"move {second} with .to('{device}')"
+
+
 def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether writing to ``a`` may change ``b``."""
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

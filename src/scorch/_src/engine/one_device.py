@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scorch._src.devices import HOST
+from scorch._src.devices import HOST, bring_together
 from scorch._src.engine.executable import Tensor
 from scorch.errors import DeviceError
 
@@ -19,7 +19,7 @@ def on_one_device(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         (first, a), (second, b) = list(devices.items())[:2]
         raise DeviceError(
             f"expected all tensors to be on the same device, but {a} is on {first} and {b} is on {second}; "
-            f"move one of them, as in {b}.to('{first}')"
+            + bring_together(a, first, b, second)
         )
     (device,) = devices
     return {name: tensor if name in placed else tensor.to(device) for name, tensor in tensors.items()}

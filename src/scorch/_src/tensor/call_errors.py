@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from scorch._src.backends.base import check_waiting, is_about_waiting, is_served, needs_behind
-from scorch._src.devices import HOST
+from scorch._src.devices import HOST, bring_together
 from scorch._src.formats.format import NAMES
 from scorch._src.grad_state import is_transformed, unsupported_in_jit
 from scorch._src.name_hints import as_dtype
@@ -215,9 +215,11 @@ def _mixed_devices(tensors: Sequence[torch.Tensor]) -> str | None:
     for tensor in tensors:
         if own is not None and tensor.device != own and tensor.dim() > 0:
             other = tensor.device
-            moves_sparse = own == HOST and is_served(other)
-            moved, target = ("the sparse one", other) if moves_sparse else ("the other", own)
-            remedy = f"create it on {own}" if tensor.is_meta else f"move {moved} with .to('{target}')"
+            both = [("the sparse one", own), ("the other", other)]
+            (first, device), (second, elsewhere) = (
+                reversed(both) if own == HOST and is_served(other) else both
+            )
+            remedy = bring_together(first, device, second, elsewhere)
             return (
                 f"expected all tensors to be on the same device, but the sparse one is on {own} and "
                 f"another on {other}; {remedy}"

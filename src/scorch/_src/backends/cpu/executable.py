@@ -306,7 +306,7 @@ class DirectCall:
         choice: tuple[Any, ...] = ()
         if header is None:
             headers, restricted = self.executable.headers, parallel.restricted_loops
-            choice = self._find_header, headers, restricted, parallel.addresses()
+            choice = self._find_header, headers, restricted, parallel.pack_addresses()
         return functions.bind_run((launch.pack(numbers), header, output, guard, wrap, choice))
 
 

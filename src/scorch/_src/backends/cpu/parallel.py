@@ -123,7 +123,7 @@ def busy_until() -> ctypes.c_longlong:
     return ctypes.c_longlong(0) if at is None else ctypes.c_longlong.from_address(at)
 
 
-def addresses() -> bytes:
+def pack_addresses() -> bytes:
     """Pack where it says whether the machine is busy, and what counts PyTorch's threads; empty if unknown."""
     at, most = ctypes.addressof(busy_until()), _address_of(_MOST_THREADS[0])
     return struct.pack("2q", at, most) if most else b""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.devices import HOST
+from scorch._src.devices import HOST, bring_together
 from scorch._src.ops.products import matmul
 from scorch._src.tensor.create.check import advice_on
 from scorch._src.tensor.create.construct import from_torch
@@ -97,7 +97,7 @@ def _check_alike(name: str, matrix: torch.Tensor, b: torch.Tensor, role: str) ->
     if matrix.device != b.device:
         raise DeviceError(
             f"{name}: expected the matrix and {role} to be on the same device, but got {matrix.device} and "
-            f"{b.device}; move one of them with .to('{matrix.device}') or .to('{b.device}')"
+            f"{b.device}; {bring_together('the matrix', matrix.device, role, b.device)}"
         )
 
 

@@ -23,7 +23,7 @@ from scorch._src.backends.base import (
     served_in_words,
 )
 from scorch._src.compiler.typing import type_of_dtype
-from scorch._src.devices import HOST
+from scorch._src.devices import HOST, META
 from scorch._src.grad_state import is_differentiable
 from scorch._src.name_hints import as_dtype
 from scorch._src.torch_internals import is_functional_tensor
@@ -126,7 +126,8 @@ def check_device(name: str, device: Any) -> None:
             f"{name}: device {device} is not available in this build of PyTorch. {needs}"
         )
     text = f"{name} is on device {device}, but Scorch supports only the devices {served_in_words()}"
-    raise OperandError(f"{text}; use .{served_devices()[0]}()")
+    usual = served_devices()[0]
+    raise OperandError(f"{text}; " + (f"create it on {usual}" if device == META else f"use .{usual}()"))
 
 
 def device_for(name: str, device: Any = None) -> torch.device:
