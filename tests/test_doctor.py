@@ -90,6 +90,18 @@ def test_other_layers_are_named() -> None:
     assert "already sparse" in advice["sparse"] and "lookup" in advice["words"]
 
 
+def test_layers_with_the_same_remark_share_a_line():
+    model = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)])
+    model = scorch.sparsify(model, sparsity=0.5, prefer="size", skip=["3"])
+    report = str(scorch.report(model, measure=False, quiet=True)).splitlines()
+    assert "0 and 2 more are sparse: smaller" in report and "1 is sparse: smaller" not in report
+    found = scorch.doctor(model, torch.ones(2, 32), quiet=True)
+    remark = "already sparse; scorch.report compares it with the dense layer"
+    assert f"0 and 2 more: {remark}" in str(found).splitlines() and f"1: {remark}" in found.advice
+    pair = scorch.doctor(model[1:3], torch.ones(2, 32), quiet=True)
+    assert f"1 and 2: {remark}" in str(pair).splitlines()
+
+
 def made_up(dense: float, sparse: dict[float, float]) -> LayerDiagnosis:
     norm = dict.fromkeys(sparse, 0.5)
     return LayerDiagnosis("a", "Linear", (8, 8), (2, 8), 1, dense, 1.0, 1.0, dense, None, None, sparse, norm)
@@ -126,6 +138,10 @@ def test_wrong_arguments() -> None:
 def test_unrest_is_said() -> None:
     assert "machine is busy" in str(Diagnosis("Model", 2.0, 2, (), 1.8))
     assert "machine is busy" not in str(Diagnosis("Model", 2.0, 2, (), 1.0))
+    shapes = ((4, 4), (1, 4), 1, 1.0, 1.0, 1.0)
+    for sparse_seconds, gains in ((0.5, True), (2.0, False)):  # pruning is suggested where a layer gains
+        layer = LayerDiagnosis("0", "Linear", *shapes, dense=1.0, sparse={0.9: sparse_seconds})
+        assert ("to prune, call" in str(Diagnosis("Model", 1.0, 2, (layer,), 1.8))) is gains
 
 
 def test_layers_that_cannot_be_timed_say_why() -> None:

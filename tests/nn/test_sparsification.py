@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import random
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +102,22 @@ def test_the_report_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "left dense" in capsys.readouterr().out and "0 (Conv3d)" in str(report)
     plain = scorch.report(model, measure=False, quiet=True)
     assert plain.sparsification.asked is None and "asked" not in str(plain)
+
+
+def test_a_model_without_sparse_layers_says_so() -> None:
+    small, _ = made(nn.Linear(2, 2), 0.5)  # pruned, but smaller if stored dense
+    assert type(small) is nn.Linear and small.sparsification.reached == 0.5
+    assert str(small.sparsification).endswith("no layer is stored sparse: scorch.report shows why")
+    assert "no layer" not in str(made(nn.Linear(64, 64), 0.5)[0].sparsification)
+    assert "no layer" not in str(scorch.report(nn.Linear(2, 2), measure=False, quiet=True))
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="Python 3.10 has no notes")
+@pytest.mark.parametrize("function", [scorch.doctor, functools.partial(scorch.sparsify, sparsity=0.5)])
+def test_an_example_that_the_model_refuses_is_named(function: Any) -> None:
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        function(nn.Linear(4, 2), example=torch.ones(1, 3))
+    assert "while the model ran on example" in caught.value.__notes__[0]
 
 
 def test_what_was_left_dense_on_purpose_is_not_warned_of() -> None:

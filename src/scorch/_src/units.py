@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def format_table(rows: Sequence[Sequence[str]], left: int = 4) -> list[str]:
@@ -13,6 +13,19 @@ def format_table(rows: Sequence[Sequence[str]], left: int = 4) -> list[str]:
         cells = list(map(str.ljust, row[:left], widths)) + list(map(str.rjust, row[left:], widths[left:]))
         lines.append("  ".join(cells).rstrip())
     return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def group_layers(remarks: Iterable[tuple[str, str]]) -> list[tuple[str, str, int]]:
+    """Join the names of layers with the same remark: ``a and b``, or ``a and 7 more``, and how many."""
+    names: dict[str, list[str]] = {}
+    for name, remark in remarks:
+        names.setdefault(remark, []).append(name or "(model)")
+    return [(_in_words(found), remark, len(found)) for remark, found in names.items()]
+
+
+def _in_words(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return names[0] if not more else f"{names[0]} and {names[1] if more == 1 else f'{more} more'}"
 
 
 def format_density(density: float) -> str:

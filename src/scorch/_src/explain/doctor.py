@@ -30,7 +30,7 @@ from scorch._src.nn.sparsification import reason_for
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import ConvNd
-from scorch.errors import ArgumentError, OperandError, kind_of
+from scorch.errors import ArgumentError, OperandError, add_note, kind_of
 
 SPARSITIES = (0.8, 0.9, 0.95, 0.98)
 MAX_SPARSE_INPUT_DENSITY = 0.2  # up to which an input is tried as a sparse one
@@ -89,7 +89,11 @@ def doctor(
     try:
         model.eval()
         with torch.no_grad():
-            times, visits = _observe(model, call)
+            try:
+                times, visits = _observe(model, call)
+            except Exception as error:
+                add_note(error, timing.RUNNING_EXAMPLE)
+                raise
             layers = [_diagnose(visit, sorted(sparsities)) for visit in visits]
     finally:
         for module, mode in modes.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from scorch._src.dataclass import dataclass
 from scorch._src.html import page
-from scorch._src.units import format_seconds, format_table
+from scorch._src.units import format_seconds, format_table, group_layers
 from scorch.errors import counted
 
 MAX_STEADY_VARIATION = 1.3
@@ -92,6 +92,11 @@ class Diagnosis:
         """Suggestions, one for each layer that has any."""
         return tuple(f"{layer.name or '(model)'}: {layer.advice}" for layer in self.layers if layer.advice)
 
+    def _suggestions(self) -> list[str]:
+        """Return the suggestions, each once for all layers that have it."""
+        found = [(layer.name, layer.advice) for layer in self.layers if layer.advice]
+        return [f"{names}: {advice}" for names, advice, _ in group_layers(found)]
+
     def to_dict(self) -> dict[str, Any]:
         """Convert everything to dictionaries, lists, numbers and strings, for JSON."""
         return {**asdict(self), "advice": list(self.advice)}
@@ -125,9 +130,10 @@ class Diagnosis:
                     f"about {format_seconds(model_seconds)} ({gain}) "
                     f"with {sparsity:.0%} of the weights pruned"
                 )
+        would_gain = len(lines) > 1
         if self.unrest > MAX_STEADY_VARIATION:
             lines.append("timings are noisy or the machine is busy: repeat on an idle machine")
-        if len(lines) > 1 and self._tried:
+        if would_gain:
             lines.append(
                 "to prune, call scorch.sparsify(model, sparsity=...); check the accuracy, fine-tune if needed"
             )
@@ -140,7 +146,7 @@ class Diagnosis:
             "pruned: speedup with that fraction of the weights pruned"
         )
         lines = [*format_table([head, *rows]), legend] if rows else ["no layer with weights was called"]
-        return "\n".join([*lines, "", *self._summary(), "", *self.advice]).rstrip()
+        return "\n".join([*lines, "", *self._summary(), "", *self._suggestions()]).rstrip()
 
     def __repr__(self) -> str:
         return f"<diagnosis of {len(self.layers)} layers of {self.model}; print it to read it>"
@@ -155,5 +161,5 @@ class Diagnosis:
         return page.page(
             page.table(head, cells, range(4, len(head))),
             page.listing("Summary", self._summary()),
-            page.listing("Suggestions", self.advice) if self.advice else "",
+            page.listing("Suggestions", self._suggestions()) if self.advice else "",
         )

@@ -23,7 +23,7 @@ from scorch._src.nn.pruned.prunable import (
 )
 from scorch._src.nn.sparsification import Sparsification, sparsification_of
 from scorch._src.storage.budget import is_within_budget
-from scorch._src.units import format_seconds, format_table
+from scorch._src.units import format_seconds, format_table, group_layers
 from scorch.errors import ArgumentError, OperandError, counted, is_integer, kind_of
 
 MAX_SHAPES = 3
@@ -107,10 +107,14 @@ class ModelReport:
             f"times for a batch of {self.batch}: {inputs}; {threads}; the minimum of several calls; "
             "dense: the layer with a dense weight"
         )
-        reasons = [
-            f"{layer.name or '(model)'} is {layer.reason}"
+        found = [
+            (layer.name, layer.reason)
             for layer in self.layers
             if layer.reason and layer.reason != _speedup(layer.measured, layer.dense_measured, self.batch)
+        ]
+        reasons = [
+            f"{names} {'is' if count == 1 else 'are'} {reason}"
+            for names, reason, count in group_layers(found)
         ]
         return [times, *reasons, *str(self.sparsification).splitlines()]
 

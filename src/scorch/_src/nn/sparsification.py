@@ -56,6 +56,7 @@ class Sparsification:
     dense_bytes: int = 0
     error: float = 0.0  # the largest relative error of a weight by ``weight_dtype``
     kept: tuple[str, ...] = ()  # the layers that were sparse before, which keep their patterns
+    is_stored_densely: bool = False  # whether no layer is stored sparse
 
     @property
     def skipped_share(self) -> float:
@@ -69,6 +70,8 @@ class Sparsification:
         if self.weight_dtype is not None:
             head += f"; stored as {str(self.weight_dtype).removeprefix('torch.')}: {self.bytes:,} bytes "
             head += f"(dense {self.dense_bytes:,}), weights change by up to {self.error:.2%}"
+        if self.is_stored_densely and self.reached:
+            head += "; no layer is stored sparse: scorch.report shows why"
         if not self.skipped:
             return head
         return "\n".join([f"{head}; left dense, {self.skipped_share:.1%}:", *map(str, self.skipped)])
@@ -130,7 +133,10 @@ def sparsification_of(
     reached = 1 - nonzero / count if count else 0.0
     errors = [getattr(getattr(module, "sparsified", None), "error", 0.0) for module in model.modules()]
     sizes = _count_bytes(model) if weight_dtype is not None else (0, 0)
-    return Sparsification(asked, reached, count, tuple(layers), weight_dtype, *sizes, max(errors), kept)
+    is_dense = not any(isinstance(module, SparseLinear) for module in model.modules())
+    return Sparsification(
+        asked, reached, count, tuple(layers), weight_dtype, *sizes, max(errors), kept, is_dense
+    )
 
 
 def _find_skipped(model: torch.nn.Module, name: str) -> tuple[str, dict[int, tuple[int, int]]]:

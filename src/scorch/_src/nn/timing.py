@@ -14,7 +14,7 @@ from scorch._src.backends.base import host_threads
 from scorch._src.devices import HOST
 from scorch._src.nn.sparse_embedding import SparseEmbedding
 from scorch._src.nn.sparse_linear import SparseLinear
-from scorch.errors import OperandError
+from scorch.errors import OperandError, add_note
 
 RATED = (torch.float64, torch.float32, torch.bfloat16)  # dtypes in which operations are timed
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments
@@ -22,6 +22,9 @@ MIN_SECONDS_PER_CANDIDATE, MAX_SECONDS_PER_CANDIDATE = 0.05, 0.25
 MAX_SECONDS_PER_STATE = 1.0  # of a whole model
 MIN_AGREEING, AGREEING = 3, 1.05  # so many times of a state are at most so many times the shortest
 MIN_ROUNDS, MIN_SLOW_ROUNDS = 5, 2  # the latter of calls that take long
+
+
+RUNNING_EXAMPLE = "while the model ran on example: an input, or a tuple or dictionary of its arguments"
 
 
 def bind_example(example: Any) -> Call:
@@ -107,6 +110,9 @@ def record_calls(
     try:
         with evaluating(model), calling_parts():
             model(*arguments, **options)
+    except Exception as error:
+        add_note(error, RUNNING_EXAMPLE)
+        raise
     finally:
         for hook in hooks:
             hook.remove()
