@@ -38,7 +38,7 @@ TENSOR_HINTS: dict[str, str] = {
     "sum_duplicates": "repeated entries are summed when a tensor is created",
     **dict.fromkeys(("sort_indices", "sorted_indices", "has_sorted_indices"), "entries are always sorted"),
     "check_format": "a tensor is checked when it is created",
-    "prune": "use S.eliminate_zeros()",
+    "prune": "use torch.where(S.abs() >= value, S, 0).eliminate_zeros()",
     "getH": "use S.mH",
     "rint": "use torch.round(S)",
     "set_shape": "use S.reshape(1, -1)",
@@ -89,6 +89,9 @@ TENSOR_HINTS: dict[str, str] = {
     "plot": "use scorch.spy(S)",
     "save": "use scorch.save('S.safetensors', S)",
     "spy": "use scorch.spy(S)",
+    **dict.fromkeys(("info", "describe", "summary"), "print(S), or use scorch.draw(S) for its levels"),
+    "row_norms": "use torch.linalg.norm(S, dim=1)",
+    "neighbors": "use S[i].to_format('coo').indices()",
 }  # fmt: skip
 
 
@@ -157,7 +160,10 @@ MODULE_HINTS: dict[str, str] = {
     **dict.fromkeys(
         ("save_npz", "save_mtx", "mmwrite", "write_mtx"), "use scorch.save(path, S), which goes by the suffix"
     ),
-    **dict.fromkeys(("diags", "spdiags", "diags_array"), "use scorch.diag(values, format='csr')"),
+    **dict.fromkeys(
+        ("diags", "spdiags", "diags_array"),
+        "use scorch.diag(values, format='csr'), which takes one; scorch.sparse.spdiags takes several",
+    ),
     **dict.fromkeys(("identity", "speye", "eye_array"), "use scorch.eye(n, format='csr')"),
     **dict.fromkeys(
         ("issparse", "is_sparse", "isspmatrix", "isspmatrix_csr", "isspmatrix_csc", "isspmatrix_coo"),
@@ -194,12 +200,16 @@ MODULE_HINTS: dict[str, str] = {
     **dict.fromkeys(
         ("prune", "magnitude_prune", "prune_model"), "use scorch.sparsify(model, sparsity=0.9)"
     ),
-    **dict.fromkeys(("plot", "visualize", "plot_sparsity"), "use scorch.spy(S)"),
+    **dict.fromkeys(("plot", "visualize", "plot_sparsity", "show"), "use scorch.spy(S)"),
+    "sparse_linear": "it is scorch.nn.SparseLinear",
+    **dict.fromkeys(("config", "options", "set_option"), "use scorch.settings(threads=1)"),
+    "benchmark": "run python -m scorch bench, or time a call with torch.utils.benchmark.Timer",
     "masks": "it is scorch.nn.masks",
     "clear_cache": "run python -m scorch cache --clear",
     **dict.fromkeys(("warm", "warmup", "warm_up", "precompile"), "run python -m scorch cache --warm"),
     **dict.fromkeys(
-        ("env", "collect_env", "show_versions", "show_config", "print_versions"), "run python -m scorch env"
+        ("env", "collect_env", "info", "show_versions", "show_config", "print_versions"),
+        "run python -m scorch env",
     ),
     # functions of torch_geometric.utils
     "add_self_loops": "use S.setdiag(1)",
@@ -263,7 +273,7 @@ SPARSE_HINTS: dict[str, str] = {  # names of scipy.sparse
         if name.startswith(("csr_", "csc_", "coo_", "bsr_", "eye_", "is"))
         or name in ("diags", "identity", "load_npz", "save_npz")
     },
-    "diags_array": "use scorch.diag(values, format='csr')",
+    "diags_array": MODULE_HINTS["diags_array"],
     "eye": "use scorch.eye(n, format='csr')",
     **dict.fromkeys(("random", "rand", "random_array"), _RANDOM),
     "vstack": "use torch.cat([S, S])",

@@ -44,7 +44,7 @@ def einsum(
 
     Args:
         equation: an equation such as ``"ij,jk->ik"``.
-        operands: one operand per term: sparse tensors in any format, dense tensors, or SciPy sparse arrays.
+        operands: one operand per term: dense tensors and sparse ones, in any format.
         format: the format of the result; chosen by the compiler without it.
         sparse_grad: whether gradients of dense operands store only the rows that sparse operands touch.
 

@@ -173,7 +173,7 @@ def sparse_compressed_tensor(
 
     Raises:
         ShapeError: ``compressed_indices``, ``plain_indices``, ``values`` and ``size`` do not match.
-        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+        IndexRangeError: an index is outside the shape, or a pointer is less than the one before.
         FormatError: ``layout`` is missing or not a compressed one.
 
     Example:
@@ -211,7 +211,7 @@ def sparse_csr_tensor(
 
     Raises:
         ShapeError: ``crow_indices``, ``col_indices``, ``values`` and ``size`` do not match.
-        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+        IndexRangeError: an index is outside the shape, or a pointer is less than the one before.
 
     Example:
 
@@ -243,7 +243,7 @@ def sparse_csc_tensor(
 
     Raises:
         ShapeError: ``ccol_indices``, ``row_indices``, ``values`` and ``size`` do not match.
-        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+        IndexRangeError: an index is outside the shape, or a pointer is less than the one before.
 
     Example:
 
@@ -276,7 +276,7 @@ def sparse_bsr_tensor(
 
     Raises:
         ShapeError: ``crow_indices``, ``col_indices``, ``values`` and ``size`` do not match.
-        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+        IndexRangeError: an index is outside the shape, or a pointer is less than the one before.
 
     Example:
 
@@ -308,7 +308,7 @@ def sparse_bsc_tensor(
 
     Raises:
         ShapeError: ``ccol_indices``, ``row_indices``, ``values`` and ``size`` do not match.
-        IndexRangeError: an index is outside the shape, or the pointers do not increase.
+        IndexRangeError: an index is outside the shape, or a pointer is less than the one before.
 
     Example:
 
