@@ -379,6 +379,15 @@ def test_eigsh_says_what_is_wrong(no_scipy):
         scorch.linalg.eigsh(L, maxiter=1)
 
 
+def test_eigsh_takes_as_many_restarts_as_in_scipy():
+    pytest.importorskip("scipy")
+    size = 400  # its largest eigenvalues are close together and need more than 300 restarts
+    largest = 2.1 + 2 * math.cos(math.pi / (size + 1))
+    with pytest.raises(ConvergenceError, match="increase maxiter"):
+        scorch.linalg.eigsh(laplacian(size), k=2, maxiter=300)
+    assert scorch.linalg.eigsh(laplacian(size), k=2)[0][-1].item() == pytest.approx(largest, abs=1e-9)
+
+
 ORDERS = ["fro", 1, -1, math.inf, -math.inf, 2, -2, "nuc"]
 
 

@@ -53,7 +53,7 @@ def eigsh(
     sigma: float | None = None,
     v0: torch.Tensor | None = None,
     tol: float = 0.0,
-    maxiter: int = 300,
+    maxiter: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``k`` eigenvalues and eigenvectors of a symmetric matrix, like ``scipy.sparse.linalg.eigsh``.
 
@@ -68,7 +68,7 @@ def eigsh(
             smallest ones.
         v0: the initial vector.
         tol: the relative tolerance; machine precision if 0.
-        maxiter: the maximum number of restarts.
+        maxiter: the maximum number of restarts; ten times the number of rows by default, as in SciPy.
 
     Returns:
         The eigenvalues in ascending order, and the eigenvectors as columns.
@@ -99,6 +99,7 @@ def eigsh(
         ordered = dense.eigenvalues if sigma is None else 1 / (dense.eigenvalues - sigma)
         chosen = torch.argsort(_ORDERS[which](ordered), stable=True)[:k].sort().values
         return dense.eigenvalues[chosen], dense.eigenvectors[:, chosen]
+    maxiter = 10 * rows if maxiter is None else maxiter
     linalg = scipy_linalg()
     if linalg is not None:
         return _run_arpack(linalg, matrix, k, start, which=which, sigma=sigma, tol=tol, maxiter=maxiter)
