@@ -346,6 +346,8 @@ def cleaned(text: str, name: str, tensors: Sequence[torch.Tensor] = ()) -> str:
     first = re.sub(misfits, r"it cannot take these arguments: \1", first)
     if "same dtype" in first or re.search("expected scalar type .* but found", first):
         first = f"{first.rstrip('.')}; convert one, as in {_conversion(tensors)}"
+    if "Expected attn_mask dtype to be bool or float" in first:
+        first = f"{first.rstrip('.')}; use attn_mask.bool() if it lists the pairs to compute"
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
 
 
