@@ -97,6 +97,18 @@ def test_what_is_a_sum_is_computed_by_the_kernel_of_sums() -> None:
     assert not len(S.storage.pattern.groups)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_whole_numbers_are_summed_by_the_kernel_of_sums(dtype: torch.dtype) -> None:
+    dense = (torch.randint(-3, 4, (40, 30)) * (torch.rand(40, 30) < 0.2)).to(dtype)
+    S = scorch.from_torch(dense, format="csr")
+    for call in (torch.sum, torch.count_nonzero, torch.any, torch.all):
+        for dim in (0, 1):
+            found, wanted = call(S, dim=dim), call(dense, dim=dim)
+            assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+    assert not len(S.storage.pattern.groups)
+
+
 def test_counts_that_are_kept_with_a_pattern_say_nothing_of_other_values() -> None:
     dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
     S = scorch.from_torch(dense, format="csr")

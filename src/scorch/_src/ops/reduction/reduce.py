@@ -24,6 +24,7 @@ from scorch._src.ops.reduction.reduction import (
     Reduction,
     as_operator,
     direct,
+    has_all_counts,
     reduction,
     run_on_sample,
     stored_in_each,
@@ -94,8 +95,7 @@ def nansum(groups: Groups, values: torch.Tensor) -> Reduced:
 
 def _counted(values: torch.Tensor, _: int) -> torch.Tensor | None:
     """Return 1 for each value that is not zero, where the dtype has all numbers up to how many there are."""
-    is_exact = values.numel() * torch.finfo(values.dtype).eps < 1
-    return (values != 0).to(values.dtype) if is_exact else None
+    return (values != 0).to(values.dtype) if has_all_counts(values.dtype, values.numel()) else None
 
 
 def _count_at_once(input: SparseTensor, _: int, dim: Dims, keepdim: bool) -> torch.Tensor | None:

@@ -36,7 +36,7 @@ LETTERS = "abcdefghijklmnop"
 MAX_SAMPLE_DIMS = 10  # of size 2, so that a sample stays small
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
 MIN_COUNTED = 1 << 16  # values that a routine is worth to count
-SUMMED_BY_KERNELS = (torch.float32, torch.float64)
+SUMMED_BY_KERNELS = (torch.float32, torch.float64, torch.int64)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 
 Function = Callable[..., Any]
@@ -151,7 +151,7 @@ class Reduction:
             if self.sum_at_once is not None and dtype is None and is_on_host and is_plain_inference(input):
                 total = self.sum_at_once(input, length, dim, keepdim, **options)
             if total is None:
-                added = input if self.summand is None else self._map(input, length, options)
+                added = self._map(input, length, options)
                 total = None if added is None else sum_by_kernel(added, dim, keepdim, dtype)
             if total is not None:
                 return self.of_sum(total, length, **options).to(like.dtype)
@@ -164,12 +164,19 @@ class Reduction:
         return groups.result(input, result.to(like.dtype), keepdim, fill, self.dense)
 
     def _map(self, input: SparseTensor, length: int, options: dict[str, Any]) -> SparseTensor | None:
-        """Return the tensor of what is summed; None where a kernel does not sum it."""
-        assert self.summand is not None
-        if input.storage.values.dtype not in SUMMED_BY_KERNELS:
+        """Return the tensor of what is summed, integers as int64; None where a kernel does not sum it."""
+        values = input.storage.values
+        is_whole = not (values.is_floating_point() or values.is_complex())
+        if values.dtype not in SUMMED_BY_KERNELS and not (is_whole and values.is_cpu):
             return None
-        values = self.summand(values_of(input), length, **options)
-        return None if values is None else sparse_of(input.storage.pattern, values)
+        if self.summand is None and not (is_whole and values.dtype != torch.int64):
+            return input
+        summed = (
+            values_of(input) if self.summand is None else self.summand(values_of(input), length, **options)
+        )
+        if summed is None:
+            return None
+        return sparse_of(input.storage.pattern, summed.to(torch.int64) if is_whole else summed)
 
 
 def reduction(
@@ -272,13 +279,13 @@ def _sum_statement(
 def stored_in_each(self: SparseTensor, dim: Dims, keepdim: bool) -> torch.Tensor | None:
     """Count the entries of each sum over ``dim``, cached with the pattern; None where some may be zero.
 
-    They are numbers of the dtype of the values, if that has all up to how many there are.
+    They are numbers of the dtype of the values, if that has all up to how many there are, or integers.
     """
     pattern, values = self.storage.pattern, self.storage.values
-    dtype = values.dtype
-    if dtype not in SUMMED_BY_KERNELS or pattern.format.is_blocked or not values.numel():
+    if values.is_complex() or pattern.format.is_blocked or not values.numel():
         return None
-    if values.numel() * torch.finfo(dtype).eps >= 1:
+    dtype = values.dtype if values.is_floating_point() else torch.int64
+    if dtype not in SUMMED_BY_KERNELS or not has_all_counts(dtype, values.numel()):
         return None
     is_short, routines = values.numel() < MIN_COUNTED, routines_for(values)
     nonzeros = int(values.count_nonzero()) if is_short else routines.count_signs(values.detach())[1]
@@ -287,9 +294,14 @@ def stored_in_each(self: SparseTensor, dim: Dims, keepdim: bool) -> torch.Tensor
     key = ("stored in each", reduced_dims(len(pattern.shape), dim), keepdim, dtype)
     counts: torch.Tensor | None = pattern.structures.get(key)
     if counts is None:
-        ones = SparseTensor(Storage(pattern, torch.ones_like(values)))
+        ones = SparseTensor(Storage(pattern, torch.ones_like(values, dtype=dtype)))
         counts = sum_by_kernel(ones, dim, keepdim, None)
         if counts is not None:
             settle(values.device, "the entries of each sum")
             pattern.structures[key] = counts
     return None if counts is None else counts.clone()
+
+
+def has_all_counts(dtype: torch.dtype, most: int) -> bool:
+    """Whether a dtype has all numbers up to ``most``."""
+    return not dtype.is_floating_point or most * torch.finfo(dtype).eps < 1
