@@ -97,6 +97,41 @@ def test_what_is_a_sum_is_computed_by_the_kernel_of_sums() -> None:
     assert not len(S.storage.pattern.groups)
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_whole_numbers_are_summed_by_the_kernel_of_sums(dtype: torch.dtype) -> None:
+    dense = (torch.randint(-3, 4, (40, 30)) * (torch.rand(40, 30) < 0.2)).to(dtype)
+    S = scorch.from_torch(dense, format="csr")
+    for call in (torch.sum, torch.count_nonzero, torch.any, torch.all):
+        for dim in (0, 1):
+            found, wanted = call(S, dim=dim), call(dense, dim=dim)
+            assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+    assert not len(S.storage.pattern.groups)
+
+
+def test_counts_that_are_kept_with_a_pattern_say_nothing_of_other_values() -> None:
+    dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
+    S = scorch.from_torch(dense, format="csr")
+    for dim in (0, 1):
+        counts = torch.linalg.vector_norm(S, ord=0, dim=dim)
+        assert torch.equal(counts, (dense != 0).sum(dim).float())
+        counts += 1  # is the caller's
+        assert torch.equal(torch.count_nonzero(S, dim), (dense != 0).sum(dim))
+    with_zeros = S * (S.detach().to_dense() > 0)
+    assert torch.equal(torch.count_nonzero(with_zeros, 0), (dense > 0).sum(0))
+    S.values().clamp_(min=0)
+    assert torch.equal(S.any(0), (dense > 0).any(0))
+    assert torch.equal(torch.count_nonzero(S, 1), (dense > 0).sum(1))
+
+
+def test_a_sum_that_is_no_number_of_infinities_is_none_of_numbers() -> None:
+    dense = torch.zeros(3, 4)
+    dense[0, 1], dense[2, 1], dense[1, 2], dense[2, 2] = torch.inf, -torch.inf, torch.nan, 2
+    S = scorch.from_torch(dense, format="csr")
+    for dim in (0, 1):
+        torch.testing.assert_close(torch.nansum(S, dim), torch.nansum(dense, dim), equal_nan=True)
+
+
 @pytest.mark.parametrize("how", take.SORTED)
 @pytest.mark.parametrize("dtype", take.RUN_DTYPES)
 def test_runs_are_sorted_as_by_torch(dtype: torch.dtype, how: str) -> None:

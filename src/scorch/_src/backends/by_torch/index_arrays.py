@@ -167,6 +167,17 @@ class IndexRoutines:
         del values, begins, how, order
         return None
 
+    def count_signs(self, values: Tensor) -> tuple[int, int, int]:
+        """Count the values that are less than zero, not zero, and no numbers; a device is asked once."""
+        counts = torch.stack([torch.count_nonzero(which) for which in (values < 0, values, values.isnan())])
+        negatives, nonzeros, nans = counts.tolist()
+        return negatives, nonzeros, nans
+
+    def select(self, values: Tensor, ranks: Sequence[int]) -> Tensor:
+        """Return the values of increasing ``ranks`` among all in ascending order, NaN being the largest."""
+        ordered = torch.sort(values)[0]
+        return ordered[torch.tensor(ranks, dtype=torch.int64, device=values.device)]
+
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor, from_end: bool = True
     ) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -33,6 +33,7 @@ from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_bac
 from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
+from scorch._src.backends.cpu.routines.select import selected, signs_counted
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, hash_of, owned_rows
 from scorch._src.backends.cpu.routines.take import RUN_DTYPES, reduced_runs, taken
@@ -76,6 +77,8 @@ class CpuRoutines(Routines):
     take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
     reduce_runs = _or_torch(reduced_runs, Routines.reduce_runs)
+    count_signs = _or_torch(signs_counted, Routines.count_signs)
+    select = _or_torch(selected, Routines.select)
     concat = _or_torch(joined, Routines.concat)
     concat_rows = _or_torch(below, Routines.concat_rows)
     concat_columns = _or_torch(beside, Routines.concat_columns)
