@@ -150,6 +150,11 @@ class IndexRoutines:
         del matrix, columns
         return None
 
+    def transposition_bytes(self, entries: int) -> int:
+        """Return the most bytes that it takes besides its result to transpose a matrix."""
+        del entries
+        return 0
+
     def take(self, values: Tensor, places: Tensor) -> Tensor:
         """Return the values at ``places``, along the first dimension."""
         return values.index_select(0, places)

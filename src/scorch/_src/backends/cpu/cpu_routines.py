@@ -38,7 +38,7 @@ from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, hash_of, owned_rows
 from scorch._src.backends.cpu.routines.take import RUN_DTYPES, reduced_runs, taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
-from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
+from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix, transposition_bytes
 from scorch._src.backends.routines import Routines
 
 Args = ParamSpec("Args")
@@ -74,6 +74,7 @@ class CpuRoutines(Routines):
     coalesce = _or_torch(coalesced, Routines.coalesce)
     sort_entries = _or_torch(sort_entries, Routines.sort_entries)
     transpose_matrix = _or_torch(transposed_matrix, Routines.transpose_matrix)
+    transposition_bytes = staticmethod(transposition_bytes)
     take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
     reduce_runs = _or_torch(reduced_runs, Routines.reduce_runs)
