@@ -28,6 +28,7 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
+    OpOverload,
     len_torch_dispatch_stack,
     tree_flatten,
     tree_leaves,
@@ -339,7 +340,7 @@ def cleaned(text: str, name: str, tensors: Sequence[torch.Tensor] = ()) -> str:
     misfits = r"\w+\(\) received an invalid combination of arguments - got \((.*?),? ?\), but expected.*"
     first = re.sub(misfits, r"it cannot take these arguments: \1", first)
     if "same dtype" in first or re.search("expected scalar type .* but found", first):
-        first += f"; convert one, as in {_conversion(tensors)}"
+        first = f"{first.rstrip('.')}; convert one, as in {_conversion(tensors)}"
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
 
 
@@ -371,6 +372,7 @@ def name_of(func: Any) -> str:
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         name = str(getattr(func.__self__, "__name__", name))
+    name = re.sub(r"\.\w+$", "", name) if isinstance(func, OpOverload) else name
     name = re.sub("^linalg_", "linalg.", name)
     return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))
 
