@@ -12,8 +12,8 @@ import torch
 from scorch._src.backends.by_torch.attention import Heads
 from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cpu import launch
-from scorch._src.backends.cpu.routines import attention
-from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
+from scorch._src.backends.cpu.routines.attention import fused
+from scorch._src.backends.cpu.routines.attention.blocks import find_blocks
 from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
@@ -107,7 +107,7 @@ class CpuRoutines(Routines):
     plan_convolution = staticmethod(plan_convolution)
     convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)
-    attention_backward = staticmethod(attention.backward)
+    attention_backward = staticmethod(fused.backward)
 
     @functools.cached_property
     def relu(self) -> Callable[[Tensor], Tensor]:
@@ -124,6 +124,6 @@ class CpuRoutines(Routines):
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads
     ) -> tuple[Tensor, Tensor] | None:
-        if heads.blocks is None or not attention.is_able(query.dtype):
+        if heads.blocks is None or not fused.is_able(query.dtype):
             return None
-        return attention.forward(query, key, value, heads)
+        return fused.forward(query, key, value, heads)
