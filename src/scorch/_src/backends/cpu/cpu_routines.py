@@ -58,6 +58,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
+    answers_at_once = True
     repeats_calls = True
     batch_dtypes = (torch.float32, torch.float64, torch.bfloat16)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))

@@ -176,8 +176,8 @@ class Groups:
 
     @cached_outside_modes
     def is_in_line(self) -> bool:
-        """Whether the entries of each group are stored by their positions inside, if they are in memory."""
-        if self.order is None or not self.order.is_cpu:
+        """Whether the entries of each group are stored by their positions inside, where that can be asked."""
+        if self.order is None or not routines_for(self.order).answers_at_once:
             return False
         rises = self.order[1:] > self.order[:-1]
         begins = self.begins[1:-1]
