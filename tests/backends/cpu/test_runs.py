@@ -9,7 +9,7 @@ import torch
 
 import scorch
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.cpu.routines import take
+from scorch._src.backends.cpu.routines import extremes, take
 
 SIZES = ((0, 3), (1, 1), (7, 3), (1000, 17), (40_000, 3000), (40_000, 1))
 
@@ -74,10 +74,12 @@ def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.
     dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
     S = scorch.from_torch(dense, format="csr")
     calls = []
-    original = take.reduced_runs
-    monkeypatch.setattr(
-        type(backend_for().routines), "reduce_runs", lambda self, *given: calls.append(1) or original(*given)
-    )
+    for name, original in (
+        ("reduce_runs", take.reduced_runs),
+        ("scattered_extremes", extremes.scattered_extremes),
+    ):
+        counted = functools.partial(lambda run, *given: calls.append(1) or run(*given), original)
+        monkeypatch.setattr(type(backend_for().routines), name, staticmethod(counted))
     for name in ("amax", "amin", "argmax", "argmin", "prod", "cumsum", "cumprod"):
         calls.clear()
         torch.testing.assert_close(getattr(torch, name)(S, dim).to_dense(), getattr(torch, name)(dense, dim))

@@ -172,6 +172,15 @@ class IndexRoutines:
         del values, begins, how, order
         return None
 
+    def scattered_extremes(self, values: Tensor, group: Tensor, begins: Tensor, how: str) -> Tensor | None:
+        """Find ``amax``, ``amin``, ``argmax`` or ``argmin`` of each group, as ``reduce_runs`` does.
+
+        Each value has the number of its ``group``, whose lengths follow from ``begins``. None where their
+        values are better gathered first.
+        """
+        del values, group, begins, how
+        return None
+
     def count_signs(self, values: Tensor) -> tuple[int, int, int]:
         """Count the values that are less than zero, not zero, and no numbers; a device is asked once."""
         counts = torch.stack([torch.count_nonzero(which) for which in (values < 0, values, values.isnan())])

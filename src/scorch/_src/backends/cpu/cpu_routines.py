@@ -18,6 +18,7 @@ from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
+from scorch._src.backends.cpu.routines.extremes import scattered_extremes
 from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few, scaled
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
@@ -57,6 +58,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
+    answers_at_once = True
     repeats_calls = True
     batch_dtypes = (torch.float32, torch.float64, torch.bfloat16)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
@@ -78,6 +80,7 @@ class CpuRoutines(Routines):
     take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
     reduce_runs = _or_torch(reduced_runs, Routines.reduce_runs)
+    scattered_extremes = _or_torch(scattered_extremes, Routines.scattered_extremes)
     count_signs = _or_torch(signs_counted, Routines.count_signs)
     select = _or_torch(selected, Routines.select)
     concat = _or_torch(joined, Routines.concat)

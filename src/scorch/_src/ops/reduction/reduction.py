@@ -147,8 +147,9 @@ class Reduction:
         if self.of_sum is not None:
             length = math.prod(input.shape[d] for d in reduced_dims(input.dim(), dim))
             total = None
-            is_on_host = input.storage.values.is_cpu  # others would have to be waited for
-            if self.sum_at_once is not None and dtype is None and is_on_host and is_plain_inference(input):
+            is_usual = self.sum_at_once is not None and dtype is None and is_plain_inference(input)
+            if is_usual and routines_for(input.storage.values).answers_at_once:
+                assert self.sum_at_once is not None
                 total = self.sum_at_once(input, length, dim, keepdim, **options)
             if total is None:
                 added = self._map(input, length, options)
@@ -167,7 +168,7 @@ class Reduction:
         """Return the tensor of what is summed, integers as int64; None where a kernel does not sum it."""
         values = input.storage.values
         is_whole = not (values.is_floating_point() or values.is_complex())
-        if values.dtype not in SUMMED_BY_KERNELS and not (is_whole and values.is_cpu):
+        if values.dtype not in SUMMED_BY_KERNELS and not is_whole:
             return None
         if self.summand is None and not (is_whole and values.dtype != torch.int64):
             return input
