@@ -255,7 +255,7 @@ def test_functions_and_torch_fx_do_not_trace() -> None:
     with pytest.raises(UnsupportedError, match=r"@: torch.jit.trace and torch.jit.script do not support"):
         torch.jit.trace(lambda S, x: S @ x, (SQUARE, torch.ones(3, 5)))
     with pytest.raises(
-        OperandError, match=r"torch.fx does not trace into layers of Scorch; use torch.export"
+        OperandError, match=r"a Proxy; torch.fx does not trace into layers of Scorch; use torch.export"
     ):
         torch.fx.symbolic_trace(torch.nn.Sequential(pruned(torch.nn.Linear(16, 16))))
 

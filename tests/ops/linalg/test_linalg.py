@@ -153,6 +153,8 @@ def test_what_cannot_be_solved():
     with pytest.raises(LinAlgError, match="zero on its diagonal"):
         empty = scorch.from_torch(torch.zeros(3, 3), format="csr")
         torch.linalg.solve_triangular(empty, torch.ones(3, 1), upper=True)
+    with pytest.raises(ShapeError, match=r"got shape \(3,\); pass B.unsqueeze\(1\)"):
+        torch.linalg.solve_triangular(empty, torch.ones(3), upper=True)
 
 
 # determinants, inverses --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from scorch._src.devices import HOST, bring_together
 from scorch._src.formats.format import NAMES
 from scorch._src.grad_state import is_transformed, unsupported_in_jit
 from scorch._src.name_hints import as_dtype
-from scorch._src.tensor.create.check import as_device, error_of_freed, is_freed
+from scorch._src.tensor.create.check import as_device, error_of_freed, is_freed, refuse_nested
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -81,6 +81,11 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if misread is not None:
         return misread
     tensors, name = tensors_in((args, kwargs)), name_of(func)
+    try:
+        for tensor in tensors:
+            refuse_nested(f"{name}: an operand", tensor)
+    except UnsupportedError as refusal:
+        return refusal
     if is_about_waiting(str(error)):
         return _refused_to_wait(error, name, tensors)
     freed = next((tensor for tensor in tensors if is_freed(tensor)), None)

@@ -47,6 +47,13 @@ IN_SHAPE = "whether coordinates lie in the shape"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+def refuse_nested(name: str, value: torch.Tensor) -> None:
+    """Raise for a nested tensor, whose rows have different lengths; some have no shape to read."""
+    if value.is_nested:
+        advice = "pad it with torch.nested.to_padded_tensor(x, 0.0)"
+        raise UnsupportedError(f"{name} is a nested tensor; {advice}")
+
+
 def advice_on(value: object, name: str = "") -> str:
     """Return how to make a tensor of a value that is none; ``name`` is that of the argument."""
     if type(value).__module__ == "torch.fx.proxy":
@@ -84,6 +91,8 @@ def check_tensor(name: str, value: object) -> None:
     """Refuse what is no tensor, and say how to make one of it."""
     if not isinstance(value, torch.Tensor):
         raise OperandError(f"{name} must be a tensor, but got {kind_of(value)}; {advice_on(value, name)}")
+    if value.layout is torch.strided:  # those of another layout have a shape, and some functions take them
+        refuse_nested(name, value)
 
 
 def sparse_advice_on(value: object) -> str:
