@@ -16,6 +16,7 @@ import torch
 from scorch._src.backends.base import (
     check_waiting,
     is_served,
+    is_there,
     needs_behind,
     needs_of,
     routines_for,
@@ -143,7 +144,16 @@ def device_for(name: str, device: Any = None) -> torch.device:
     """Return the device of a new tensor: the one that was named, or torch's default device."""
     chosen = torch.empty(0).device if device is None else as_device(device)  # graphs can trace it
     check_device(name, chosen)
+    if device is not None:
+        check_presence(name, chosen)
     return chosen
+
+
+def check_presence(name: str, device: torch.device) -> None:
+    """Refuse a device that torch was built for, and that this machine does not have."""
+    if not is_there(device):
+        text = f"device {device} is not available on this machine"
+        raise MissingDeviceError(f"{name}: {text}. {needs_of(device.type)}")
 
 
 def refuse_pinning(pin_memory: bool) -> None:
