@@ -20,6 +20,7 @@ import grid_emulator  # noqa: F401
 import scorch
 from on_device import is_on_device
 from properties.drawing import FEWER
+from scorch._src.compile import recorder
 from scorch._src.explain.fusion_report import FusionExplanation
 from scorch._src.tensor.create.construct import from_torch
 from scorch.errors import InPlaceError, OperandError, UnsupportedError
@@ -124,6 +125,21 @@ def test_graph_convolution_is_one_kernel(format: str) -> None:
 def test_elementwise_chains_are_one_kernel_in_every_format(format: str) -> None:
     A = sparse(8, 10, format)
     check(lambda A: torch.tanh(torch.relu(-(A * 2.5)) / 3).square(), A)
+
+
+@pytest.mark.cpu("calls are joined there")
+def test_long_chains_are_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "MAX_NESTED_CALLS", 4)
+
+    def chain(A: Any, x: torch.Tensor) -> Any:
+        found = A
+        for scale in range(1, 6):
+            found = torch.tanh(found * scale)
+        return found * x
+
+    explanation = check(chain, sparse(8, 8), dense(8), one_kernel=False)
+    assert [len(group.calls) for group in explanation.groups] == [4, 4, 3]
+    assert all(group.source for group in explanation.groups) or current().backend == "interpreter"
 
 
 def test_chains_of_tensors_of_higher_order() -> None:

@@ -39,6 +39,7 @@ def test_key_depends_on_every_part_and_its_place() -> None:
     parts = [("ab", "c"), ("a", "bc"), ("abc",), ("c", "ab"), ("ab", "c", "")]
     assert len({cache.make_key(*part) for part in parts}) == len(parts)
     assert cache.make_key("ab", "c") == cache.make_key("ab", "c")
+    assert cache.make_key("/compilers/\udcff") != cache.make_key("/compilers/\udcfe")  # no UTF-8
 
 
 def test_stored_library_is_found_with_its_source() -> None:

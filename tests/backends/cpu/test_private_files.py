@@ -249,3 +249,12 @@ def test_group_of_its_own_is_nobody_else(tmp_path: Path, monkeypatch: pytest.Mon
     place.chmod(0o772)
     with pytest.raises(NotPrivateError):
         resolve_private(place)
+
+
+def test_temporary_folders_need_no_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed = folder(tmp_path / "removed")
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    with private_files.temporary_folder() as place:
+        assert Path(place).is_dir()
+    assert private_files.resolve_private(folder(tmp_path / "kept")) == tmp_path / "kept"

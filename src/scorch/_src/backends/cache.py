@@ -99,7 +99,7 @@ def make_key(*parts: str) -> str:
     """Hash the texts that determine a library (source, flags, compiler, CPU)."""
     digest = hashlib.sha256()
     for part in (LAYOUT, *parts):
-        encoded = part.encode()
+        encoded = part.encode(errors="surrogateescape")  # paths of compilers may be any bytes
         digest.update(b"%d:" % len(encoded))  # the length keeps ("ab", "c") and ("a", "bc") apart
         digest.update(encoded)
     return digest.hexdigest()

@@ -101,7 +101,8 @@ def is_link_of_others(path: Path) -> bool:
 
 def _resolved(path: Path, is_shared_parent: bool) -> Path:
     """Resolve the links of ``path``, checking each folder; ``is_shared_parent``: the last as its parents."""
-    path = Path(os.path.join(os.getcwd(), path))
+    if not path.is_absolute():  # the current directory may have been removed
+        path = Path(os.getcwd(), path)
     if not HAS_OWNERS:
         return path
     left, at, links = list(reversed(path.parts[1:])), path.anchor, 0

@@ -77,9 +77,12 @@ class Recipe:
 
 
 class Value:
-    """A recorded result; ``call`` is the eager call, with values and sources among its arguments."""
+    """A recorded result; ``call`` is the eager call, with values and sources among its arguments.
 
-    __slots__ = ("__weakref__", "call", "number", "recipe", "recorder", "result")
+    ``depth``: how many calls are nested in it whose results have not been computed, itself included.
+    """
+
+    __slots__ = ("__weakref__", "call", "depth", "number", "recipe", "recorder", "result")
 
     def __init__(self, recipe: Recipe, number: int, call: Call, recorder: Any) -> None:
         self.recipe = recipe
@@ -87,6 +90,8 @@ class Value:
         self.call = call
         self.recorder = recorder
         self.result: torch.Tensor | None = None
+        parents = [recorder.items[number] for number in recipe.parents.values()]
+        self.depth: int = 1 + max((item.depth for item in parents if item.result is None), default=0)
 
     @property
     def pattern(self) -> Pattern | None:

@@ -49,6 +49,7 @@ from scorch._src.torch_internals import (
 )
 
 MAX_PLANS_PER_NODE = 64
+MAX_NESTED_CALLS = 32  # of one kernel: to plan and compile longer ones takes more than it saves
 SECONDS_PER_CALL = 25e-6  # that tracing takes
 MAX_NODES_PER_FUNCTION = 4096  # then its tree of calls starts over
 
@@ -203,6 +204,8 @@ class Recorder(TorchFunctionMode):
         self.sparse_call_count += recipe.pattern_number >= 0
         lazy = LazySparseTensor(value) if recipe.is_sparse else LazyTensor(value)
         self.pending.append(weakref.ref(lazy))
+        if value.depth >= MAX_NESTED_CALLS and recipe.pattern_number >= 0 and not recipe.is_layer:
+            self.compute([value])
         return lazy
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
