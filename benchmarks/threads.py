@@ -88,6 +88,11 @@ def matrix_cases(name: str, A: torch.Tensor) -> Iterator[Case]:
     yield Case(name, "sampled product, 32", lambda: scorch.einsum("ij,ik,jk->ij", S, U, V), (S, U, V))
     yield Case(name, "S.sum(0)", lambda: S.sum(0), (S,))
     yield Case(name, "S.sum(1)", lambda: S.sum(1), (S,))
+    for dim in (0, 1):
+        yield from reduction_cases(name, S, dim)
+    yield Case(name, "S.median()", lambda: S.median(), (S.values(),))
+    yield Case(name, "S.quantile(0.9)", lambda: S.quantile(0.9), (S.values(),))
+    yield Case(name, "S.argmax()", lambda: S.argmax(), (S.values(),))
     yield Case(name, "S * 2", lambda: S * 2, (S.values(),))
     yield Case(name, "softmax(1)", lambda: torch.sparse.softmax(S, 1), (S,))
     yield Case(name, "A + shifted", lambda: S + B, (S, B))
@@ -98,10 +103,22 @@ def matrix_cases(name: str, A: torch.Tensor) -> Iterator[Case]:
     yield Case(name, "arrays to CSR", lambda: _fresh(A), (S,))
     yield Case(name, "any order to CSR", lambda: _from_entries(at, values, A.shape), (at, values))
     yield Case(name, "S[half of the rows]", lambda: S[half], (picked, half))
+    chosen = torch.randperm(columns)[: columns // 2]
+    yield Case(name, "half of the columns", lambda: torch.index_select(S, 1, chosen), (S, S))
     yield Case(name, "cat of rows", lambda: torch.cat([S, B], 0), (S, B))
     yield Case(name, "cat of columns", lambda: torch.cat([S, B], 1), (S, B))
     if S.nnz < 500_000 and rows == columns:
         yield Case(name, "A @ A", lambda: scorch.einsum("ij,jk->ik", S, S, format="csr"), (S, S))
+
+
+def reduction_cases(name: str, S: scorch.SparseTensor, dim: int) -> Iterator[Case]:
+    """Reductions along a dimension that are more than sums."""
+    yield Case(name, f"S.any({dim})", lambda: S.any(dim), (S.values(),))
+    yield Case(name, f"S.count_nonzero({dim})", lambda: torch.count_nonzero(S, dim), (S.values(),))
+    yield Case(name, f"norm({dim})", lambda: torch.linalg.vector_norm(S, dim=dim), (S,))
+    yield Case(name, f"S.nansum({dim})", lambda: S.nansum(dim), (S,))
+    yield Case(name, f"S.amax({dim})", lambda: S.amax(dim), (S,))
+    yield Case(name, f"S.argmax({dim})", lambda: S.argmax(dim), (S,))
 
 
 def _shifted(A: torch.Tensor) -> scorch.SparseTensor:

@@ -25,6 +25,9 @@ def source(A: torch.Tensor, B: torch.Tensor) -> str:
 def test_rows_are_swept_where_many_values_are_inserted() -> None:
     A, B = random(30, 40, 0.5, 0), random(40, 50, 0.5, 1)
     assert "list_used" in source(A, B) and "list_marked" in source(A, B)
+    assert "__builtin_prefetch(B_vals_ahead)" in source(A, B)
+    with scorch.settings(disable="prefetch"):
+        assert "__builtin_prefetch" not in source(A, B)
     with scorch.settings(disable="bitmap"):
         assert "list_used" not in source(A, B)
     assert "list_used" not in source(random(30, 40, 0.05, 0), random(40, 50, 0.05, 1))

@@ -9,6 +9,7 @@ import torch
 
 import scorch
 from scorch._src.backends.base import backend_for
+from scorch._src.backends.cpu import parallel
 from scorch._src.backends.cpu.routines import extremes, take
 
 SIZES = ((0, 3), (1, 1), (7, 3), (1000, 17), (40_000, 3000), (40_000, 1))
@@ -187,3 +188,13 @@ def test_other_devices_get_the_same_from_torch(monkeypatch: pytest.MonkeyPatch) 
                 results.append([array.to_dense() for array in found])
         torch.testing.assert_close(results[:2], results[2:])
         torch.testing.assert_close(results[0][3], dense.argmax(0))
+
+
+def test_reductions_wait_for_no_cores_that_other_programs_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = torch.randn(80, 100)
+    S, left = scorch.from_torch(dense, format="csr"), []
+    monkeypatch.setattr(parallel, "leave_cores", lambda: left.append(1))
+    for call in (torch.linalg.vector_norm, torch.any, torch.amax, torch.mean, torch.var):
+        left.clear()
+        torch.testing.assert_close(call(S, dim=0), call(dense, dim=0))
+        assert left, call

@@ -21,9 +21,11 @@ from scorch._src.backends.cpu import invoke, jit, launch, parallel
 from scorch._src.backends.cpu.routines import (
     coalesce,
     concat,
+    extremes,
     join_matrices,
     pick_rows,
     row_pointers,
+    select,
     sort,
     take,
     transpose,
@@ -91,6 +93,8 @@ def usual_sources() -> Iterable[str]:
     routines += [source.source(element) for element in ("float", "double")]
     for dtype, how in itertools.product((torch.float32, torch.float64), take.TOTALS | take.PLACES):
         routines.append(take.source_of_runs(dtype, how))
+    for dtype in (torch.float32, torch.float64):
+        routines += [extremes.source_of_extremes(dtype), select.source_of_selection(dtype)]
     for index, (number, size) in itertools.product((torch.int32, torch.int64), (("float", 4), ("double", 8))):
         routines.append(pick_rows.source_for(index.itemsize, size))
         routines.append(take.source_for(size))

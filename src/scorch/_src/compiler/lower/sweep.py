@@ -6,7 +6,7 @@
                                          else:            as before
 
 What is inserted comes from rows whose entries are sorted, so their first and last ones say, before anything
-is multiplied, between which coordinates all of them lie.
+is multiplied, between which coordinates all of them lie. The first values of these rows are prefetched.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scorch._src.formats.scratch import DenseScratch, Scratch
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.analysis import walk, with_children
 from scorch._src.loops.types import INT64
+from scorch.settings import enabled
 
 Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
@@ -82,7 +83,10 @@ def _limits(scratch: DenseScratch, loop: ir.For) -> ir.Stmt | None:
         case ir.Cast(ir.Load(crd, position), _) | ir.Load(crd, position) if position == loop.var:
             start, stop = (ir.Var(f"{loop.var.name}_{name}") for name in ("first", "behind"))
             first, last = (ir.wide(ir.Load(crd, at)) for at in (start, stop - 1))
+            loads = [node for node in walk(loop.body) if isinstance(node, ir.Load) and node.index == loop.var]
+            values = dict.fromkeys(load.array for load in loads if load.array != crd)
             found = ir.block(
+                *(ir.Prefetch(array, start, 1) for array in values if enabled("prefetch")),
                 ir.Assign(MOST, MOST + (stop - start)),
                 ir.Assign(LOW, ir.Binary("min", LOW, first, INT64)),
                 ir.Assign(HIGH, ir.Binary("max", HIGH, last, INT64)),

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.sort_entries import stable_sort
+from scorch._src.backends.base import routines_for
 from scorch._src.grad_state import is_differentiable
 from scorch._src.ops.reduction import reduce
 from scorch._src.ops.reduction.groups import Dims, Groups, groups_of
@@ -151,8 +151,11 @@ def median(S: SparseTensor, dim: int | None = None, keepdim: bool = False) -> to
         )
 
     def body(groups: Groups, values: torch.Tensor) -> Reduced:
-        order = torch.argsort(values, stable=True)  # NaN comes last
-        order = order[stable_sort(groups.group[order])[1]]
+        if dim is None and values.numel() and not is_differentiable(values):
+            routines = routines_for(values)
+            numbers_in_all = values.numel() - routines.count_signs(values)[2]
+            return routines.select(values, [max(numbers_in_all - 1, 0) // 2]), 0.0
+        order = groups.sorted(values, descending=False)  # NaN comes last
         numbers = groups.sum((~values.isnan()).to(torch.int64))
         middle = groups.begins[:-1] + (numbers - 1).clamp(min=0) // 2
         return values[order[middle.clamp(max=order.numel() - 1)]], 0.0

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from scorch._src.backends.base import routines_for, settle
+from scorch._src.backends.base import routines_for, run_among_others, settle
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_differentiable, is_plain_inference
@@ -35,7 +35,7 @@ aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
 MAX_SAMPLE_DIMS = 10  # of size 2, so that a sample stays small
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
-MIN_COUNTED = 1 << 16  # values that a routine is worth to count
+MIN_COUNTED = 1 << 14  # values to count that are worth a routine; PyTorch would wait for all threads
 SUMMED_BY_KERNELS = (torch.float32, torch.float64, torch.int64)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 
@@ -137,6 +137,12 @@ class Reduction:
 
     def run(self, function: Function, input: SparseTensor, **options: Any) -> Any:
         """Reduce, with arguments checked as those of ``function``."""
+        dim = options.get("dim")
+        if dim is None or len(reduced_dims(input.dim(), dim)) == input.dim():  # whose bits depend on threads
+            return self._run(function, input, **options)
+        return run_among_others(input.storage.values, self._run, function, input, **options)
+
+    def _run(self, function: Function, input: SparseTensor, **options: Any) -> Any:
         if isinstance(options.get("dim"), bool):  # var(unbiased)
             options["unbiased"] = options.pop("dim")
         like = run_on_sample(function, input, **options)
