@@ -42,7 +42,7 @@ _EFFORTS = {
     "is_over": ONCE_A_CHUNK,
     "balance_i32": ONCE_A_CHUNK,
     "balance_i64": ONCE_A_CHUNK,
-    **{f"is_erratic_{a}_{b}": ONCE_A_ROW for a in ("i32", "i64") for b in ("i32", "i64")},
+    **{f"is_erratic_{a}_{b}": ONCE_A_CHUNK for a in ("i32", "i64") for b in ("i32", "i64")},
 }
 
 

@@ -15,7 +15,7 @@ of one, and meshes repeat their patterns row after row. So each call looks at a 
 predictor does: is a turn the same as the last time after the same four turns (``is_erratic``)?
 
 Where the CPU can move what is stored to the lanes that a mask picks, several coordinates are merged at a time
-(``loops.union_blocks``), which pays from one turn in five on that is mispredicted:
+(``loops.union_blocks``), which pays from one turn in four on that is mispredicted:
 
     if (is_erratic) {
       while (p < p_end || q < q_end) {
@@ -45,7 +45,7 @@ Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
 LEAST = 1 << 14  # entries of both matrices from which on a look at a sample takes little of the time
 ROW = 4  # entries of rows on average, below which most are among the last, which are merged by branches
-TURNS, BLOCKS = 48, 20  # of 100 turns that nobody could foretell, from which on each way is faster
+TURNS, BLOCKS = 48, 23  # of 100 turns that nobody could foretell, from which on each way is faster
 ERRATIC = ir.Var("is_erratic")
 KEPT = {FLOAT32: "f32", FLOAT64: "f64", INT32: "i32", INT64: "i64"}
 
