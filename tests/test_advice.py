@@ -255,7 +255,7 @@ def test_functions_and_torch_fx_do_not_trace() -> None:
     with pytest.raises(UnsupportedError, match=r"@: torch.jit.trace and torch.jit.script do not support"):
         torch.jit.trace(lambda S, x: S @ x, (SQUARE, torch.ones(3, 5)))
     with pytest.raises(
-        OperandError, match=r"torch.fx does not trace into layers of Scorch; use torch.export"
+        OperandError, match=r"a Proxy; torch.fx does not trace into layers of Scorch; use torch.export"
     ):
         torch.fx.symbolic_trace(torch.nn.Sequential(pruned(torch.nn.Linear(16, 16))))
 
@@ -331,13 +331,11 @@ def test_padding_of_blocks_is_shown() -> None:
     assert "padding" not in repr(scorch.from_torch(torch.ones(8, 4), format="bsr(4,4)"))
 
 
-@pytest.mark.cpu("about devices that are not there")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_named_with_what_it_needs() -> None:
-    if torch.backends.cuda.is_built():
-        pytest.skip("this build of PyTorch has CUDA")
     for call, words in (
-        (lambda: scorch.ones(3, 3, device="cuda", format="csr"), "^ones: device cuda is not available in"),
-        (lambda: scorch.nn.masks.window(16, 2, device="cuda"), "^window: device cuda is not available in"),
+        (lambda: scorch.ones(3, 3, device="cuda", format="csr"), "^ones: device cuda is not available"),
+        (lambda: scorch.nn.masks.window(16, 2, device="cuda"), "^window: device cuda is not available"),
         (lambda: SQUARE.to(0), "^to: "),
         (lambda: SQUARE.to("cuda"), "^to: "),
     ):

@@ -23,6 +23,7 @@ from scorch._src.backends.routines import Routines
 from scorch._src.devices import META
 from scorch._src.engine.execute import from_dense
 from scorch._src.storage import budget
+from scorch._src.tensor.create import random_factories
 from scorch._src.tensor.create.build import from_coordinates
 from scorch.errors import (
     ArgumentError,
@@ -33,6 +34,7 @@ from scorch.errors import (
     OperandError,
     ScorchError,
     ShapeError,
+    UnsupportedError,
     kind_of,
 )
 
@@ -231,6 +233,31 @@ def test_what_is_no_tensor_is_told_how_to_become_one(value: Any, advice: str) ->
     refused(OperandError, message, scorch.nn.GCNConv(3, 2), value, edges)
     message = f"the right-hand side to be a tensor, but got {kind}; create one with {advice}"
     refused(OperandError, message, scorch.linalg.cg, scorch.eye(3, format="csr"), value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensor_is_told_to_be_padded() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    calls: list[Callable[[], Any]] = [
+        lambda: scorch.from_torch(nested, format="csr"),
+        lambda: scorch.einsum("ij,kij->kij", A, nested),
+        lambda: A + nested,
+        lambda: nested @ A,
+        lambda: torch.cat([A, nested]),
+        lambda: scorch.topk_sparse(nested, 2),
+    ]
+    for call in calls:
+        refused(UnsupportedError, "is a nested tensor; pad it with torch.nested.to_padded_tensor", call)
+
+
+@pytest.mark.parametrize("draw", [scorch.rand, scorch.randn])
+def test_too_many_random_elements_are_counted(draw: Callable[..., Any], monkeypatch: Any) -> None:
+    def no_memory(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+    monkeypatch.setattr(random_factories, "_draw_places", no_memory)
+    message = "of shape (1000, 1000) with density 0.1 stores 100,000 elements ... pass a lower density"
+    refused(DensityError, message, draw, 1000, 1000, density=0.1)
 
 
 def test_only_floating_point_layers_are_suggested() -> None:

@@ -69,7 +69,7 @@ REMEMBERED = {
     "scorch._src.backends.cuda.device.driver._primary_context": "one for each device",
     "scorch._src.backends.cuda.device.builtins._knows_streams": "one for each device",
     "scorch._src.backends.cuda.device.driver._layout": "one for each number of slots",
-    "scorch._src.backends.cpu.routines.attention_source.source": "one for each dtype",
+    "scorch._src.backends.cpu.routines.attention.source.source": "one for each dtype",
     "scorch._src.nn.timing._machine_rates": "one for each number of threads and dtype",
     "scorch._src.explain.speed.measure_speed": "one for each number of threads and dtype",
     "scorch._src.loops.analysis._fields_with_nodes": "one for each kind of node",

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 
 import scorch
 from properties.test_einsum import cases
-from scorch._src.backends.cpu import jit
+from scorch._src.backends.cpu import jit, parallel
 from scorch._src.backends.cpu.launch import release_memory
 from scorch._src.backends.interpreter.executable import Interpreted, InterpretedExecutable
 from scorch._src.compiler.bounds import Footprint
@@ -84,18 +84,21 @@ void free(void *block) {
 /* How torch allocates, c10::alloc_cpu and c10::free_cpu: not by malloc everywhere. */
 void *_ZN3c109alloc_cpuEm(usize bytes) { return bytes ? memalign(64, bytes) : (void *)0; }
 void _ZN3c108free_cpuEPv(void *block) { free(block); }
-/* Pages are taken with room to align them, which goes back before they are used: noted when it has. */
+/* Pages are taken with room to align them, which goes back before they are advised to be huge: noted then. */
+static void *next_of(const char *name) { return dlsym((void *)-1l, name); }
 void *mmap(void *at, usize bytes, int protect, int flags, int file, long offset) {
-  void *(*const next)(void *, usize, int, int, int, long) =
-      (void *(*)(void *, usize, int, int, int, long))dlsym((void *)-1l, "mmap");
-  void *const block = next(at, bytes, protect, flags, file, offset);
+  void *const block = ((void *(*)(void *, usize, int, int, int, long))next_of("mmap"))(
+      at, bytes, protect, flags, file, offset);
   if (block != (void *)-1l) __atomic_add_fetch(&alive, (long)bytes, __ATOMIC_RELAXED);
   return block;
 }
 int munmap(void *block, usize bytes) {
-  int (*const next)(void *, usize) = (int (*)(void *, usize))dlsym((void *)-1l, "munmap");
-  note(-(long)bytes);
-  return next(block, bytes);
+  __atomic_sub_fetch(&alive, (long)bytes, __ATOMIC_RELAXED);
+  return ((int (*)(void *, usize))next_of("munmap"))(block, bytes);
+}
+int madvise(void *block, usize bytes, int advice) {
+  note(0);
+  return ((int (*)(void *, usize, int))next_of("madvise"))(block, bytes, advice);
 }
 long counter_begin(void) {
   __atomic_store_n(&peak, alive, __ATOMIC_RELAXED);
@@ -181,6 +184,8 @@ def count(place: str, *names: str) -> None:
     counter = ctypes.CDLL(place)
     counter.counter_begin.restype = counter.counter_peak.restype = ctypes.c_long
     scorch.settings(threads=2).apply()
+    # As many for every call, however busy the machine is when it is explained, and when it runs.
+    parallel.threads_by_load = lambda threads, work, least: (threads, threads)
     first, second = make_calls(0), make_calls(1)
     for name in names:  # compiles, and starts threads
         text, tensors, format = first[name]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -232,23 +233,49 @@ class Sanitized:
         return self.said[command[command.index("--tool") + 1]]
 
 
-def sanitize(monkeypatch: pytest.MonkeyPatch, run: Sanitized, **options: Any) -> dict[str, Any]:
+def sanitize(
+    monkeypatch: pytest.MonkeyPatch, run: Sanitized, jobs: int = 1, **options: Any
+) -> dict[str, Any]:
     monkeypatch.setattr(parts, "sanitizer_program", lambda: "compute-sanitizer")
     monkeypatch.setattr(parts, "run", run)
-    return parts.sanitize(parts.Options("cuda", jobs=1, limit=600, silence=9, **options))
+    return parts.sanitize(parts.Options("cuda", jobs=jobs, limit=600, silence=9, **options))
+
+
+def launched(*left_out: str) -> str:
+    return f"launched: {', '.join(sorted(kernels.names_of_kernels() - {*left_out}))}\n"
 
 
 def test_no_tool_of_the_sanitizer_takes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Sanitized({"memcheck": "ERROR SUMMARY: 0 errors", "racecheck": f"begun\n{parts.OUT_OF_TIME}"})
+    all_launched = launched()
+    run = Sanitized(
+        {"memcheck": f"{all_launched}ERROR SUMMARY: 0 errors", "racecheck": f"begun\n{parts.OUT_OF_TIME}"}
+    )
     found = sanitize(monkeypatch, run)
-    assert run.limits == pytest.approx([200, 75, 600 / 7, 400, 300, 600], rel=0.01)  # 4, 1, 1, twice
+    assert run.limits == pytest.approx([300] * 3 + [600] * 3, rel=0.01)
     assert found["memcheck einsum"] == {"errors": 0, "cut_short": False, "failed": False, "tail": ""}
-    assert found["racecheck kernels"]["cut_short"] and found["problems"] == 0
-    cases = {command[command.index("--tool") + 1]: int(command[-1]) for command in run.commands[1::3]}
-    assert cases["racecheck"] < cases["memcheck"]
+    assert found["racecheck kernels 1"]["cut_short"] and found["problems"] == 0
+    tools = [command[command.index("--tool") + 1] for command in run.commands]
+    assert tools == ["memcheck"] * 3 + ["racecheck"] * 3
+    drawn = [command for command in run.commands if "tools.gpu_check.drawn" in command]
+    assert int(drawn[0][-1]) == int(drawn[1][-1]) > int(drawn[2][-1]) == int(drawn[3][-1])
     assert ["kns=scorch" in command for command in run.commands] == [False] * 3 + [True] * 3
     within = "tools.gpu_check.halves_in_float32"
     assert [within in command for command in run.commands] == [False] * 3 + [True] * 3
+
+
+def test_groups_of_kernels_are_shared_out_among_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Sanitized(dict.fromkeys(("memcheck", "racecheck"), f"{launched()}ERROR SUMMARY: 0 errors"))
+    found = sanitize(monkeypatch, run, jobs=7)
+    watched = [command for command in run.commands if "tools.gpu_check.kernels" in command]
+    groups = [command[command.index("cuda") + 1 :] for command in watched]
+    assert len(groups) == 10 and sorted(chain(*groups[:5])) == sorted(kernels.GROUPS)
+    assert found["memcheck kernels 5"]["errors"] == 0
+
+
+def test_kernels_that_the_sanitizer_did_not_see_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = f"{launched('scorch_rank')}ERROR SUMMARY: 0 errors"
+    found = sanitize(monkeypatch, Sanitized({"memcheck": summary, "racecheck": summary}), jobs=4)
+    assert found["racecheck never launched"] == ["scorch_rank"] and found["problems"] == 2
 
 
 def test_modules_run_while_products_of_halves_are_computed_in_float32(tmp_path: Path) -> None:
@@ -326,8 +353,8 @@ def test_programs_that_fail_without_an_error_of_the_sanitizer_are_problems(
 ) -> None:
     run = Sanitized({"memcheck": "ERROR SUMMARY: 0 errors\nexit code 1", "racecheck": "exit code 0"})
     found = sanitize(monkeypatch, run)
-    assert found["memcheck kernels"]["failed"] and "exit code 1" in found["memcheck kernels"]["tail"]
-    assert not found["racecheck kernels"]["failed"] and found["problems"] == 6
+    assert found["memcheck kernels 1"]["failed"] and "exit code 1" in found["memcheck kernels 1"]["tail"]
+    assert not found["racecheck kernels 1"]["failed"] and found["problems"] == 6
 
 
 def test_kernels_that_no_group_launches_are_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

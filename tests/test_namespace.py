@@ -261,6 +261,17 @@ def test_operators_that_a_user_registers_are_found():
     assert scorch.ops.scorch_test.twice(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
+def test_private_variables_are_those_of_torch_at_any_time():
+    here, there = types.ModuleType("here"), types.ModuleType("there")
+    there._found, there._find, there.known = None, lambda: 1, 2
+    namespace.extend(here, there)
+    there._found = True  # as torch does once it has looked for something
+    assert here._found is True and here._find is there._find and here.known == 2
+    here._found = False
+    assert there._found is False
+    assert {"_found", "_find", "known"} <= set(dir(here)) and {"_find", "known"} <= set(vars(here))
+
+
 @pytest.fixture
 def both(tmp_path):
     """A package ``here`` that answers for a package ``there``, each with its own files and a common one."""

@@ -152,7 +152,7 @@ check("C[i,j] = A[i,j] * U[i,k] * V[j,k]", large * (U @ V.T), A=L, U=U, V=V)    
 # Attention: blocks of queries that share keys, queries by themselves, tails of every kind, both passes.
 from scorch._src.ops.attention.sdpa import attend
 from scorch._src.ops.attention.mask_pairs import find_pairs
-from scorch._src.backends.cpu.routines import attention as routine
+from scorch._src.backends.cpu.routines.attention import fused as routine
 routine.MIN_PAIRS_PER_THREAD = 1  # so that threads share a head
 generator = torch.Generator().manual_seed(9)
 for dtype, rows, columns, depth, width, dropout in (

@@ -71,7 +71,7 @@ def kind_of(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     name, library = type(value).__name__, type(value).__module__.partition(".")[0]
-    if hasattr(value, "to_scorch"):
+    if hasattr(type(value), "to_scorch"):
         library = "torch_sparse"  # of scorch.compat: its class has the name of ours
     if library in _LIBRARIES:
         return f"a {_LIBRARIES[library]} {'array' if name == 'ndarray' else name}"

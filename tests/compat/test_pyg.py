@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fork_server import run_python
 from nn.test_graph_pyg import pyg, random_graph
 from scorch.compat import pyg as compat
 from scorch.compat import torch_sparse
-from scorch.errors import CallError, ShapeError
+from scorch.errors import CallError, ShapeError, UnsupportedError
 
 torch_geometric = pytest.importorskip("torch_geometric", exc_type=ImportError)
 
@@ -330,6 +331,31 @@ except ImportError as error:
     assert lines[0] == "torch" and "torch_geometric" in lines[1]
 
 
+class Multiplying(torch_geometric.nn.MessagePassing):
+    """A layer of the user's own that needs no PyG to multiply."""
+
+    def forward(self, x, edge_index):
+        return edge_index.matmul(x)
+
+
+def test_errors_about_matrices_of_torch_sparse_say_to_install_it() -> None:
+    edges = graph_without_loops()
+    matrix = torch_sparse.SparseTensor.from_scorch(matrix_of(edges))
+    for layer in (pyg.GraphConv(5, 2), pyg.TopKPooling(5)):
+        with pytest.raises((ValueError, AttributeError)) as caught:
+            layer(_x, matrix)
+        assert "scorch.compat.torch_sparse.install()" in "".join(traceback.format_exception(caught.value))
+    torch.testing.assert_close(Multiplying()(_x, matrix), matrix_of(edges) @ _x)
+    torch_sparse.install()
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            pyg.GraphConv(4, 2)(_x, matrix)  # wrong for another reason
+        torch.testing.assert_close(pyg.SimpleConv()(_x, matrix), matrix_of(edges) @ _x)
+    finally:
+        torch_sparse.uninstall()
+    assert "install()" not in "".join(traceback.format_exception(caught.value))
+
+
 @pytest.mark.usefixtures("_uninstalled")
 def test_uninstall_takes_everything_back() -> None:
     edges = graph_without_loops()
@@ -476,6 +502,61 @@ def test_loaders_sample_from_matrices_of_hetero_graphs() -> None:
     found = batch["user", "likes", "item"].adj_t
     wanted = data["user", "likes", "item"].adj_t.to_dense()[:, batch["user"].n_id]
     assert torch.equal(found.to_dense(), wanted)
+
+
+def test_the_loader_of_a_matrix_takes_one_of_scorch() -> None:
+    matrix = matrix_of(graph_without_loops())
+    options = {"sizes": [-1], "batch_size": 3}
+    with pytest.raises(CallError, match=r"torch_sparse\.install\(\)"):
+        torch_geometric.loader.NeighborSampler(matrix, **options)
+    torch_sparse.install()
+    try:
+        _, nodes, found = next(iter(torch_geometric.loader.NeighborSampler(matrix, **options)))
+    finally:
+        torch_sparse.uninstall()
+    assert torch.equal(found.adj_t.to_dense(), matrix.to_dense()[:3][:, nodes])
+
+
+@pytest.mark.parametrize("kind", [torch_sparse.SparseTensor.from_scorch, lambda matrix: matrix])
+def test_loaders_that_need_edges_say_so(kind: Any) -> None:
+    loader, edges = torch_geometric.loader, graph_without_loops()
+    data = torch_geometric.data.Data(x=_x, adj_t=kind(matrix_of(edges)))
+    with pytest.raises(UnsupportedError, match=r"ClusterData needs an edge_index"):
+        loader.ClusterData(data, num_parts=2)
+    with pytest.raises(UnsupportedError, match=r"the matrix adj_t instead.*data\.adj_t\.coo\(\)"):
+        loader.GraphSAINTRandomWalkSampler(data, batch_size=2, walk_length=2)
+    row, col, _ = data.adj_t.coo()  # what the error says
+    data.edge_index = torch.stack([col, row])
+    del data.adj_t
+    torch_sparse.install()
+    try:
+        (part,) = loader.GraphSAINTRandomWalkSampler(data, batch_size=2, walk_length=2)
+    finally:
+        torch_sparse.uninstall()
+    assert {tuple(edge) for edge in data.edge_index.T.tolist()} == {tuple(edge) for edge in edges.T.tolist()}
+    assert part.edge_index.numel() == 0 or part.edge_index.max() < part.num_nodes <= N
+
+
+def test_parts_of_graphs_have_part_of_the_matrix() -> None:
+    data = graph_of(5)
+    nodes = torch.tensor([3, 0, 4])
+    dense = data.adj_t.to_dense()
+    part = data.subgraph(nodes)
+    assert torch.equal(part.adj_t.to_dense(), dense[nodes][:, nodes])
+    assert part.adj_t.format == data.adj_t.format
+    mask = torch.tensor([True, False, True, True, False])
+    assert torch.equal(data.subgraph(mask).adj_t.to_dense(), dense[mask][:, mask])
+    assert torch.equal(data.adj_t.to_dense(), dense)
+    for batch in torch_geometric.loader.RandomNodeLoader(data, num_parts=2, shuffle=True):
+        assert batch.adj_t.shape == (len(batch.x),) * 2
+
+
+def test_parts_of_hetero_graphs_have_part_of_the_matrix() -> None:
+    data = torch_geometric.data.HeteroData(user={"x": torch.randn(4, 2)}, item={"x": torch.randn(3, 2)})
+    data["user", "likes", "item"].adj_t = likes = scorch.rand(3, 4, density=0.6, format="csr")
+    part = data.subgraph({"user": torch.tensor([2, 0])})
+    assert torch.equal(part["user", "likes", "item"].adj_t.to_dense(), likes.to_dense()[:, [2, 0]])
+    assert data["user", "likes", "item"].adj_t is likes
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -625,6 +625,8 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     if not torch.cuda.is_available():
         with pytest.raises(MissingDeviceError, match="needs a CUDA build of PyTorch"):
             A.cuda()
+        with pytest.raises(MissingDeviceError, match="needs a CUDA build of PyTorch"):
+            SparseTensor.eye(3, device="cuda")
     for name in ("scipy.sparse", "scipy.sparse.csgraph"):
         monkeypatch.setitem(sys.modules, name, None)
     for call in (A.to_scipy, lambda: ts.reverse_cuthill_mckee(A)):

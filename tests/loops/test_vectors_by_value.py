@@ -17,7 +17,6 @@ import torch
 
 import scorch
 from scorch._src.backends.cpu.routines import (
-    attention_source,
     by_rows,
     convolve,
     graph_attention,
@@ -26,6 +25,7 @@ from scorch._src.backends.cpu.routines import (
     neighbour_max,
     transpose,
 )
+from scorch._src.backends.cpu.routines.attention import source as attention_source
 from scorch._src.backends.print.c import print_kernel
 from scorch._src.backends.print.scalar import print_scalar
 from scorch._src.compiler.target import Target
@@ -40,7 +40,7 @@ WIDTHS = (1, 3, 16, 67)
 @pytest.fixture(params=TARGETS)
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Target]:
     target = TARGETS[request.param]
-    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention.source"):
         monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
     schedules.forget()
     yield target
@@ -147,7 +147,7 @@ def test_gcc_for_aarch64_takes_them(
     """Every second width and routine for each; all for both with ``--long``."""
     target = TARGETS[16]
     some = slice(None) if request.config.getoption("long") else slice(first, None, 2)
-    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention.source"):
         monkeypatch.setattr(f"scorch._src.{module}.target", lambda: target)
     schedules.forget()
     flags = [f"-march={march}", "-O3", "-shared", "-nostdlib", "-fPIC", "-std=gnu11", "-w", "-fopenmp-simd"]

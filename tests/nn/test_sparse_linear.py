@@ -400,6 +400,12 @@ def test_a_rewired_layer_takes_the_values_that_are_given() -> None:
         layer.rewire(scorch.rand(9, 7, density=0.3))
 
 
+def test_layers_of_other_kinds_are_refused_by_name() -> None:
+    message = r"that of a Conv2d has shape \(8, 3, 3, 3\); use scorch.sparsify for other layers"
+    with pytest.raises(ShapeError, match=message):
+        SparseLinear.from_dense(torch.nn.Conv2d(3, 8, 3), sparsity=0.5)
+
+
 def test_other_places_in_another_process_are_noticed() -> None:
     layer, other = SparseLinear(9, 7, 0.5), SparseLinear(9, 7, 0.5)
     layer.seal.copy_(layer.seal.clone())

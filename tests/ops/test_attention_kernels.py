@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import scorch
 from fork_server import run_python
 from on_device import is_on_device
-from scorch._src.backends.cpu.routines import attention as routine
-from scorch._src.backends.cpu.routines.attention_source import source
+from scorch._src.backends.cpu.routines.attention import fused as routine
+from scorch._src.backends.cpu.routines.attention.source import source
 from scorch._src.compiler.target import target
 from scorch._src.nn import masks
 from scorch._src.ops.attention import reference
@@ -140,7 +140,7 @@ def test_gradients_of_gradients():
 def test_registers_of_other_processors(registers, dtype, monkeypatch):
     """Compilers split vectors that are wider than the machine's, so that this runs anywhere."""
     machine = dataclasses.replace(target(), vector_bytes=registers[0], vector_registers=registers[1])
-    monkeypatch.setattr("scorch._src.backends.cpu.routines.attention_source.target", lambda: machine)
+    monkeypatch.setattr("scorch._src.backends.cpu.routines.attention.source.target", lambda: machine)
     source.cache_clear()
     try:
         for kind in ("mixed", "full"):

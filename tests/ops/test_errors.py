@@ -68,6 +68,8 @@ SAID = [
     (lambda x: x.__setitem__(0, torch.ones(5)), "S[...] = value: ... 5 ... csr (4, 6)"),
     (lambda x: F.cross_entropy(x, torch.tensor([0])), "cross_entropy: ... (4) ... (1) ... csr (4, 6)"),
     (lambda x: x.long().mean(), "mean: ... dtype ... Long"),
+    (lambda x: x.rot90(1, [0, 0]), "rot90: expected ... csr (4, 6)"),  # not of the overload rot90.default
+    (lambda x: F.scaled_dot_product_attention(x, x.double(), x), "float instead; convert ... csr (4, 6)"),
 ]
 
 

@@ -16,6 +16,7 @@ import torch
 import scorch
 from index_calls import KINDS, Call, Make, as_sparse, draw_call
 from scorch import SparseTensor
+from scorch._src.ops.movement.index import MIN_TRANSPOSED
 from scorch.errors import DensityError, UnsupportedError
 from validity import check_storage, dense_of
 
@@ -83,3 +84,25 @@ def test_entries_outside_of_the_shape_are_never_made(place: int) -> None:
         with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
             getattr(S, name)(*arguments)
     torch.testing.assert_close(S.to_dense(), SQUARE)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+def test_what_lies_across_a_large_matrix_is_selected(form: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    dense = torch.rand(150, 120, generator=draw)
+    dense[dense < 0.3] = 0
+    S = scorch.from_torch(dense, format=form)
+    assert S.nnz > MIN_TRANSPOSED
+    for dim in (0, 1):
+        index = torch.randint(0, dense.shape[dim], (200,), generator=draw)
+        found = torch.index_select(S, dim, index)
+        check_storage(found)
+        assert found.format == S.format
+        assert torch.equal(found.to_dense(), torch.index_select(dense, dim, index))
+        assert torch.equal(
+            torch.index_select(S, dim, index[:0]).to_dense(), dense.index_select(dim, index[:0])
+        )
+        with pytest.raises(IndexError):
+            torch.index_select(S, dim, torch.tensor([dense.shape[dim]]))
+        with pytest.raises(IndexError):
+            torch.index_select(S, dim, torch.tensor([-1]))

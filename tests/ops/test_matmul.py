@@ -101,6 +101,15 @@ def test_kronecker_products_are_sparse(dense: torch.Tensor, form: str) -> None:
         torch.testing.assert_close(found.to_dense(), wanted)
 
 
+def test_kronecker_products_of_lists_of_coordinates_are_lists(dense: torch.Tensor) -> None:
+    for left, right in [(dense, dense[0]), (dense[0], dense[1]), (dense[None], dense)]:
+        first, second = (scorch.from_torch(part, format="coo") for part in (left, right))
+        for found in (torch.kron(first, second), torch.kron(first, right)):
+            assert found.format == scorch.Format("coo", dims=left.dim())
+            torch.testing.assert_close(found.to_dense(), torch.kron(left, right))
+        assert not torch.kron(first, second.to_format("s" * right.dim())).format.is_list
+
+
 def test_batches_are_broadcast(dense: torch.Tensor) -> None:
     S = scorch.from_torch(dense, format="csr")
     batch = torch.randn(4, 2, 6, 3, dtype=torch.float64)

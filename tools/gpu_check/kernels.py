@@ -29,6 +29,7 @@ from tools.gpu_check.checks import agree
 Group = Callable[[str], None]
 GROUPS: dict[str, Group] = {}
 HALVES = (torch.float16, torch.bfloat16)
+LAUNCHED = "launched: "  # and the names of kernels, in the last line of some groups
 
 
 def group(function: Group) -> Group:
@@ -299,8 +300,11 @@ def main(device: str, names: Sequence[str] = ()) -> int:
                 torch.cuda.synchronize()
             print(f"{name}: ok", flush=True)
     launched = {launch.name for _, launch, _ in record.launched}
+    if names:
+        print(f"{LAUNCHED}{', '.join(sorted(launched))}")
     missing = names_of_kernels() - launched if launched and not names else set()
-    print(f"never launched: {', '.join(sorted(missing))}" if missing else f"{len(launched)} kernels")
+    if not names:
+        print(f"never launched: {', '.join(sorted(missing))}" if missing else f"{len(launched)} kernels")
     return 1 if missing or (device != "cpu" and not launched) else 0
 
 

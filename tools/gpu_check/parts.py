@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from tools.gpu_check.kernels import GROUPS, LAUNCHED, names_of_kernels
 from tools.gpu_check.large import CHECKS as LARGE_CHECKS
 from tools.gpu_check.large import NEEDED_BYTES, is_fine
 from tools.gpu_check.layers import CHECKS
@@ -46,7 +47,7 @@ SANITIZERS = {
     # Tens of times slower, and about shared memory alone: of our own kernels, those that have some.
     "racecheck": Sanitizer(4, ("--kernel-name", "kns=scorch"), "tools.gpu_check.halves_in_float32"),
 }
-KERNELS, SHARE_OF_KERNELS = "kernels", 4  # times the time of drawn cases
+KERNELS = "kernels"
 SANITIZER_WORDS = ("--target-processes", "all", "--error-exitcode", "9")
 OUT_OF_TIME = "out of time\n"
 TO_START = 60.0  # seconds that the operators' processes may take before their first call
@@ -270,46 +271,76 @@ def sanitizer_program() -> str | None:
 
 
 def sanitize(options: Options) -> dict[str, Any]:
-    """Run every kernel, and drawn cases, under memcheck and racecheck."""
+    """Run every kernel, and drawn cases, under memcheck, then racecheck, in several processes."""
     program = sanitizer_program()
     if program is None or not options.device.startswith("cuda"):
         print("sanitize: there is no compute-sanitizer, or no GPU", flush=True)
         return {"skipped": "there is no compute-sanitizer, or no GPU", "problems": 0}
-    commands = {
-        (tool, name): [program, *SANITIZER_WORDS, "--tool", tool, *sanitizer.words, *command]
-        for tool, sanitizer in SANITIZERS.items()
-        for name, command in sanitized(sanitizer, options).items()
-    }
     found: dict[str, Any] = {}
     end = options.end
-    shares = [SHARE_OF_KERNELS if name == KERNELS else 1 for _, name in commands]
-    for number, ((tool, name), command) in enumerate(commands.items()):
-        # What one command leaves of its share the others have.
-        limit = (end - time.monotonic()) * shares[number] / sum(shares[number:])
-        # Without torch's pool every array is an allocation of its own, whose bounds are known.
-        text = run(command, limit, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-        if "Device not supported" in text:
+    for number, (tool, sanitizer) in enumerate(SANITIZERS.items()):
+        # What one tool leaves of its share the others have.
+        limit = (end - time.monotonic()) / (len(SANITIZERS) - number)
+        before = [program, *SANITIZER_WORDS, "--tool", tool, *sanitizer.words]
+        commands = sanitized(sanitizer, options)
+
+        def said(command: list[str], before: list[str] = before, limit: float = limit) -> str:
+            # Without torch's pool every array is an allocation of its own, whose bounds are known.
+            return run([*before, *command], limit, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+
+        with ThreadPoolExecutor(len(commands)) as pool:
+            texts = dict(zip(commands, pool.map(said, commands.values()), strict=True))
+        if any("Device not supported" in text for text in texts.values()):
             return {"skipped": "compute-sanitizer does not support this device", "problems": 0}
-        errors, is_cut = sanitizer_errors(text), OUT_OF_TIME in text
-        has_failed = not is_cut and re.search(r"exit code -?[1-9]", text) is not None
-        said = "out of time" if is_cut else "no summary" if errors is None else f"{errors} errors"
-        tail = text[-1500:] if errors != 0 or has_failed else ""
-        found[f"{tool} {name}"] = {"errors": errors, "cut_short": is_cut, "failed": has_failed, "tail": tail}
-        print(f"sanitize, {tool} {name}: {said}{', and it failed' if has_failed else ''}", flush=True)
+        for name, text in texts.items():
+            row = found[f"{tool} {name}"] = _sanitized_row(text)
+            outcome = f"{row['errors']} errors" if row["errors"] is not None else "no summary"
+            outcome = "out of time" if row["cut_short"] else outcome
+            print(
+                f"sanitize, {tool} {name}: {outcome}{', and it failed' if row['failed'] else ''}", flush=True
+            )
+        missing = _never_launched(texts)
+        if missing:
+            print(f"sanitize, {tool}: never launched: {', '.join(missing)}", flush=True)
+        found[f"{tool} never launched"] = missing
     return {**found, "problems": sum(_is_bad(row) for row in found.values())}
 
 
-def _is_bad(row: dict[str, Any]) -> bool:
+def _sanitized_row(text: str) -> dict[str, Any]:
+    errors, is_cut = sanitizer_errors(text), OUT_OF_TIME in text
+    has_failed = not is_cut and re.search(r"exit code -?[1-9]", text) is not None
+    tail = text[-1500:] if errors != 0 or has_failed else ""
+    return {"errors": errors, "cut_short": is_cut, "failed": has_failed, "tail": tail}
+
+
+def _never_launched(texts: dict[str, str]) -> list[str]:
+    """Return the kernels that no process launched, if all processes ended."""
+    said = "\n".join(text for name, text in texts.items() if name.startswith(KERNELS))
+    launched = re.findall(rf"^{LAUNCHED}(.*)", said, re.MULTILINE)
+    if len(launched) < sum(name.startswith(KERNELS) for name in texts):
+        return []
+    return sorted(names_of_kernels() - {name for names in launched for name in names.split(", ")})
+
+
+def _is_bad(row: dict[str, Any] | list[str]) -> bool:
+    if isinstance(row, list):
+        return bool(row)
     is_silent = row["errors"] is None and not row["cut_short"]
     return bool(row["errors"]) or row["failed"] or is_silent
 
 
 def sanitized(sanitizer: Sanitizer, options: Options) -> dict[str, list[str]]:
-    """The commands that a tool watches, by their names."""
+    """The commands that a tool watches at the same time, by their names; groups of kernels are shared out."""
     cases = sanitizer.cases if options.cases is None else min(sanitizer.cases, options.cases)
     words = [options.device, str(options.seed), str(cases)]
-    modules = {KERNELS: ["tools.gpu_check.kernels", options.device]}
-    modules |= {kind: ["tools.gpu_check.drawn", kind, *words] for kind in ("einsum", "evaluate")}
+    modules = {kind: ["tools.gpu_check.drawn", kind, *words] for kind in ("einsum", "evaluate")}
+    names, shares = list(GROUPS), max(1, min(options.jobs - len(modules), len(GROUPS)))
+    for number in range(shares):
+        modules[f"{KERNELS} {number + 1}"] = [
+            "tools.gpu_check.kernels",
+            options.device,
+            *names[number::shares],
+        ]
     within = [sanitizer.within] if sanitizer.within else []
     return {name: python("-m", *within, *module) for name, module in modules.items()}
 

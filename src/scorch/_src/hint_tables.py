@@ -334,6 +334,15 @@ SEARCHED = (  # for names that are missing elsewhere
     "scorch.nn.masks",
 )
 
+OWN_KEYWORD_HINTS: dict[tuple[str, str], str] = {  # what to do instead of a keyword argument of one function
+    **dict.fromkeys(
+        (("explain", "html"), ("doctor", "html")),
+        "to_html() of the result returns a page, as in pathlib.Path('page.html').write_text(plan.to_html())",
+    ),
+    **dict.fromkeys((("window", "causal"), ("window", "is_causal")), "pass the radius as a pair (before, 0)"),
+    ("topk_sparse", "largest"): "for the smallest elements, use -scorch.topk_sparse(-h, k)",
+}
+
 KEYWORD_HINTS: dict[
     str, tuple[str, ...]
 ] = {  # what a keyword is called here: the first that the function has

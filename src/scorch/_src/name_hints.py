@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from scorch._src.hint_tables import KEYWORD_HINTS, SEARCHED
+from scorch._src.hint_tables import KEYWORD_HINTS, OWN_KEYWORD_HINTS, SEARCHED
 from scorch.errors import KeywordError, OperandError, UnknownNameError, counted, kind_of, nearest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -89,6 +89,8 @@ def unknown_keyword(function: str, keyword: str, known: Collection[str], value: 
 
 
 def _hint_for_keyword(function: str, keyword: str, known: Collection[str], value: Any) -> str:
+    if (function, keyword) in OWN_KEYWORD_HINTS:
+        return OWN_KEYWORD_HINTS[function, keyword]
     other = next((name for name in KEYWORD_HINTS.get(keyword, ()) if name in known), None)
     if other is not None:
         return f"use {other}="
@@ -219,7 +221,10 @@ def created_by_sparsify(constructor: Function) -> Function:
         if given is None or isinstance(given, int):
             name = type(layer).__name__
             dense = f"torch.nn.{name.removeprefix('Sparse')}(...)"
-            raise OperandError(f"{name} replaces a dense layer: use scorch.sparsify({dense}, sparsity=0.9)")
+            raise OperandError(
+                f"{name} replaces a dense layer: use scorch.sparsify({dense}, sparsity=0.9, prefer='size'); "
+                "without prefer, it is sparse only where that is faster"
+            )
         return constructor(layer, *args, **kwargs)
 
     return checked  # type: ignore[return-value]

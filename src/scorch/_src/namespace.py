@@ -108,11 +108,12 @@ def _is_shared(name: str, value: object) -> bool:
     """Whether a name of torch is copied; the others are looked up on first use.
 
     Of the names between underscores only modules (``__config__``) are. ``torch.classes`` and similar modules
-    answer to every name, which confuses tools that look through the names of a module.
+    answer to every name, which confuses tools that look through the names of a module. Private variables are
+    not, because torch assigns to some of them later (``torch.distributed._spmd_types_available``).
     """
     if issubclass(type(value), types.ModuleType):  # isinstance would ask the value, which may warn
         return type(value) is types.ModuleType
-    return not name.startswith("__")
+    return not name.startswith("_") or (not name.startswith("__") and callable(value))
 
 
 def _is_empty_ops_namespace(other: types.ModuleType, name: str) -> bool:

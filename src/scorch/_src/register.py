@@ -39,7 +39,7 @@ from scorch._src.tensor import (
     traced,
     write_checks,
 )
-from scorch._src.tensor.transforms import functorch, gradcheck
+from scorch._src.tensor.transforms import functorch, gradcheck, take_gradients
 from scorch._src.tensor.views import link, merge
 
 module_mixin.install(DataParallelMixin, AveragedModelMixin)

@@ -27,6 +27,7 @@ from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.interop.torch_layouts import silence_beta_warning
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.compat import torch_sparse
+from scorch.errors import CallError, UnsupportedError, add_note
 
 _entries: WeakKeyDictionary[Pattern, torch_sparse.SparseStorage] = WeakKeyDictionary()
 _with_loops: WeakKeyDictionary[Pattern, bool] = WeakKeyDictionary()
@@ -48,6 +49,10 @@ _MULTIPLYING = frozenset(
         "TAGConv",
     }
 )  # PyG's layers that compute with a matrix what they compute with its edges
+_CALL_INSTALL = (
+    "PyG uses matrices of scorch.compat.torch_sparse only after scorch.compat.torch_sparse.install(); call "
+    "it first, or pass matrix.to_scorch() to a layer"
+)
 _replaced: list[tuple[Any, str, Any]] = []  # an attribute of PyG's, and what it was; None: inherited
 
 
@@ -77,7 +82,7 @@ def install() -> None:
 
 
 def _install() -> None:
-    from torch_geometric import nn  # type: ignore[import-untyped]
+    from torch_geometric import loader, nn  # type: ignore[import-untyped]
     from torch_geometric.data import (  # type: ignore[import-untyped]
         collate,
         data,
@@ -94,6 +99,12 @@ def _install() -> None:
     _replace(storage, "is_torch_sparse_tensor", _or_scorch_s(storage.is_torch_sparse_tensor))
     for module in (data, hetero_data):
         _replace(module, "is_sparse", _or_scorch_s(module.is_sparse))
+    for graph in (data.Data, hetero_data.HeteroData):
+        _replace(graph, "subgraph", _subgraph_with_sparse_tensors(graph.subgraph))
+    for sampler in (loader.GraphSAINTSampler, loader.ClusterData):
+        _replace(sampler, "__init__", _refusing_matrices(sampler.__init__))
+    sampler = loader.NeighborSampler
+    _replace(sampler, "__init__", _sampling_from_sparse_tensors(sampler.__init__))
     _replace(utils, "filter_edge_store_", _sample_sparse_tensors(utils.filter_edge_store_))
 
 
@@ -135,15 +146,30 @@ def _call_with_sparse_tensors(cls: Any) -> Callable[..., Any]:
     """Return the ``__call__`` of PyG's layers that converts Scorch's matrices."""
     own = vars(cls).get("__call__")
 
-    @wraps(cls.__call__)
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(map(_holds_matrix, (*args, *kwargs.values()))):
-            args, kwargs = _with_edges(layer, args, kwargs, only_edges=is_dynamo_compiling())
+    def proceed(layer: Any, *args: Any, **kwargs: Any) -> Any:
         if own is not None:
             return own(layer, *args, **kwargs)
         return super(cls, layer).__call__(*args, **kwargs)  # looked up now: tracers replace it
 
+    @wraps(cls.__call__)
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        if any(map(_holds_matrix, values)):
+            args, kwargs = _with_edges(layer, args, kwargs, only_edges=is_dynamo_compiling())
+        elif any(map(_is_unknown_to_pyg, values)):
+            try:
+                return proceed(layer, *args, **kwargs)
+            except Exception as error:
+                add_note(error, _CALL_INSTALL)
+                raise
+        return proceed(layer, *args, **kwargs)
+
     return call
+
+
+def _is_unknown_to_pyg(value: Any) -> bool:
+    """Whether this is a matrix of our torch_sparse, which PyG does not know before it is installed."""
+    return isinstance(value, torch_sparse.SparseTensor) and not _is_torch_sparse_installed()
 
 
 def _holds_matrix(value: Any) -> bool:
@@ -218,6 +244,63 @@ def _sample_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
         out["adj_t"] = from_torch(entries, format=matrix.format)
 
     return sample
+
+
+def _subgraph_with_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyG's method that chooses nodes of a graph, and with them rows and columns of its matrices."""
+
+    @wraps(original)
+    def subgraph(graph: Any, subset: Any) -> Any:
+        out = original(graph, subset)
+        for store in graph.edge_stores:
+            of_all = not isinstance(subset, dict)  # the nodes have no types
+            source, target = (subset, subset) if of_all else (subset.get(kind) for kind in store._key[::2])
+            part = out if of_all else out[store._key]
+            for key, value in store.items():
+                is_on_diagonal = isinstance(graph.__cat_dim__(key, value, store), tuple)
+                if isinstance(value, SparseTensor) and is_on_diagonal:
+                    part[key] = _choose(_choose(value, 0, target), 1, source)
+        return out
+
+    return subgraph
+
+
+def _choose(matrix: Any, dim: int, nodes: torch.Tensor | None) -> Any:
+    """Select the rows or columns of some nodes, given by numbers or by a mask; None: of all nodes."""
+    if nodes is None:
+        return matrix
+    return matrix.index_select(dim, nodes.nonzero().flatten() if nodes.dtype == torch.bool else nodes)
+
+
+def _refusing_matrices(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the constructor of a loader that needs an edge_index, with an error for a graph without it."""
+
+    @wraps(original)
+    def init(loader: Any, data: Any, *args: Any, **kwargs: Any) -> None:
+        for key, value in data.to_dict().items() if "edge_index" not in data else ():
+            if isinstance(value, (SparseTensor, torch_sparse.SparseTensor)):
+                raise UnsupportedError(
+                    f"{type(loader).__name__} needs an edge_index, and this graph has the matrix {key} "
+                    f"instead; with row, col, value = data.{key}.coo(), set data.edge_index = "
+                    f"torch.stack([col, row]) and data.edge_weight = value, and delete data.{key}"
+                )
+        original(loader, data, *args, **kwargs)
+
+    return init
+
+
+def _sampling_from_sparse_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the constructor of the loader that takes a matrix itself, which it gets as torch_sparse's."""
+
+    @wraps(original)
+    def init(loader: Any, edge_index: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(edge_index, SparseTensor):
+            edge_index = torch_sparse.SparseTensor.from_scorch(edge_index)
+        if _is_unknown_to_pyg(edge_index):
+            raise CallError(f"{type(loader).__name__} cannot sample from a matrix: {_CALL_INSTALL}")
+        original(loader, edge_index, *args, **kwargs)
+
+    return init
 
 
 def _or_scorch_s(is_sparse: Callable[[Any], bool]) -> Callable[[Any], bool]:

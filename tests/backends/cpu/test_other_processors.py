@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scorch
-from scorch._src.backends.cpu.routines import attention_source
+from scorch._src.backends.cpu.routines.attention import source as attention_source
 from scorch._src.compiler.target import Target
 from scorch._src.engine import schedules
 
@@ -53,7 +53,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.long if name[-2:] in ("v2", "v4") 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_compile_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, triple, cpu = SETS[name]
-    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention_source"):
+    for module in ("compiler.vector.vectorize", "engine.schedules", "backends.cpu.routines.attention.source"):
         monkeypatch.setattr(f"scorch._src.{module}.target", lambda: machine)
     schedules.forget()
     texts = sources() + [attention_source.source.__wrapped__(element) for element in ("float", "double")]

@@ -9,7 +9,7 @@ import torch
 
 import scorch
 from scorch._src.backends.base import backend_for
-from scorch._src.backends.cpu.routines import take
+from scorch._src.backends.cpu.routines import extremes, take
 
 SIZES = ((0, 3), (1, 1), (7, 3), (1000, 17), (40_000, 3000), (40_000, 1))
 
@@ -74,10 +74,12 @@ def test_reductions_take_the_same_value_from_runs(dim: int, monkeypatch: pytest.
     dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
     S = scorch.from_torch(dense, format="csr")
     calls = []
-    original = take.reduced_runs
-    monkeypatch.setattr(
-        type(backend_for().routines), "reduce_runs", lambda self, *given: calls.append(1) or original(*given)
-    )
+    for name, original in (
+        ("reduce_runs", take.reduced_runs),
+        ("scattered_extremes", extremes.scattered_extremes),
+    ):
+        counted = functools.partial(lambda run, *given: calls.append(1) or run(*given), original)
+        monkeypatch.setattr(type(backend_for().routines), name, staticmethod(counted))
     for name in ("amax", "amin", "argmax", "argmin", "prod", "cumsum", "cumprod"):
         calls.clear()
         torch.testing.assert_close(getattr(torch, name)(S, dim).to_dense(), getattr(torch, name)(dense, dim))
@@ -95,6 +97,41 @@ def test_what_is_a_sum_is_computed_by_the_kernel_of_sums() -> None:
         for dim in (0, 1, -1):
             torch.testing.assert_close(call(S, dim=dim), call(dense, dim=dim), equal_nan=True)
     assert not len(S.storage.pattern.groups)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_whole_numbers_are_summed_by_the_kernel_of_sums(dtype: torch.dtype) -> None:
+    dense = (torch.randint(-3, 4, (40, 30)) * (torch.rand(40, 30) < 0.2)).to(dtype)
+    S = scorch.from_torch(dense, format="csr")
+    for call in (torch.sum, torch.count_nonzero, torch.any, torch.all):
+        for dim in (0, 1):
+            found, wanted = call(S, dim=dim), call(dense, dim=dim)
+            assert found.dtype == wanted.dtype and torch.equal(found, wanted)
+    assert not len(S.storage.pattern.groups)
+
+
+def test_counts_that_are_kept_with_a_pattern_say_nothing_of_other_values() -> None:
+    dense = torch.randn(40, 30) * (torch.rand(40, 30) < 0.2)
+    S = scorch.from_torch(dense, format="csr")
+    for dim in (0, 1):
+        counts = torch.linalg.vector_norm(S, ord=0, dim=dim)
+        assert torch.equal(counts, (dense != 0).sum(dim).float())
+        counts += 1  # is the caller's
+        assert torch.equal(torch.count_nonzero(S, dim), (dense != 0).sum(dim))
+    with_zeros = S * (S.detach().to_dense() > 0)
+    assert torch.equal(torch.count_nonzero(with_zeros, 0), (dense > 0).sum(0))
+    S.values().clamp_(min=0)
+    assert torch.equal(S.any(0), (dense > 0).any(0))
+    assert torch.equal(torch.count_nonzero(S, 1), (dense > 0).sum(1))
+
+
+def test_a_sum_that_is_no_number_of_infinities_is_none_of_numbers() -> None:
+    dense = torch.zeros(3, 4)
+    dense[0, 1], dense[2, 1], dense[1, 2], dense[2, 2] = torch.inf, -torch.inf, torch.nan, 2
+    S = scorch.from_torch(dense, format="csr")
+    for dim in (0, 1):
+        torch.testing.assert_close(torch.nansum(S, dim), torch.nansum(dense, dim), equal_nan=True)
 
 
 @pytest.mark.parametrize("how", take.SORTED)

@@ -153,6 +153,8 @@ def test_what_cannot_be_solved():
     with pytest.raises(LinAlgError, match="zero on its diagonal"):
         empty = scorch.from_torch(torch.zeros(3, 3), format="csr")
         torch.linalg.solve_triangular(empty, torch.ones(3, 1), upper=True)
+    with pytest.raises(ShapeError, match=r"got shape \(3,\); pass B.unsqueeze\(1\)"):
+        torch.linalg.solve_triangular(empty, torch.ones(3), upper=True)
 
 
 # determinants, inverses --------------------------------------------------------------------------------
@@ -467,3 +469,29 @@ def test_cg_of_one_column_calls_no_dot_product_of_torch() -> None:
     called = {event.name for event in profile.events() or ()}
     assert "aten::mul" in called
     assert not called & {"aten::dot", "aten::vdot"}
+
+
+@pytest.mark.parametrize("size", [10, 300])  # eigenvalues of small matrices are computed densely
+def test_iterative_methods_say_that_they_are_not_differentiable(size):
+    A, b = laplacian(size, shift=2.0), torch.ones(size, dtype=torch.float64)
+    solutions = {
+        "cg": lambda A, b: scorch.linalg.cg(A, b),
+        "gmres": lambda A, b: scorch.linalg.gmres(A, x0=b, b=b),
+        "eigsh": lambda A, b: scorch.linalg.eigsh(A, k=2, v0=b, tol=0.1)[1].square(),
+    }
+    for name, solve_for in solutions.items():
+        plain = solve_for(A, b)
+        for operands in [(A.clone().requires_grad_(), b), (A, b.clone().requires_grad_())]:
+            solution = solve_for(*operands)
+            close(solution.detach(), plain)
+            assert not plain.requires_grad
+            with pytest.raises(UnsupportedError, match=f"{name} is not differentiable; use torch.linalg"):
+                solution.sum().backward()
+            with torch.no_grad():
+                assert not solve_for(*operands).requires_grad
+
+
+def test_iterative_method_of_a_function_records_no_graph():
+    A, b = laplacian(10), torch.ones(10, dtype=torch.float64)
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    assert not scorch.linalg.cg(lambda x: A @ x * scale, b).requires_grad

@@ -83,6 +83,7 @@ class Routines(IndexRoutines, GraphRoutines, LayerRoutines, ConvolutionRoutines,
 
     # stored values -----------------------------------------------------------------------------------
 
+    answers_at_once: bool = False  # whether the host waits for nothing where it asks about values
     repeats_calls: bool = False  # whether ``backends.repeated_calls`` may repeat those of the functions below
 
     def scale(self, values: Tensor, factor: float) -> Tensor:

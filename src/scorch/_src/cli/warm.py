@@ -19,7 +19,6 @@ import torch
 from scorch._src.backends.base import backend_for
 from scorch._src.backends.cpu import invoke, jit, launch, parallel
 from scorch._src.backends.cpu.routines import (
-    attention_blocks,
     coalesce,
     concat,
     join_matrices,
@@ -31,7 +30,7 @@ from scorch._src.backends.cpu.routines import (
     transpose_rows,
 )
 from scorch._src.backends.cpu.routines import parse_table as tables
-from scorch._src.backends.cpu.routines.attention_source import source as attention_source
+from scorch._src.backends.cpu.routines.attention import blocks, source
 from scorch._src.compiler.plan import Operand
 from scorch._src.compiler.schedule.cost import estimated_counts
 from scorch._src.compiler.steps import split
@@ -43,7 +42,7 @@ from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64, Type
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.parse_einsum import parse_einsum
 
-INTRINSICS = (transpose, tables, sort, row_pointers, concat, join_matrices, attention_blocks)
+INTRINSICS = (transpose, tables, sort, row_pointers, concat, join_matrices, blocks)
 ROWS_AND_ENTRIES_PER_ROW = ((500, 5), (3_000, 7), (20_000, 7), (20_000, 3))  # of square matrices
 DENSE_COLUMNS = 32
 FORMATS = ("csr", "csc", "coo")
@@ -89,7 +88,7 @@ def usual_sources() -> Iterable[str]:
     """Return the sources of the usual kernels, each once, and of the functions that call kernels."""
     kernels = (source for problem in usual_problems() for source in _generate_sources(problem))
     routines = [launch.NOTHING, *(module.SOURCE for module in INTRINSICS)]
-    routines += [attention_source(element) for element in ("float", "double")]
+    routines += [source.source(element) for element in ("float", "double")]
     for dtype, how in itertools.product((torch.float32, torch.float64), take.TOTALS | take.PLACES):
         routines.append(take.source_of_runs(dtype, how))
     for index, (number, size) in itertools.product((torch.int32, torch.int64), (("float", 4), ("double", 8))):

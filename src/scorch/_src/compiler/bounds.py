@@ -21,6 +21,7 @@ from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.types import INT64, LAST_INT32, Type
 
 HUGE_PAGE = 2 << 20  # results from this size on lie in pages of their own, which are as large
+PARTS_OF_PAGE = 16  # by which smaller ones grow
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,7 @@ def result_arrays(plan: Plan, shape: Sequence[int], counts: Sequence[int], eleme
     return arrays[-1:] if plan.assembly == "shared" else arrays
 
 
-def in_pages(size: int) -> int:
-    """``size`` bytes as a result holds them: whole pages if they are many."""
-    return size if size < HUGE_PAGE else -(-size // HUGE_PAGE) * HUGE_PAGE
+def in_pages(size: int, least: int = HUGE_PAGE) -> int:
+    """``size`` bytes as a result holds them: whole pages from the ``least`` that lie in some of their own."""
+    unit = HUGE_PAGE if size >= HUGE_PAGE else HUGE_PAGE // PARTS_OF_PAGE
+    return size if size < least else -(-size // unit) * unit

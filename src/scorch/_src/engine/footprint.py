@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from scorch._src.backends.base import backend_for
 from scorch._src.compiler.bounds import (
+    HUGE_PAGE,
     Footprint,
     Workspace,
     finishing_bytes,
@@ -29,9 +31,11 @@ from scorch._src.engine.execute import copy_task, operand_of, prepare
 from scorch._src.engine.result_bound import ResultBound, bound_result
 from scorch._src.formats import Format
 from scorch._src.notation.nodes import Access
+from scorch._src.storage.relevel import swaps_levels
 from scorch._src.storage.storage import Storage
 from scorch.settings import enabled
 
+LEAST_POOLED = HUGE_PAGE // 4  # bytes of an array that is copied to pages of its own
 LISTS_OF_ENTRIES = 4  # besides coordinates: keys or counts, their order or sums, and the entries of operands
 
 
@@ -43,7 +47,7 @@ def footprint(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Footprint:
     kernel = _workspace(prepared, bound, threads)
     arrays = result_arrays(plan, prepared.shape, counts, type_of_dtype(prepared.dtype))
     copies = sum(_copied_bytes(tensors[name], form) for name, form in prepared.sources)
-    once = kernel.once + _bytes_around_kernel(prepared, counts, arrays)
+    once = kernel.once + _bytes_around_kernel(prepared, counts, arrays, threads)
     return Footprint(
         operands=sum(operand_bytes(operand_of(name, tensor)) for name, tensor in tensors.items()),
         result=sum(arrays) if plan.assembly == "list" else sum(map(in_pages, arrays)),
@@ -113,15 +117,18 @@ def _is_exact(prepared: Prepared) -> bool:
     return is_copy and bool(plan.slots) and not prepared.converts and not plan.result.is_padded
 
 
-def _bytes_around_kernel(prepared: Prepared, counts: Sequence[int], arrays: Sequence[int]) -> int:
+def _bytes_around_kernel(
+    prepared: Prepared, counts: Sequence[int], arrays: Sequence[int], threads: int
+) -> int:
     """Return the bytes that the caller of a kernel allocates temporarily in addition to the result."""
     plan, size = prepared.planned.plan, 0
     if prepared.is_cast:
         size += in_pages(plan.element.bytes * (counts[-1] if counts else 1))
     if plan.assembly != "shared":
         size += finishing_bytes(plan.result, prepared.shape, counts, plan.element)
-    if plan.slots and (plan.parallel or not enabled("pool")):  # gaps, or torch's memory: copied to the result
-        size += sum(arrays)
+    leaves_gaps = plan.assembly == "rows" and plan.parallel and threads > 1
+    if plan.slots and (leaves_gaps or not enabled("pool")):  # those, and torch's memory: copied to the result
+        size += sum(in_pages(array, LEAST_POOLED) for array in arrays)
     if plan.assembly in ("rows", "list") and not plan.slots:  # kernels count in int64
         above = (1, *counts)
         size += sum(8 * (above[n] + 1) for n in range(len(plan.result)) if plan.result.starts_run(n))
@@ -149,4 +156,6 @@ def _converted_bytes(source: Storage, form: Format) -> int:
     numbered = Storage(pattern, torch.empty(pattern.size, dtype=torch.int64, device="meta"))
     copy = footprint(prepare(copy_task(numbered, form)), {"A": numbered})
     numbers = 8 * pattern.size
+    if swaps_levels(pattern.format, form):
+        numbers += backend_for(source.values.device).routines.transposition_bytes(pattern.size)
     return numbers + copy.result + copy.workspace + copy.values * value + padded

@@ -253,7 +253,11 @@ def weight_and_bias(linear: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not isinstance(weight, torch.Tensor) or isinstance(bias, bool):
         raise OperandError(f"expected a torch.nn.Linear or its weight, but got {kind_of(linear)}")
     if weight.dim() != 2:
-        raise ShapeError(f"weight must have shape (out_features, in_features), but got {tuple(weight.shape)}")
+        advice = "; use scorch.sparsify for other layers" if isinstance(linear, torch.nn.Module) else ""
+        raise ShapeError(
+            f"weight must have shape (out_features, in_features), but that of {kind_of(linear)} has shape "
+            f"{tuple(weight.shape)}{advice}"
+        )
     return weight.detach(), bias
 
 

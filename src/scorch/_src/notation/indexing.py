@@ -138,6 +138,7 @@ class _Parser:
         self.next = 0
         self.tensors: dict[str, _Token] = {}  # where each name first stands
         self.indices: dict[str, _Token] = {}
+        self.numbers: dict[str, _Token] = {}  # names without brackets on the right
 
     def tokenize(self) -> list[_Token]:
         tokens = []
@@ -224,6 +225,12 @@ class _Parser:
 
     def check_names_differ(self) -> None:
         for text, token in self.indices.items():
+            if text in self.numbers:
+                self.fail(
+                    f"{text!r} is an index, which has no value; to compute with it, pass a tensor such as "
+                    f"torch.arange(n) under another name and write, say, position[{text}]",
+                    self.numbers[text],
+                )
             if text in self.tensors:
                 self.fail(f"{text!r} is a tensor in one place and an index in another; rename one", token)
 
@@ -288,6 +295,8 @@ class _Parser:
             return Literal(CONSTANTS[name.text])
         if self.take("("):
             return self.call(name)
+        if self.token.text != "[":
+            self.numbers.setdefault(name.text, name)
         return self.access(name, [index.text for index in self.subscript(name)])
 
     def access(self, name: _Token, indices: list[str]) -> Access:
@@ -302,6 +311,11 @@ class _Parser:
             return indices
         while not self.take("]"):
             if indices and not self.take(","):
+                if self.token.text in ("+", "-"):
+                    self.fail(
+                        f"an index must be a name, not a sum; select from {name.text!r} first, as in "
+                        f"{name.text}[1:], or use torch.roll"
+                    )
                 self.expected(f"',' or ']' after the indices of {name.text!r}")
             token = self.token
             if token.kind == "number" or token.text == "-":

@@ -134,10 +134,10 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run ``func`` on arguments of which some are sparse."""
     if func.namespace in COLLECTIVES:
         raise UnsupportedError(
-            f"{name_of(func)} sends dense tensors to other processes, but a sparse tensor consists of "
-            "several; send S.values() and keep the sparsity pattern, as DistributedDataParallel does for "
-            "sparse parameters. DTensors do this in full_tensor, redistribute and products of two sparse "
-            "tensors: scorch.distributed.shard exchanges only the rows that are needed"
+            "torch.distributed sends dense tensors to other processes, but a sparse tensor consists of "
+            f"several ({name_of(func)}); send S.values() if all processes have the sparsity pattern, as "
+            "DistributedDataParallel does, or S itself with torch.distributed.broadcast_object_list. "
+            "Instead of DTensors, use scorch.distributed.shard, which exchanges only the rows that are needed"
         )
     _refuse_layouts(func, args, kwargs)
     if kwargs.get("out") is not None:

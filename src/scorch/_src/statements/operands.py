@@ -11,7 +11,7 @@ from scorch._src.devices import HOST
 from scorch._src.engine.execute import convert
 from scorch._src.formats import Format
 from scorch._src.storage.storage import Pattern, Storage
-from scorch._src.tensor.create.check import advice_on, check_device, checked_dtype
+from scorch._src.tensor.create.check import advice_on, check_device, checked_dtype, refuse_nested
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import FAKE_MODE, get_dispatch_mode, is_functorch_wrapped_tensor
@@ -73,8 +73,7 @@ def _check_has_memory(name: str, value: torch.Tensor) -> None:
     """Raise for tensors without memory of their own, which kernels cannot read."""
     kind = type(value)
     is_wrapper = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    if value.is_nested:
-        raise UnsupportedError(f"{name} is a nested tensor; pad it with torch.nested.to_padded_tensor")
+    refuse_nested(name, value)
     if get_dispatch_mode(FAKE_MODE) is not None:
         raise UnsupportedError(f"{name} is used inside a fake tensor mode, where Scorch cannot compute")
     if is_wrapper or is_functorch_wrapped_tensor(value):

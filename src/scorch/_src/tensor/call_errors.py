@@ -23,11 +23,12 @@ from scorch._src.devices import HOST, bring_together
 from scorch._src.formats.format import NAMES
 from scorch._src.grad_state import is_transformed, unsupported_in_jit
 from scorch._src.name_hints import as_dtype
-from scorch._src.tensor.create.check import as_device, error_of_freed, is_freed
+from scorch._src.tensor.create.check import as_device, error_of_freed, is_freed, refuse_nested
 from scorch._src.tensor.create.construct import from_torch
 from scorch._src.tensor.hooks import hooks
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch._src.torch_internals import (
+    OpOverload,
     len_torch_dispatch_stack,
     tree_flatten,
     tree_leaves,
@@ -80,6 +81,11 @@ def translate_error(error: Exception, func: Any, args: Sequence[Any], kwargs: di
     if misread is not None:
         return misread
     tensors, name = tensors_in((args, kwargs)), name_of(func)
+    try:
+        for tensor in tensors:
+            refuse_nested(f"{name}: an operand", tensor)
+    except UnsupportedError as refusal:
+        return refusal
     if is_about_waiting(str(error)):
         return _refused_to_wait(error, name, tensors)
     freed = next((tensor for tensor in tensors if is_freed(tensor)), None)
@@ -339,7 +345,7 @@ def cleaned(text: str, name: str, tensors: Sequence[torch.Tensor] = ()) -> str:
     misfits = r"\w+\(\) received an invalid combination of arguments - got \((.*?),? ?\), but expected.*"
     first = re.sub(misfits, r"it cannot take these arguments: \1", first)
     if "same dtype" in first or re.search("expected scalar type .* but found", first):
-        first += f"; convert one, as in {_conversion(tensors)}"
+        first = f"{first.rstrip('.')}; convert one, as in {_conversion(tensors)}"
     return re.sub(rf"^(torch\.)?{re.escape(name)}_?(\(\))?: ", "", first)
 
 
@@ -371,6 +377,7 @@ def name_of(func: Any) -> str:
     name = str(getattr(func, "__name__", func))
     if name == "__get__":
         name = str(getattr(func.__self__, "__name__", name))
+    name = re.sub(r"\.\w+$", "", name) if isinstance(func, OpOverload) else name
     name = re.sub("^linalg_", "linalg.", name)
     return SIGNS.get(name, name.removeprefix("__").removesuffix("__"))
 

@@ -151,28 +151,6 @@ def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[[torch
     return layer.values.register_post_accumulate_grad_hook(run)
 
 
-@implements(torch.autograd.grad, differentiable=True)
-def differentiate(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return gradients; that with respect to the weight of a layer is from all uses of the layer's values."""
-    listed = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-    of_layers = {}
-    if type(listed) in (list, tuple) and not kwargs.get("is_grads_batched"):
-        of_layers = {place: each for place, each in enumerate(listed) if _is_computed_weight(each)}
-    if not of_layers:
-        return hooks.run_by_torch(torch.autograd.grad, (outputs, inputs, *args), kwargs)
-    mapped = [each.source_values if place in of_layers else each for place, each in enumerate(listed)]
-    gradients = list(hooks.run_by_torch(torch.autograd.grad, (outputs, mapped, *args), kwargs))
-    for place, weight in of_layers.items():
-        if gradients[place] is not None:
-            gradients[place] = sparse_of(weight.storage.pattern, gradients[place])
-    return tuple(gradients)
-
-
-def _is_computed_weight(value: Any) -> bool:
-    is_weight = isinstance(value, SparseTensor) and value.weight_of is not None
-    return is_weight and value.source_values is not None
-
-
 def gradient_of_weight(weight: SparseTensor) -> SparseTensor | None:
     """Return the gradient of the weight of a layer, writes to which change that of the values."""
     layer = layer_of(weight)

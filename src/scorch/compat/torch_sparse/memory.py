@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scorch._src.devices import HOST
-from scorch._src.tensor.create.check import check_device
+from scorch._src.tensor.create.check import device_for
 
 if TYPE_CHECKING:
     from scorch.compat.torch_sparse.storage import SparseStorage
@@ -29,8 +29,8 @@ def to_device(storage: SparseStorage, device: Any, non_blocking: bool = False) -
         return storage
     try:
         return storage.map(lambda array: array.to(device))
-    except (AssertionError, RuntimeError):  # "Torch not compiled with CUDA enabled"
-        check_device("to", device)
+    except (AssertionError, RuntimeError):  # "Torch not compiled with CUDA enabled", "no NVIDIA driver"
+        device_for("to", device)
         raise
 
 

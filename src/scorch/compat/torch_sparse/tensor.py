@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scorch._src.tensor.create.check import as_device, check_presence
 from scorch._src.tensor.interop.torch_layouts import from_scipy as matrix_from_scipy
 from scorch._src.tensor.sparse_tensor import SparseTensor as Matrix
 from scorch._src.units import format_density
@@ -127,6 +128,8 @@ class SparseTensor:
         fill_cache: bool = False,
     ) -> SparseTensor:
         columns = M if N is None else N
+        if device is not None:
+            check_presence("eye", as_device(device))
         row = torch.arange(min(M, columns), device=device)
         value = torch.ones(row.numel(), dtype=dtype, device=device) if has_value else None
         made = cls(row, None, row, value, (M, columns), True, True)

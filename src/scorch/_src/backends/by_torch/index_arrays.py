@@ -150,6 +150,11 @@ class IndexRoutines:
         del matrix, columns
         return None
 
+    def transposition_bytes(self, entries: int) -> int:
+        """Return the most bytes that it takes besides its result to transpose a matrix."""
+        del entries
+        return 0
+
     def take(self, values: Tensor, places: Tensor) -> Tensor:
         """Return the values at ``places``, along the first dimension."""
         return values.index_select(0, places)
@@ -166,6 +171,26 @@ class IndexRoutines:
         """
         del values, begins, how, order
         return None
+
+    def scattered_extremes(self, values: Tensor, group: Tensor, begins: Tensor, how: str) -> Tensor | None:
+        """Find ``amax``, ``amin``, ``argmax`` or ``argmin`` of each group, as ``reduce_runs`` does.
+
+        Each value has the number of its ``group``, whose lengths follow from ``begins``. None where their
+        values are better gathered first.
+        """
+        del values, group, begins, how
+        return None
+
+    def count_signs(self, values: Tensor) -> tuple[int, int, int]:
+        """Count the values that are less than zero, not zero, and no numbers; a device is asked once."""
+        counts = torch.stack([torch.count_nonzero(which) for which in (values < 0, values, values.isnan())])
+        negatives, nonzeros, nans = counts.tolist()
+        return negatives, nonzeros, nans
+
+    def select(self, values: Tensor, ranks: Sequence[int]) -> Tensor:
+        """Return the values of increasing ``ranks`` among all in ascending order, NaN being the largest."""
+        ordered = torch.sort(values)[0]
+        return ordered[torch.tensor(ranks, dtype=torch.int64, device=values.device)]
 
     def pick_rows(
         self, pos: Tensor, crd: Tensor, values: Tensor, picked: Tensor, from_end: bool = True

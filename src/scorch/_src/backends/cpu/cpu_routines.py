@@ -12,12 +12,13 @@ import torch
 from scorch._src.backends.by_torch.attention import Heads
 from scorch._src.backends.by_torch.rows import Tensor
 from scorch._src.backends.cpu import launch
-from scorch._src.backends.cpu.routines import attention
-from scorch._src.backends.cpu.routines.attention_blocks import find_blocks
+from scorch._src.backends.cpu.routines.attention import fused
+from scorch._src.backends.cpu.routines.attention.blocks import find_blocks
 from scorch._src.backends.cpu.routines.coalesce import coalesced
 from scorch._src.backends.cpu.routines.concat import joined
 from scorch._src.backends.cpu.routines.convolve import convolve, plan_convolution
 from scorch._src.backends.cpu.routines.copy_indices import copied_indices
+from scorch._src.backends.cpu.routines.extremes import scattered_extremes
 from scorch._src.backends.cpu.routines.few_values import NORMED, add_row, bind_norm, of_few, scaled
 from scorch._src.backends.cpu.routines.finite import are_finite
 from scorch._src.backends.cpu.routines.graph_attention import attend, features_backward, scores_backward
@@ -33,11 +34,12 @@ from scorch._src.backends.cpu.routines.neighbour_max import largest, largest_bac
 from scorch._src.backends.cpu.routines.parse_table import parse_table
 from scorch._src.backends.cpu.routines.pick_rows import picked_rows
 from scorch._src.backends.cpu.routines.row_pointers import pointers_of, rows_of
+from scorch._src.backends.cpu.routines.select import selected, signs_counted
 from scorch._src.backends.cpu.routines.sort import sort_entries
 from scorch._src.backends.cpu.routines.sorted_rows import has_sorted_rows, hash_of, owned_rows
 from scorch._src.backends.cpu.routines.take import RUN_DTYPES, reduced_runs, taken
 from scorch._src.backends.cpu.routines.transpose import laid_out
-from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix
+from scorch._src.backends.cpu.routines.transpose_rows import transposed_matrix, transposition_bytes
 from scorch._src.backends.routines import Routines
 
 Args = ParamSpec("Args")
@@ -56,6 +58,7 @@ def _or_torch(routine: Callable[..., Result | None], by_torch: Method[Args, Resu
 
 
 class CpuRoutines(Routines):
+    answers_at_once = True
     repeats_calls = True
     batch_dtypes = (torch.float32, torch.float64, torch.bfloat16)
     batch_blocks = ((1, 1), (1, 4), (1, 8), (1, 16), (4, 1), (8, 1), (16, 1), (4, 4))
@@ -73,9 +76,13 @@ class CpuRoutines(Routines):
     coalesce = _or_torch(coalesced, Routines.coalesce)
     sort_entries = _or_torch(sort_entries, Routines.sort_entries)
     transpose_matrix = _or_torch(transposed_matrix, Routines.transpose_matrix)
+    transposition_bytes = staticmethod(transposition_bytes)
     take = _or_torch(taken, Routines.take)
     pick_rows = _or_torch(picked_rows, Routines.pick_rows)
     reduce_runs = _or_torch(reduced_runs, Routines.reduce_runs)
+    scattered_extremes = _or_torch(scattered_extremes, Routines.scattered_extremes)
+    count_signs = _or_torch(signs_counted, Routines.count_signs)
+    select = _or_torch(selected, Routines.select)
     concat = _or_torch(joined, Routines.concat)
     concat_rows = _or_torch(below, Routines.concat_rows)
     concat_columns = _or_torch(beside, Routines.concat_columns)
@@ -103,7 +110,7 @@ class CpuRoutines(Routines):
     plan_convolution = staticmethod(plan_convolution)
     convolve = _or_torch(convolve, Routines.convolve)
     attention_blocks = staticmethod(find_blocks)
-    attention_backward = staticmethod(attention.backward)
+    attention_backward = staticmethod(fused.backward)
 
     @functools.cached_property
     def relu(self) -> Callable[[Tensor], Tensor]:
@@ -120,6 +127,6 @@ class CpuRoutines(Routines):
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, heads: Heads
     ) -> tuple[Tensor, Tensor] | None:
-        if heads.blocks is None or not attention.is_able(query.dtype):
+        if heads.blocks is None or not fused.is_able(query.dtype):
             return None
-        return attention.forward(query, key, value, heads)
+        return fused.forward(query, key, value, heads)

@@ -140,6 +140,7 @@ NEEDS = base.Needs(
         "accelerator device when none is available",
     ),
     ("CUDA graph capture", "stream is capturing"),
+    torch.cuda.is_available,
 )
 base.register_needs("cuda", NEEDS)
 if torch.backends.cuda.is_built():  # asks nobody: touching the driver at import would break fork

@@ -26,6 +26,7 @@ from scorch._src.ops.linalg.linear_operators import (
     multiply_by,
     scipy_linalg,
 )
+from scorch._src.ops.linalg.without_gradient import without_gradient
 from scorch._src.ops.products.matmul import matmul
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -41,6 +42,9 @@ _ORDERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @suggests_keywords
+@without_gradient(
+    "use torch.linalg.eigh for gradients, which computes all eigenvalues, or detach() the matrix"
+)
 def eigsh(
     A: Any,
     k: int = 6,
@@ -52,6 +56,8 @@ def eigsh(
     maxiter: int = 300,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``k`` eigenvalues and eigenvectors of a symmetric matrix, like ``scipy.sparse.linalg.eigsh``.
+
+    It is not differentiable: use ``torch.linalg.eigh``, within the dense budget, for gradients.
 
     Args:
         A: a symmetric matrix.

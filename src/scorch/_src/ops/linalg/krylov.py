@@ -14,15 +14,18 @@ import torch
 
 from scorch._src.name_hints import suggests_keywords
 from scorch._src.ops.linalg.linear_operators import Product, as_columns, as_product, scipy_linalg, tolerance
+from scorch._src.ops.linalg.without_gradient import without_gradient
 from scorch.errors import ArgumentError, ConvergenceError, LinAlgError, ShapeError, kind_of
 
 RESTART_VECTORS = 50  # of gmres
 Callback = Callable[[torch.Tensor], object]
 Scalars = float | torch.Tensor  # of one column, or one for each of several
+USE_SOLVE = "use torch.linalg.solve for gradients, or detach() the operands"
 Checked = tuple[torch.Tensor, torch.Tensor, Product, Product, float, int]
 
 
 @suggests_keywords
+@without_gradient(USE_SOLVE)
 def cg(
     A: Any,
     b: torch.Tensor,
@@ -151,6 +154,7 @@ def _add_multiple(target: torch.Tensor, factor: Scalars, other: torch.Tensor) ->
 
 
 @suggests_keywords
+@without_gradient(USE_SOLVE)
 def gmres(
     A: Any,
     b: torch.Tensor,
@@ -163,6 +167,8 @@ def gmres(
     callback: Callback | None = None,
 ) -> torch.Tensor:
     """Solve ``A @ x = b`` for any square matrix by restarted GMRES.
+
+    It is not differentiable: use ``torch.linalg.solve`` for gradients.
 
     Args:
         A, b, x0, tol: as for ``cg``.

@@ -144,7 +144,10 @@ def solve_triangular(
         transposed = torch.transpose(B, 0, 1)
         return solve_triangular(matrix.T, transposed, upper=not upper, unitriangular=unitriangular).T
     if B.dim() != 2:
-        raise ShapeError(f"solve_triangular expected B to be a matrix, but got shape {tuple(B.shape)}")
+        advice = "; pass B.unsqueeze(1)" if B.dim() == 1 else ""
+        raise ShapeError(
+            f"solve_triangular expected B to be a matrix, but got shape {tuple(B.shape)}{advice}"
+        )
     columns = as_columns("solve_triangular", B, matrix.shape[0], matrix)
     triangle = torch.triu(matrix) if upper else torch.tril(matrix)
     assert isinstance(triangle, SparseTensor)

@@ -7,6 +7,7 @@ dimensions. Every index of a user is checked by ``check_indices``; ``scatter`` w
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,26 +15,34 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.devices import HOST
+from scorch._src.formats import as_format
 from scorch._src.ops.fallback import as_dense, run_densely, run_torch, store_like
 from scorch._src.ops.movement.infer_shape import infer_shape
 from scorch._src.ops.movement.shape import build_from_coordinates, build_from_keys
 from scorch._src.storage.coordinates import coordinates_of, keys_of
 from scorch._src.storage.slices import outer_dim, select_rows
 from scorch._src.tensor.broadcast import broadcast_shape, expanded
-from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries
+from scorch._src.tensor.entries import Entries, Shape, entries_of, format_for, from_entries, stored_as
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
 from scorch.errors import CallError, IndexRangeError
 
 aten = torch.ops.aten
+MAX_TABLE = 4  # elements for each number that is looked up, up to which a table costs less than a search
+MIN_TRANSPOSED = 1 << 13  # entries of a matrix, to select what lies across what it stores
+_COMPRESSED = tuple(as_format(name, 2) for name in ("csr", "csc"))
 Indices = Sequence[torch.Tensor | None]  # for each dimension; None for those left alone
 
 
-def join(stored: torch.Tensor, requested: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find all pairs of equal numbers: for each its position in ``stored`` and in ``requested``."""
+def join(stored: torch.Tensor, requested: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find all pairs of equal numbers below ``size``: the position in ``stored`` and ``requested``."""
     ordered, order = torch.sort(requested, stable=True)
-    first = torch.searchsorted(ordered, stored)
-    count = torch.searchsorted(ordered, stored, right=True) - first
+    if size <= MAX_TABLE * (stored.numel() + requested.numel()):
+        counts = torch.bincount(requested, minlength=size)
+        first, count = (counts.cumsum(0) - counts)[stored], counts[stored]
+    else:
+        first = torch.searchsorted(ordered, stored)
+        count = torch.searchsorted(ordered, stored, right=True) - first
     stored_numbers = torch.repeat_interleave(torch.arange(stored.numel(), device=stored.device), count)
     begin = (torch.cumsum(count, 0) - count)[stored_numbers]
     inside = torch.arange(stored_numbers.numel(), device=stored.device) - begin
@@ -53,9 +62,11 @@ def index_select(self: SparseTensor, dim: int, index: torch.Tensor) -> Any:
     if (rows := _select_rows(self, dim, index.reshape(-1), from_end=False)) is not None:
         return rows
     index = check_indices(index, self.shape[dim], dim)
+    if (across := _select_across(self, dim, index.reshape(-1))) is not None:
+        return across
     entries = entries_of(self)
     crd = entries.coordinates
-    stored_numbers, requested_numbers = join(crd[dim], index.reshape(-1).to(torch.int64))
+    stored_numbers, requested_numbers = join(crd[dim], index.reshape(-1).to(torch.int64), self.shape[dim])
     columns = [requested_numbers if d == dim else c[stored_numbers] for d, c in enumerate(crd)]
     return build_from_coordinates(self, columns, entries.values[stored_numbers], shape, False)
 
@@ -68,6 +79,20 @@ def _select_rows(
         return None
     rows = select_rows(self.storage, index, from_end)
     return None if rows is None else SparseTensor(rows)
+
+
+def _select_across(self: SparseTensor, dim: int, index: torch.Tensor) -> SparseTensor | None:
+    """Copy whole columns of a matrix of compressed rows, or rows of one of columns, by transposing it twice.
+
+    What that costs grows with the entries and the size of the dimension, whatever ``index`` is; None where it
+    is much, or little enough that it does not matter.
+    """
+    form, entries = self.format, self.storage.pattern.size
+    if form not in _COMPRESSED or not entries >= MIN_TRANSPOSED or self.shape[dim] > entries:
+        return None
+    other = stored_as(self.storage, _COMPRESSED[1 - _COMPRESSED.index(form)])
+    rows = select_rows(other, index, from_end=False)
+    return None if rows is None else SparseTensor(stored_as(rows, form))
 
 
 def _rows_at(self: SparseTensor, index: torch.Tensor | None) -> SparseTensor | None:
@@ -131,7 +156,7 @@ def index(self: SparseTensor, indices: Indices) -> Any:
     entries = entries_of(self)
     crd = entries.coordinates
     keys = keys_of([crd[dim] for dim in indexed.dims], indexed.sizes)
-    stored_numbers, requested_numbers = join(keys, indexed.keys)
+    stored_numbers, requested_numbers = join(keys, indexed.keys, math.prod(indexed.sizes))
     values = entries.values[stored_numbers]
     if not indexed.result:
         return values.sum(dtype=values.dtype)

@@ -6,6 +6,7 @@ its offset, which changes one array, and all are added: no two have an entry at 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from typing import Any
 
 import torch
 
+from scorch._src.devices import HOST
 from scorch._src.formats import as_format
 from scorch._src.ops.fallback import run_densely, run_torch
-from scorch._src.ops.movement.infer_shape import as_meta
 from scorch._src.ops.movement.shape import build_from_coordinates, split_entries
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.storage.slices import concat_matrices, concat_outer, outer_dim, shift
@@ -23,7 +24,7 @@ from scorch._src.storage.storage import Pattern, Storage
 from scorch._src.tensor.entries import Shape
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor
-from scorch.errors import CallError
+from scorch.errors import CallError, ShapeError
 
 aten = torch.ops.aten
 PYG_BATCHES = "torch_geometric.data.collate"
@@ -102,15 +103,23 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def _joined_shell(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """Return a meta tensor like the result; torch's own way, which also raises errors, imports sympy."""
-    rank, dtypes = tensors[0].dim() if tensors else 0, {tensor.dtype for tensor in tensors}
-    if len(dtypes) == 1 and -rank <= dim < rank and all(tensor.dim() == rank for tensor in tensors):
-        shapes = [list(tensor.shape) for tensor in tensors]
+    """Return a meta tensor like the result; of meta tensors, torch would import its compiler."""
+    nonempty = [tensor for tensor in tensors if tuple(tensor.shape) != (0,)] or tensors
+    rank = nonempty[0].dim() if nonempty else 0
+    shapes = [list(tensor.shape) for tensor in nonempty]
+    if -rank <= dim < rank and all(len(shape) == rank for shape in shapes):
         length = sum(shape.pop(dim) for shape in shapes)
         if all(shape == shapes[0] for shape in shapes):
             shapes[0].insert(dim % rank, length)
-            return torch.empty(shapes[0], dtype=tensors[0].dtype, device="meta")
-    return aten.cat.default([as_meta(tensor) for tensor in tensors], dim)  # type: ignore[no-any-return]
+            return torch.empty(shapes[0], dtype=_common_dtype(tensors), device="meta")
+    stand_ins = [torch.zeros((), dtype=tensor.dtype, device=HOST).expand(tensor.shape) for tensor in tensors]
+    aten.cat.default(stand_ins, dim)  # raises before it allocates anything
+    raise AssertionError(f"cannot concatenate shapes {[tuple(tensor.shape) for tensor in tensors]}")
+
+
+def _common_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype of tensors that are joined, to which 0-d tensors contribute as much as others."""
+    return functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
 
 
 def _join_storages(parts: Sequence[Storage], dim: int, shape: Shape) -> SparseTensor | None:
@@ -167,8 +176,15 @@ def _stack_vectors(vectors: Sequence[Any]) -> SparseTensor | None:
 
 @implements(aten.block_diag)
 def block_diag(tensors: Sequence[torch.Tensor]) -> Any:
-    like = aten.block_diag.default([as_meta(tensor) for tensor in tensors])
+    for position, tensor in enumerate(tensors):
+        if tensor.dim() > 2:
+            raise ShapeError(
+                f"block_diag: tensors must have at most 2 dimensions, but tensor {position} has shape "
+                f"{tuple(tensor.shape)}"
+            )
     matrices = [tensor.reshape(1, -1) if tensor.dim() < 2 else tensor for tensor in tensors]
+    shape = [sum(sizes) for sizes in zip(*[matrix.shape for matrix in matrices], strict=True)]
+    like = torch.empty(shape, dtype=_common_dtype(tensors), device="meta")
     return _place(tensors, matrices, (0, 1), like, True)
 
 

@@ -87,7 +87,7 @@ def vdot(self: Any, other: Any) -> Any:
 
 @implements(torch.kron, torch.Tensor.kron, differentiable=True)
 def kron(input: Any, other: Any, *, out: Any = None) -> Any:
-    """The Kronecker product: every entry of one with every entry of the other."""
+    """The Kronecker product: every entry of one with every entry of the other; COO if they are."""
     if out is not None:
         check_call(torch.kron, input, other, out=out)
         return write_out(out, kron(input, other), "kron")
@@ -97,7 +97,8 @@ def kron(input: Any, other: Any, *, out: Any = None) -> Any:
     first, second = (part.reshape((1,) * (rank - part.dim()) + tuple(part.shape)) for part in (input, other))
     i, j = "abcdefgh"[:rank], "ijklmnop"[:rank]
     pairs = "".join(map("".join, zip(i, j, strict=True)))
-    found = einsum(f"{i},{j}->{pairs}", first, second, format="s" * len(pairs))
+    is_list = all(part.format.is_list for part in (first, second) if isinstance(part, SparseTensor))
+    found = einsum(f"{i},{j}->{pairs}", first, second, format="coo" if is_list else "csf")
     return found.reshape([a * b for a, b in zip(first.shape, second.shape, strict=True)])
 
 

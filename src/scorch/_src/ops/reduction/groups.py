@@ -26,6 +26,7 @@ from scorch._src.tensor.entries_autograd import from_differentiable_entries
 from scorch._src.tensor.sparse_tensor import SparseTensor
 
 Dims = Sequence[int] | int | None
+EXTREMES = ("amax", "amin", "argmax", "argmin")
 MAX_SPREAD = 2  # elements of a result for each entry, up to which all elements have a group
 
 
@@ -158,6 +159,10 @@ class Groups:
         routines = routines_for(values)
         if values.dtype not in routines.run_dtypes or is_differentiable(values) or is_transformed():
             return None
+        if how in EXTREMES and self.order is not None and (how in ("amax", "amin") or self.is_in_line):
+            found = routines.scattered_extremes(values.contiguous(), self.group, self.begins, how)
+            if found is not None:
+                return found
         return routines.reduce_runs(values.contiguous(), self.begins, how, self.order)
 
     def in_order(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -168,6 +173,16 @@ class Groups:
     def begins(self) -> torch.Tensor:
         """Where each group begins in the order by groups, and the end."""
         return torch.nn.functional.pad(self.stored.cumsum(0), (1, 0))
+
+    @cached_outside_modes
+    def is_in_line(self) -> bool:
+        """Whether the entries of each group are stored by their positions inside, where that can be asked."""
+        if self.order is None or not routines_for(self.order).answers_at_once:
+            return False
+        rises = self.order[1:] > self.order[:-1]
+        begins = self.begins[1:-1]
+        rises[begins[(begins > 0) & (begins < self.order.numel())] - 1] = True
+        return bool(rises.all())
 
     @cached_outside_modes
     def first_missing(self) -> torch.Tensor:

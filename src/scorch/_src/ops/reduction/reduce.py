@@ -24,8 +24,10 @@ from scorch._src.ops.reduction.reduction import (
     Reduction,
     as_operator,
     direct,
+    has_all_counts,
     reduction,
     run_on_sample,
+    stored_in_each,
     sum_by_kernel,
 )
 from scorch._src.statements.call_cache import repeat_call
@@ -74,15 +76,30 @@ def _without_nan(values: torch.Tensor, _: int = 1) -> torch.Tensor:
     return torch.where(values.isnan(), 0, values)
 
 
-@reduction(*_forms("nansum"), differentiable=True, of_sum=lambda total, _: total, summand=_without_nan)
+def _sum_of_numbers(input: SparseTensor, _: int, dim: Dims, keepdim: bool) -> torch.Tensor | None:
+    """Sum all values; None where that has a NaN, if only of two infinities."""
+    total = sum_by_kernel(input, dim, keepdim, None)
+    return None if total is None or bool(total.isnan().any()) else total
+
+
+@reduction(
+    *_forms("nansum"),
+    differentiable=True,
+    of_sum=lambda total, _: total,
+    summand=_without_nan,
+    sum_at_once=_sum_of_numbers,
+)
 def nansum(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum(_without_nan(values)), 0.0
 
 
 def _counted(values: torch.Tensor, _: int) -> torch.Tensor | None:
     """Return 1 for each value that is not zero, where the dtype has all numbers up to how many there are."""
-    is_exact = values.numel() * torch.finfo(values.dtype).eps < 1
-    return (values != 0).to(values.dtype) if is_exact else None
+    return (values != 0).to(values.dtype) if has_all_counts(values.dtype, values.numel()) else None
+
+
+def _count_at_once(input: SparseTensor, _: int, dim: Dims, keepdim: bool) -> torch.Tensor | None:
+    return stored_in_each(input, dim, keepdim)
 
 
 @reduction(
@@ -91,6 +108,7 @@ def _counted(values: torch.Tensor, _: int) -> torch.Tensor | None:
     takes="dim",
     of_sum=lambda count, _: count,
     summand=_counted,
+    sum_at_once=_count_at_once,
 )
 def count_nonzero(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.sum((values != 0).to(torch.int64)), 0.0
@@ -132,6 +150,7 @@ class _Product(torch.autograd.Function):
     takes="dim keepdim",
     of_sum=lambda count, _: count > 0,
     summand=_counted,
+    sum_at_once=_count_at_once,
 )
 def any(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.reduce((values != 0).to(torch.uint8), "amax"), 0.0
@@ -142,6 +161,7 @@ def any(groups: Groups, values: torch.Tensor) -> Reduced:
     takes="dim keepdim",
     of_sum=lambda count, length: count == length,
     summand=_counted,
+    sum_at_once=_count_at_once,
 )
 def all(groups: Groups, values: torch.Tensor) -> Reduced:
     return groups.reduce((values != 0).to(torch.uint8), "amin").masked_fill(groups.has_zeros, 0), 0.0
@@ -188,6 +208,8 @@ def std(groups: Groups, values: torch.Tensor, **options: Any) -> Reduced | None:
 
 def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
     """Raise nonnegative numbers to a power; 0 has the gradient 0, as in torch's norms and deviations."""
+    if not is_differentiable(base):
+        return base**exponent
     is_zero = base == 0
     return torch.where(is_zero, 0, torch.where(is_zero, 1, base) ** exponent)
 
@@ -342,6 +364,16 @@ def _norm_summand(values: torch.Tensor, length: int, ord: float = 2) -> torch.Te
     return values.abs() ** ord if ord >= 1 else _power(values.abs(), ord)
 
 
+def _sum_of_powers(
+    input: SparseTensor, length: int, dim: Dims, keepdim: bool, ord: float = 2
+) -> torch.Tensor | None:
+    """Return the sum that ``_norm_summand`` is for, by a kernel that computes the powers, too."""
+    if ord == 0:
+        return stored_in_each(input, dim, keepdim)
+    operator = "abs" if ord == 1 or length == 1 else "square" if ord == 2 else ""
+    return sum_by_kernel(input, dim, keepdim, None, operator) if operator else None
+
+
 def _root(total: torch.Tensor, length: int, ord: float = 2) -> torch.Tensor:
     """Return the norm that a sum of powers belongs to."""
     return total if ord in (0, 1) or length == 1 else _power(total, 1 / ord)
@@ -354,6 +386,7 @@ def _root(total: torch.Tensor, length: int, ord: float = 2) -> torch.Tensor:
     differentiable=True,
     of_sum=_root,
     summand=_norm_summand,
+    sum_at_once=_sum_of_powers,
 )
 def vector_norm(groups: Groups, values: torch.Tensor, ord: float = 2) -> Reduced | None:
     """Compute the root of the sum of powers; its gradient is 0 where the norm is, as in torch."""

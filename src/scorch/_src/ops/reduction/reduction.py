@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from scorch._src.backends.base import routines_for, settle
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
 from scorch._src.grad_state import is_differentiable, is_plain_inference
@@ -24,6 +25,7 @@ from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.groups import Dims, groups_of, reduced_dims
 from scorch._src.statements.call_cache import keep_as
 from scorch._src.statements.evaluate import evaluate
+from scorch._src.storage.storage import Storage
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_of
 from scorch._src.tensor.registry import implements, implements_differentiable
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -33,7 +35,8 @@ aten = torch.ops.aten
 LETTERS = "abcdefghijklmnop"
 MAX_SAMPLE_DIMS = 10  # of size 2, so that a sample stays small
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
-SUMMED_BY_KERNELS = (torch.float32, torch.float64)
+MIN_COUNTED = 1 << 16  # values that a routine is worth to count
+SUMMED_BY_KERNELS = (torch.float32, torch.float64, torch.int64)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
 
 Function = Callable[..., Any]
@@ -41,6 +44,7 @@ Reduced = tuple[torch.Tensor, float]  # a value for every group, and the one of 
 Body = Callable[..., Reduced | None]
 OfSum = Callable[..., torch.Tensor]
 Summand = Callable[..., torch.Tensor | None]
+SumAtOnce = Callable[..., torch.Tensor | None]
 
 
 def _is_plain(value: Any) -> bool:
@@ -117,6 +121,7 @@ class Reduction:
 
     ``dense``: the result always is. ``of_sum``: computes it from a sum and the number of elements, where a
     kernel has the sum: that of what ``summand`` makes of the values, unless it is None, or of themselves.
+    ``sum_at_once`` computes that sum without an array of summands where nothing tracks the call; or None.
     """
 
     body: Body
@@ -124,6 +129,7 @@ class Reduction:
     dense: bool
     of_sum: OfSum | None
     summand: Summand | None
+    sum_at_once: SumAtOnce | None = None
 
     def __call__(self, input: SparseTensor, **options: Any) -> Any:
         """Reduce a tensor with elements; None where that is not supported."""
@@ -140,8 +146,14 @@ class Reduction:
             return None
         if self.of_sum is not None:
             length = math.prod(input.shape[d] for d in reduced_dims(input.dim(), dim))
-            added = input if self.summand is None else self._map(input, length, options)
-            total = None if added is None else sum_by_kernel(added, dim, keepdim, dtype)
+            total = None
+            is_usual = self.sum_at_once is not None and dtype is None and is_plain_inference(input)
+            if is_usual and routines_for(input.storage.values).answers_at_once:
+                assert self.sum_at_once is not None
+                total = self.sum_at_once(input, length, dim, keepdim, **options)
+            if total is None:
+                added = self._map(input, length, options)
+                total = None if added is None else sum_by_kernel(added, dim, keepdim, dtype)
             if total is not None:
                 return self.of_sum(total, length, **options).to(like.dtype)
         groups = groups_of(input, dim)
@@ -153,12 +165,19 @@ class Reduction:
         return groups.result(input, result.to(like.dtype), keepdim, fill, self.dense)
 
     def _map(self, input: SparseTensor, length: int, options: dict[str, Any]) -> SparseTensor | None:
-        """Return the tensor of what is summed; None where a kernel does not sum it."""
-        assert self.summand is not None
-        if input.storage.values.dtype not in SUMMED_BY_KERNELS:
+        """Return the tensor of what is summed, integers as int64; None where a kernel does not sum it."""
+        values = input.storage.values
+        is_whole = not (values.is_floating_point() or values.is_complex())
+        if values.dtype not in SUMMED_BY_KERNELS and not is_whole:
             return None
-        values = self.summand(values_of(input), length, **options)
-        return None if values is None else sparse_of(input.storage.pattern, values)
+        if self.summand is None and not (is_whole and values.dtype != torch.int64):
+            return input
+        summed = (
+            values_of(input) if self.summand is None else self.summand(values_of(input), length, **options)
+        )
+        if summed is None:
+            return None
+        return sparse_of(input.storage.pattern, summed.to(torch.int64) if is_whole else summed)
 
 
 def reduction(
@@ -168,11 +187,12 @@ def reduction(
     dense: bool = False,
     of_sum: OfSum | None = None,
     summand: Summand | None = None,
+    sum_at_once: SumAtOnce | None = None,
 ) -> Callable[[Body], Reduction]:
     """Register a reduction, by its body, for PyTorch functions and ATen operators."""
 
     def register(body: Body) -> Reduction:
-        instance = Reduction(body, functions[0], dense, of_sum, summand)
+        instance = Reduction(body, functions[0], dense, of_sum, summand, sum_at_once)
         for function in functions:
             run = functools.partial(instance.run, function)
             if hasattr(function, "overloadpacket"):
@@ -198,24 +218,35 @@ def as_operator(operator: Any, run: Function, takes: str) -> Function:
 
 
 def sum_by_kernel(
-    self: SparseTensor, dim: Dims, keepdim: bool, dtype: torch.dtype | None
+    self: SparseTensor,
+    dim: Dims,
+    keepdim: bool,
+    dtype: torch.dtype | None,
+    operator: str = "",
 ) -> torch.Tensor | None:
-    """Sum by a generated kernel, where the result is dense; None where it is not or dims are wrong."""
+    """Sum by a generated kernel, where the result is dense; None where it is not or dims are wrong.
+
+    With an ``operator`` of expressions, what it makes of each value is summed.
+    """
     pattern, values = self.storage.pattern, self.storage.values
     if values.dtype not in SUMMED_BY_KERNELS or dtype not in (None, values.dtype):
         return None
     dims = () if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    parsed = _sum_statement(len(pattern.shape), dims)
+    parsed = _sum_statement(len(pattern.shape), dims, operator)
     if parsed is None:
         return None
     statement, kept_dims = parsed
     if not kept_dims:
+        if operator:
+            return None
         total = values_of(self).sum()
     elif len(kept_dims) > 1 and _is_sparse(self, math.prod(pattern.shape[d] for d in kept_dims)):
         return None
     else:
         total = evaluate(statement, A=self, format="dense")
-        if len(kept_dims) == 1 and is_plain_inference(self):  # of more, entries decide whether it is dense
+        if (
+            len(kept_dims) == 1 and not operator and is_plain_inference(self)
+        ):  # of more, entries decide whether it is dense
             dims_key = dim if isinstance(dim, int) else dims
             keep_as((("sum", dims_key), None), (statement, "dense", "A"), (self,))
     if not keepdim:
@@ -230,10 +261,48 @@ def _is_sparse(self: SparseTensor, size: int) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _sum_statement(rank: int, dims: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
+def _sum_statement(
+    rank: int, dims: tuple[int, ...], operator: str = ""
+) -> tuple[str, tuple[int, ...]] | None:
     """Return ``C[a] = A[a,b]``, the sum over ``dims`` (all if empty), and those left; None for wrong dims."""
     reduced = {d % rank for d in dims if -rank <= d < rank} if dims else set(range(rank))
     if len(reduced) != (len(dims) or rank) or rank > len(LETTERS):
         return None
     kept_dims = tuple(d for d in range(rank) if d not in reduced)
-    return f"C[{','.join(LETTERS[d] for d in kept_dims)}] = A[{','.join(LETTERS[:rank])}]", kept_dims
+    summed = f"A[{','.join(LETTERS[:rank])}]"
+    if operator:
+        summed = f"{operator}({summed})"
+        for d in sorted(reduced, reverse=True):
+            summed = f"sum({LETTERS[d]}, {summed})"
+    return f"C[{','.join(LETTERS[d] for d in kept_dims)}] = {summed}", kept_dims
+
+
+def stored_in_each(self: SparseTensor, dim: Dims, keepdim: bool) -> torch.Tensor | None:
+    """Count the entries of each sum over ``dim``, cached with the pattern; None where some may be zero.
+
+    They are numbers of the dtype of the values, if that has all up to how many there are, or integers.
+    """
+    pattern, values = self.storage.pattern, self.storage.values
+    if values.is_complex() or pattern.format.is_blocked or not values.numel():
+        return None
+    dtype = values.dtype if values.is_floating_point() else torch.int64
+    if dtype not in SUMMED_BY_KERNELS or not has_all_counts(dtype, values.numel()):
+        return None
+    is_short, routines = values.numel() < MIN_COUNTED, routines_for(values)
+    nonzeros = int(values.count_nonzero()) if is_short else routines.count_signs(values.detach())[1]
+    if nonzeros < values.numel():
+        return None
+    key = ("stored in each", reduced_dims(len(pattern.shape), dim), keepdim, dtype)
+    counts: torch.Tensor | None = pattern.structures.get(key)
+    if counts is None:
+        ones = SparseTensor(Storage(pattern, torch.ones_like(values, dtype=dtype)))
+        counts = sum_by_kernel(ones, dim, keepdim, None)
+        if counts is not None:
+            settle(values.device, "the entries of each sum")
+            pattern.structures[key] = counts
+    return None if counts is None else counts.clone()
+
+
+def has_all_counts(dtype: torch.dtype, most: int) -> bool:
+    """Whether a dtype has all numbers up to ``most``."""
+    return not dtype.is_floating_point or most * torch.finfo(dtype).eps < 1

@@ -15,7 +15,8 @@ import torch
 
 from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely, store_like, write_out
-from scorch._src.ops.sorting.sorted_segments import SortedSegments
+from scorch._src.ops.sorting.sorted_segments import SortedSegments, nonzeros_at
+from scorch._src.ops.sorting.whole import WholeOrder
 from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -124,6 +125,10 @@ def kthvalue(self: SparseTensor, k: int, dim: int = -1, keepdim: bool = False) -
 
 def _median(skips_nan: bool, self: SparseTensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return the lower of two in the middle; ``nanmedian`` has NaN only if all elements are."""
+    if dim is None:
+        whole = WholeOrder(self)
+        numbers = whole.size - whole.nans
+        return whole.at([max(numbers - 1, 0) // 2 if skips_nan or not whole.nans else whole.size - 1])[0]
     segments = SortedSegments(self, dim)
     nans = segments.count_nans()
     middle = (segments.size - 1) // 2
@@ -131,8 +136,7 @@ def _median(skips_nan: bool, self: SparseTensor, dim: int | None = None, keepdim
         rank = (segments.size - nans - 1).clamp(min=0) // 2
     else:
         rank = torch.where(nans > 0, segments.size - 1, middle)
-    result = segments.select_rank(rank, keepdim, middle)
-    return result[0] if dim is None else result
+    return segments.select_rank(rank, keepdim, middle)
 
 
 for _packet in (aten.median, aten.nanmedian):
@@ -216,7 +220,7 @@ def _compute_quantiles(
     interpolation: str = "linear",
 ) -> Any:
     """Interpolate elements at one or several fractional ranks, as torch does."""
-    segments = SortedSegments(input, dim)
+    segments = WholeOrder(input) if dim is None else SortedSegments(input, dim)
     quantiles = torch.as_tensor(q, dtype=input.dtype, device=input.storage.device)
     fractions = quantiles.reshape(-1, 1)
     if segments.size > MAX_FLOAT32_INTEGER or _has_double_ranks():
@@ -239,6 +243,7 @@ def _compute_quantiles(
     keys = numbers * segments.count + segments.keys
     result_shape: tuple[int, ...] = segments.shape
     if keepdim:
-        result_shape = tuple(1 if dim is None or d == segments.dim else n for d, n in enumerate(input.shape))
+        is_reduced = [dim is None or d == dim % input.dim() for d in range(input.dim())]
+        result_shape = tuple(1 if one else n for one, n in zip(is_reduced, input.shape, strict=True))
     shape = (*quantiles.shape, *result_shape)
-    return segments.build_result(keys.reshape(-1), result.reshape(-1), shape)
+    return nonzeros_at(keys.reshape(-1), result.reshape(-1), shape, input)

@@ -23,16 +23,16 @@ from scorch._src.tensor.sparse_tensor import SparseTensor
 
 
 class SortedSegments:
-    """The segments of ``tensor`` along ``dim``, or with ``dim`` None all of it as one segment.
+    """The segments of ``tensor`` along ``dim``.
 
     Segments are numbered 0, 1, ... in the order of ``keys``, their keys in ``shape``; some without a nonzero
     entry may be left out. NaN is the largest value, and equal values stand in the order of their positions.
     """
 
-    def __init__(self, tensor: SparseTensor, dim: int | None, descending: bool = False) -> None:
+    def __init__(self, tensor: SparseTensor, dim: int, descending: bool = False) -> None:
         groups = groups_of_nonzeros(tensor, dim)
         self.tensor, self._groups = tensor, groups
-        self.dim = None if dim is None else dim % tensor.dim()
+        self.dim = dim % tensor.dim()
         self.shape: tuple[int, ...] = groups.kept_shape
         self.size = groups.length
         values = groups.values(tensor).detach()
@@ -97,7 +97,7 @@ class SortedSegments:
     def select_rank(self, rank: torch.Tensor, keepdim: bool, empty: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Select the element of one rank in each segment: ``rank``, or ``empty`` without entries."""
         shape = self.shape
-        if keepdim and self.dim is not None:
+        if keepdim:
             shape = (*shape[: self.dim], 1, *shape[self.dim :])
         hint = "use torch.quantile(S, q, dim, interpolation='lower') for the values alone"
         check_budget(8 * self.count, self.keys.device, f"a tensor of indices of shape {shape}", hint)
@@ -106,20 +106,10 @@ class SortedSegments:
         if self.keys.numel() < self.count:
             some = torch.full((self.count,), empty, dtype=torch.int64, device=self.keys.device)
             positions = some.index_copy_(0, self.keys, positions)
-        return self.build_result(self.keys, self._values_of(entry, zero), shape), positions.view(shape)
-
-    def build_result(self, keys: torch.Tensor, values: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Build a result with ``values`` at increasing ``keys``, and zeros elsewhere; sparse if possible."""
-        shape = tuple(shape)
-        if not shape:
-            return values.reshape(()) if values.numel() else values.new_zeros(())
-        is_nonzero = values != 0
-        entries = Entries(keys[is_nonzero], values[is_nonzero], shape)
-        return from_entries(entries, format_for(self.tensor, shape))
+        return nonzeros_at(self.keys, self._values_of(entry, zero), shape, self.tensor), positions.view(shape)
 
     def first_values(self, k: int) -> torch.Tensor:
         """Return the values of ranks below ``k``, along the dimension of the segments."""
-        assert self.dim is not None
         ranks = self.rank_of(torch.arange(self.segment.numel(), device=self.segment.device), self.segment)
         is_first = ranks < k
         columns = coordinates_of(self.keys[self.segment[is_first]], self.shape)
@@ -133,7 +123,6 @@ class SortedSegments:
 
         The position of the next zero is one further, and one more for each entry between them.
         """
-        assert self.dim is not None
         result = torch.ones((self.count, k), dtype=torch.int64, device=self.keys.device)
         if k:
             result[:, 0] = 0
@@ -146,3 +135,15 @@ class SortedSegments:
             rank = self.rank_of(torch.arange(row.numel(), device=row.device), self.segment)
             steps[(row + rank)[rank < k]] = self.position[rank < k]
         return result.reshape(*self.shape, k).movedim(-1, self.dim).contiguous()
+
+
+def nonzeros_at(
+    keys: torch.Tensor, values: torch.Tensor, shape: Sequence[int], like: SparseTensor
+) -> torch.Tensor:
+    """Build a result with ``values`` at increasing ``keys``, and zeros elsewhere; sparse if possible."""
+    shape = tuple(shape)
+    if not shape:
+        return values.reshape(()) if values.numel() else values.new_zeros(())
+    is_nonzero = values != 0
+    entries = Entries(keys[is_nonzero], values[is_nonzero], shape)
+    return from_entries(entries, format_for(like, shape))

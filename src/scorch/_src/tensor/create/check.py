@@ -16,6 +16,7 @@ import torch
 from scorch._src.backends.base import (
     check_waiting,
     is_served,
+    is_there,
     needs_behind,
     needs_of,
     routines_for,
@@ -44,6 +45,13 @@ MAX_SIZE = 2**63 - 1
 MANY_INDICES = 4096  # from which on a routine may be faster than torch
 IN_SHAPE = "whether coordinates lie in the shape"
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def refuse_nested(name: str, value: torch.Tensor) -> None:
+    """Raise for a nested tensor, whose rows have different lengths; some have no shape to read."""
+    if value.is_nested:
+        advice = "pad it with torch.nested.to_padded_tensor(x, 0.0)"
+        raise UnsupportedError(f"{name} is a nested tensor; {advice}")
 
 
 def advice_on(value: object, name: str = "") -> str:
@@ -83,6 +91,8 @@ def check_tensor(name: str, value: object) -> None:
     """Refuse what is no tensor, and say how to make one of it."""
     if not isinstance(value, torch.Tensor):
         raise OperandError(f"{name} must be a tensor, but got {kind_of(value)}; {advice_on(value, name)}")
+    if value.layout is torch.strided:  # those of another layout have a shape, and some functions take them
+        refuse_nested(name, value)
 
 
 def sparse_advice_on(value: object) -> str:
@@ -134,7 +144,16 @@ def device_for(name: str, device: Any = None) -> torch.device:
     """Return the device of a new tensor: the one that was named, or torch's default device."""
     chosen = torch.empty(0).device if device is None else as_device(device)  # graphs can trace it
     check_device(name, chosen)
+    if device is not None:
+        check_presence(name, chosen)
     return chosen
+
+
+def check_presence(name: str, device: torch.device) -> None:
+    """Refuse a device that torch was built for, and that this machine does not have."""
+    if not is_there(device):
+        text = f"device {device} is not available on this machine"
+        raise MissingDeviceError(f"{name}: {text}. {needs_of(device.type)}")
 
 
 def refuse_pinning(pin_memory: bool) -> None:

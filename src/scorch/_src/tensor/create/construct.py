@@ -25,6 +25,7 @@ from scorch._src.tensor.create.check import (
     device_for,
     moved,
     refuse_freed,
+    refuse_nested,
     sparse_advice_on,
 )
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
@@ -64,6 +65,7 @@ def from_torch(t: torch.Tensor, format: str | Format | None = None) -> SparseTen
     if not isinstance(t, torch.Tensor):
         raise OperandError(f"from_torch expected a torch.Tensor, but got {kind_of(t)}; {sparse_advice_on(t)}")
     check_device("the tensor", t.device)
+    refuse_nested("the tensor", t)
     refuse_freed(t)
     type_of_dtype(t.dtype)
     if is_differentiable(t):

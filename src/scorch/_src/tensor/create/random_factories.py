@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from scorch._src.tensor.create.factories import (
     factory,
     shape_of,
 )
-from scorch.errors import ArgumentError, DtypeError, OperandError, ShapeError
+from scorch.errors import ArgumentError, DensityError, DtypeError, OperandError, ShapeError
 
 Draw = Callable[..., torch.Tensor]
 
@@ -67,7 +68,8 @@ def randn(*size: Any, density: float | None = None, format: AnyFormat = None, **
     Args:
         size: the shape, as for ``torch.randn``.
         density: the fraction of elements to store, at positions drawn at random; without it, every element.
-        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        format: the storage format, such as ``"csr"``; without it, ``coo`` if ``density`` is given, else
+            dense.
         options: the other arguments of ``torch.randn``: ``dtype``, ``device``, ``requires_grad``.
 
     Returns:
@@ -98,7 +100,8 @@ def randint(
         bounds_and_size: ``high, size`` or ``low, high, size``. A value drawn as 0 is stored as an explicit
             zero.
         density: the fraction of elements to store, at positions drawn at random; without it, every element.
-        format: the storage format, such as ``"csr"``; a dense tensor without it.
+        format: the storage format, such as ``"csr"``; without it, ``coo`` if ``density`` is given, else
+            dense.
         options: the other arguments of ``torch.randint``: ``dtype``, ``device``, ``requires_grad``.
 
     Returns:
@@ -167,11 +170,19 @@ def drawn(
             f"less than 2**63"
         )
     count = round(_checked_density(density) * places)
-    keys = _draw_places(count, places, generator, device)
-    values = draw((count,), dtype=dtype, generator=generator, device=device)
-    if not shape:  # a number, stored or not
-        return values.sum(dtype=dtype)
-    return from_coordinates(coordinates_of(keys, shape), values, shape, form)
+    try:
+        keys = _draw_places(count, places, generator, device)
+        values = draw((count,), dtype=dtype, generator=generator, device=device)
+        if not shape:  # a number, stored or not
+            return values.sum(dtype=dtype)
+        return from_coordinates(coordinates_of(keys, shape), values, shape, form)
+    except RuntimeError as error:  # the text of torch's allocators for each kind of memory
+        if not re.search("[Tt]ried to allocate|not enough memory", str(error)):
+            raise
+        raise DensityError(
+            f"{name} of shape {shape} with density {density:g} stores {count:,} elements, which need more "
+            "memory than is available; pass a lower density"
+        ) from None
 
 
 def _checked_density(density: Any) -> float:

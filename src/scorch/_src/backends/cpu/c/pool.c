@@ -39,7 +39,7 @@ enum { LATE = 200000, FIRST_WAIT = 2000000, LAST_WAIT = 160000000 }; /* nanoseco
 enum { AWAKE = 1000000, WOKEN = 10000000 }; /* how long threads spin after a loop; later, they may wake up for so long */
 enum { BETWEEN_LOOKS = 1000000, MOST_DEBT = 50000000 };
 enum { SPARE = 8 }; /* one thread too many for so many cores is no crowd */
-enum { PAID = 4, WORTH = 16 }; /* a part of the work pays off debt; to try torch's threads takes a part of the time */
+enum { PAID = 4, WORTH = 4 }; /* a part of the work pays off debt; to try torch's threads takes a part of the time */
 enum { FEWEST_TIMED = 3 };
 enum { APART = 128 }; /* bytes that processors fetch together, two lines of their caches */
 #ifdef __APPLE__

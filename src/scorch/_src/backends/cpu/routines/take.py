@@ -18,7 +18,7 @@ MIN_REDUCED_PER_THREAD = 1 << 13
 PIECE = 4096  # runs and values that a thread takes at once, as in ``c/reduce_runs.c``
 _C_TYPES = {1: "char", 2: "short", 4: "int", 8: "long long"}
 
-_TYPES_OF_RUNS = {
+C_TYPES_OF_RUNS = {
     torch.float32: "float",
     torch.float64: "double",
     torch.int64: "long long",
@@ -28,7 +28,7 @@ _TYPES_OF_RUNS = {
     torch.uint8: "unsigned char",
     torch.bool: "unsigned char",
 }
-RUN_DTYPES = tuple(_TYPES_OF_RUNS)
+RUN_DTYPES = tuple(C_TYPES_OF_RUNS)
 TOTALS = {
     "sum": "TOTAL(sum, ADDED, ADDED)",
     "prod": "TOTAL(prod, MULTIPLIED, MULTIPLIED)",
@@ -69,7 +69,7 @@ def reduced_runs(
     """Reduce runs as ``Routines.reduce_runs``; None where torch has to."""
     is_plain = values.dim() == 1 and values.is_contiguous() and begins.dtype == torch.int64
     is_plain = is_plain and (order is None or order.dtype == torch.int64)
-    if how not in KINDS or values.dtype not in _TYPES_OF_RUNS or not is_plain or _is_lazy(values):
+    if how not in KINDS or values.dtype not in C_TYPES_OF_RUNS or not is_plain or _is_lazy(values):
         return None
     if values.dtype == torch.bool and how in ADDING:
         return None
@@ -98,6 +98,6 @@ def _is_lazy(values: torch.Tensor) -> bool:
 
 def source_of_runs(dtype: torch.dtype, how: str) -> str:
     """Return the C source that reduces or sorts runs of values of a dtype."""
-    name = _TYPES_OF_RUNS[dtype]
+    name = C_TYPES_OF_RUNS[dtype]
     wide = "double" if dtype == torch.float32 else name  # in which torch scans
     return jit.with_types(REDUCE_RUNS, value_t=name, wide_t=wide) + KINDS[how] + "\n"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from scorch._src.backends.cpu import invoke, jit, parallel
-from scorch._src.backends.cpu.routines.attention_source import ROWS
+from scorch._src.backends.cpu.routines.attention.source import ROWS
 from scorch._src.dataclass import dataclass
 from scorch._src.loops.types import LAST_INT32
 

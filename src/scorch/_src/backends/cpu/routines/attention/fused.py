@@ -1,6 +1,6 @@
 """Sparse attention of all heads in one call, forward and backward.
 
-Memory follows queries, keys and values: nothing is stored for pairs. ``attention_source`` has the C text.
+Memory follows queries, keys and values: nothing is stored for pairs. ``source`` has the C text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 
 from scorch._src.backends.by_torch.attention import Heads
 from scorch._src.backends.cpu import invoke, jit, parallel
-from scorch._src.backends.cpu.routines.attention_blocks import Blocks
-from scorch._src.backends.cpu.routines.attention_source import CHUNK, ROWS, source
+from scorch._src.backends.cpu.routines.attention.blocks import Blocks
+from scorch._src.backends.cpu.routines.attention.source import CHUNK, ROWS, source
 from scorch._src.backends.launcher import address_of
 from scorch._src.dataclass import dataclass
 from scorch._src.events import emits
@@ -113,7 +113,7 @@ def _call(
     outputs: Sequence[torch.Tensor],
     own: Sequence[int] = (),
 ) -> None:
-    """Call a routine with its arguments in the order of ``attention_source.ARGUMENTS``."""
+    """Call a routine with its arguments in the order of ``source.ARGUMENTS``."""
     Q, K, V = (_in_rows(tensor) for tensor in operands)
     dropout_scale = 1 / (1 - heads.dropout) if heads.dropout < 1 else 0.0
     numbers = array.array("d", [heads.scale / math.log(2), heads.scale, dropout_scale])
