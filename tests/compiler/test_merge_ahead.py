@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 import scorch
+from scorch._src.compiler.lower.merge_ahead import TURNS
+from scorch._src.compiler.target import host_target
+from scorch._src.engine import schedules
 from scorch._src.loops.intrinsics import is_erratic
 
 ROWS, COLUMNS = 160, 400
@@ -26,13 +32,23 @@ def csr(dense: torch.Tensor, index: torch.dtype = torch.int32) -> scorch.SparseT
     return scorch.from_torch(torch.sparse_csr_tensor(*parts, dense.shape))
 
 
-def sample(a: torch.Tensor, b: torch.Tensor) -> int:
+def sample(a: torch.Tensor, b: torch.Tensor, share: int = TURNS) -> int:
     parts = [
         part.tolist()
         for m in (a, b)
         for part in (m.to_sparse_csr().crow_indices(), m.to_sparse_csr().col_indices())
     ]
-    return is_erratic(*parts, len(a))
+    return is_erratic(*parts, len(a), share)
+
+
+@pytest.fixture(params=[64, 0], ids=["blocks", "turns"])
+def gather_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Kernels for CPUs that merge several entries at a time, and for others."""
+    machine = dataclasses.replace(host_target(), gather_bytes=request.param)
+    monkeypatch.setattr("scorch._src.compiler.vector.vectorize.target", lambda: machine)
+    schedules.forget()
+    yield request.param
+    schedules.forget()
 
 
 @pytest.mark.whole
@@ -40,19 +56,49 @@ def sample(a: torch.Tensor, b: torch.Tensor) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("text", ["A[i,j] + B[i,j]", "A[i,j] - 3 * B[i,j]"])
 def test_unrelated_rows_are_merged_without_branches(
-    text: str, dtype: torch.dtype, index: torch.dtype
+    text: str, dtype: torch.dtype, index: torch.dtype, gather_bytes: int
 ) -> None:
     a, b = scattered(0, dtype), scattered(1, dtype)
     assert sample(a, b)
     A, B = csr(a, index), csr(b)
     statement = f"C[i,j] = {text}"
     source = scorch.explain(statement, A=A, B=B, format="csr").source
-    assert "is_erratic_" in source and "kept_" in source
+    assert "is_erratic_" in source and ("union_block_" if gather_bytes == 64 else "kept_") in source
     expected = a + b if "+" in text else a - 3 * b
     for threads in (1, 3):
         with scorch.settings(threads=threads):
             found = scorch.evaluate(statement, A=A, B=B, format="csr")
             torch.testing.assert_close(found.to_dense(), expected)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    "text",
+    [
+        "maximum(A[i,j], 2 * B[i,j])",
+        "where(A[i,j] > B[i,j], A[i,j], B[i,j])",
+        "A[i,j] * x[j] - y[i] * B[i,j]",
+        "abs(A[i,j]) + square(B[i,j])",
+    ],
+)
+def test_what_is_computed_of_rows_that_are_merged_in_blocks(text: str) -> None:
+    a, b = scattered(10, torch.float64), scattered(11, torch.float64)
+    x, y = torch.rand(COLUMNS, dtype=torch.float64), torch.rand(ROWS, dtype=torch.float64)
+    statement = f"C[i,j] = {text}"
+    names = {name: value for name, value in (("x", x), ("y", y)) if f"{name}[" in text}
+    sparse = {"A": csr(a), "B": csr(b)}
+    source = scorch.explain(statement, format="csr", **sparse, **names).source
+    assert "union_block_" in source or host_target().gather_bytes < 64
+    found = scorch.evaluate(statement, format="csr", **sparse, **names)
+    dense = scorch.evaluate(statement, A=a, B=b, **names)
+    torch.testing.assert_close(found.to_dense(), dense)
+    with scorch.settings(disable="blocks"):
+        torch.testing.assert_close(
+            scorch.evaluate(statement, format="csr", **sparse, **names).values(),
+            found.values(),
+            rtol=0,
+            atol=0,
+        )
 
 
 def test_the_interpreter_agrees() -> None:

@@ -7,11 +7,14 @@ import pytest
 
 from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.nodes import (
+    Allocate,
     Array,
     Assign,
     Call,
     Const,
+    Declare,
     For,
+    Free,
     Function,
     Kernel,
     Load,
@@ -20,7 +23,9 @@ from scorch._src.loops.nodes import (
     Return,
     Store,
     Var,
+    While,
     block,
+    either,
     wide,
 )
 from scorch._src.loops.types import BOOL, FLOAT32, FLOAT64, INT32, INT64
@@ -125,7 +130,7 @@ def test_routines_work_in_both_languages(native) -> None:
     total = Var("total")
     body = []
     for name, routine in INTRINSICS.items():
-        if not routine.arrays:
+        if not routine.arrays or name.startswith(("union_block", "spread_", "put_")):  # tested below
             continue
         first = arrays[routine.arrays[0]]
         given = (first, second) if 1 in routine.arrays else (first,)
@@ -137,7 +142,7 @@ def test_routines_work_in_both_languages(native) -> None:
         if name == "sort_places":
             rest = (Const(0), second, arrays[INT64], Const(0))
         if name.startswith("is_erratic"):
-            given, rest = tuple(arrays[element] for element in routine.arrays.values()), (Const(0),)
+            given, rest = tuple(arrays[element] for element in routine.arrays.values()), (Const(0), Const(9))
         if name == "mark_place":
             rest = (Const(70),)
         if name.startswith("list_"):
@@ -183,7 +188,7 @@ def test_erratic_turns_are_those_that_nobody_can_foretell(native, t, how: str) -
     total = Var("total")
     kind = f"i{8 * t.bytes}"
     params = (total, *names)
-    called = Put("total", Call(f"is_erratic_{kind}_{kind}", (*names, Const(16))))
+    called = Put("total", Call(f"is_erratic_{kind}_{kind}", (*names, Const(16), Const(48))))
     kernel = Kernel("", params, (Function("f", params, block(called, Return(Const(0))), True),))
     for slots in native.both(kernel, "f", [0, pos, a.astype(t.name), pos, b.astype(t.name)]):
         assert slots[0] == (how == "random")
@@ -224,3 +229,57 @@ def test_marked_places_are_listed_in_order(native, count: int) -> None:
     for found in native.both(kernel, "f", slots):
         assert (found[0][:count] == np.sort(drawn)).all() and (found[1][:count] == np.sort(drawn)).all()
         assert not found[3].any()
+
+
+@pytest.mark.parametrize("t", [FLOAT32, FLOAT64, INT32, INT64], ids=repr)
+@pytest.mark.parametrize("lengths", [(0, 5), (40, 0), (3, 4), (8, 9), (60, 31), (700, 700)], ids=repr)
+def test_lists_are_merged_in_blocks(native, t, lengths: tuple[int, int]) -> None:
+    """With instructions for it, without them, and in Python."""
+    short = ("f" if t.kind == "float" else "i") + str(8 * t.bytes)
+    names = ("a", "a_vals", "b", "b_vals", "crd", "a_out", "b_out")
+    a, a_vals, b, b_vals, crd, *outs = arrays = [Array(name, t if len(name) > 3 else INT32) for name in names]
+    p, p_end, q, q_end, n, total = (Var(name) for name in ("p", "p_end", "q", "q_end", "n", "total"))
+    block_, lanes = Array("block", INT64), [Array("x", INT32), Array("u", t), Array("v", t)]
+    a_count, b_count, a_bits, b_bits, count = (Load(block_, Const(fact)) for fact in range(5))
+    turn = block(
+        Perform(Call("union_block_i32", (a, p, p_end, b, q, q_end, block_))),
+        Perform(Call("spread_coordinates", (lanes[0], a, p, a_bits, b, q, b_bits))),
+        Perform(Call(f"spread_{short}", (lanes[1], a_vals, p, a_bits))),
+        Perform(Call(f"spread_{short}", (lanes[2], b_vals, q, b_bits))),
+        *(
+            Perform(Call(name, (to, n, lane, count)))
+            for name, to, lane in zip(
+                ("put_i32", f"put_{short}", f"put_{short}"), (crd, *outs), lanes, strict=True
+            )
+        ),
+        Assign(p, p + a_count),
+        Assign(q, q + b_count),
+        Assign(n, n + count),
+    )
+    body = block(
+        *(Declare(var, Const(0)) for var in (p, q, n)),
+        Allocate(block_, Const(5)),
+        *(Allocate(lane, Const(16)) for lane in lanes),
+        While(either(p < p_end, q < q_end), turn),
+        *(Free(array) for array in (block_, *lanes)),
+        Put("total", n),
+        Return(Const(0)),
+    )
+    params = (p_end, q_end, total, *arrays)
+    kernel = Kernel("", params, (Function("f", params, body, True),))
+    rng = np.random.default_rng(sum(lengths))
+    lists = [np.sort(rng.permutation(900)[:length]).astype(np.int32) for length in lengths]
+    values = [rng.integers(1, 99, length).astype(t.name) for length in lengths]
+    union = np.union1d(*lists)
+    expected = [np.zeros(len(union), t.name) for _ in lists]
+    for found, crds, vals in zip(expected, lists, values, strict=True):
+        found[np.searchsorted(union, crds)] = vals
+    room = [np.full(len(union) + 1, 7, kind) for kind in ("int32", t.name, t.name)]
+    slots = [*lengths, 0, lists[0], values[0], lists[1], values[1], *room]
+    ways = list(native.both(kernel, "f", slots))
+    ways.append([slot.copy() if isinstance(slot, np.ndarray) else slot for slot in slots])
+    assert native.call(kernel, "f", ways[-1], "-march=native") == 0
+    for way in ways:
+        assert way[2] == len(union)
+        for found, want in zip(way[-3:], (union, *expected), strict=True):
+            np.testing.assert_array_equal(found, [*want, 7])

@@ -185,11 +185,12 @@ def test_expressions_have_the_parentheses_they_need(e: Expr, text: str) -> None:
 
 
 def test_statements_read_like_c() -> None:
-    W, T = Array("W", FLOAT32), Array("T", INT64)
+    W, T, few = Array("W", FLOAT32), Array("T", INT64), Array("few", INT64)
     body = block(
         Comment("two lines\nof comment\\"),
         Allocate(W, n + 1, zero=True),
-        Allocate(T, Const(4)),
+        Allocate(T, Const(40)),
+        Allocate(few, Const(4)),
         Declare(i, Const(0)),
         While(i < n, Assign(i, i + 1)),
         If(i < 3, Fail(), If(i < 4, Assign(i, i * 2), Assign(i, i - j))),
@@ -200,6 +201,7 @@ def test_statements_read_like_c() -> None:
         KeepArray(T, Const(0), W),
         SlotArray(Array("V", FLOAT32), T, Const(0)),
         Free(T),
+        Free(few),
         Put("n", i),
         PutArray("X", W),
     )
@@ -211,8 +213,9 @@ def test_statements_read_like_c() -> None:
   // of comment
   f32 *restrict W = (f32 *)allocate_zero(n + 1, sizeof(f32));
   if (!W) return 1;
-  i64 *restrict T = (i64 *)allocate(4, sizeof(i64));
+  i64 *restrict T = (i64 *)allocate(40, sizeof(i64));
   if (!T) return 1;
+  i64 few[4] __attribute__((aligned(64)));
   i64 i = 0;
   while (i < n) {
     i++;

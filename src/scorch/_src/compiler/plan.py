@@ -224,6 +224,7 @@ class Plan:
     add to copies of the result, one for each, which are summed at the end.
     ``sums``: in how many parts an innermost sum is added; ``gathered``: in how many lanes; ``masked``: in how
     many registers of these it ends (``nodes.For``).
+    ``in_blocks``: whether several coordinates of two rows may be merged at a time (``lower.merge_ahead``).
     ``vectors``: the innermost loop in vector registers; ``factors``: those taken out of inner sums, each with
     the number of loops it stands in; ``prefetched``: dense operands whose rows are fetched ahead of the loop
     over a stored level, the last before the innermost one, how many elements, and how far apart
@@ -264,6 +265,7 @@ class Plan:
     sums: int = 1
     gathered: int = 0
     masked: int = 1
+    in_blocks: bool = False
     vectors: Vectors | None = None
     factors: tuple[tuple[Access, int], ...] = ()
     prefetched: tuple[tuple[Access, int, int], ...] = ()

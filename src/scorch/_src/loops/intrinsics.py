@@ -13,7 +13,8 @@ from string import Template
 from typing import Any, Protocol
 
 from scorch._src.dataclass import dataclass
-from scorch._src.loops.types import BOOL, INT32, INT64, Type
+from scorch._src.loops import union_blocks
+from scorch._src.loops.types import BOOL, FLOAT32, FLOAT64, INT32, INT64, Type
 
 
 class Indexed(Protocol):
@@ -67,10 +68,10 @@ static i64 balance_$t(const $t *restrict pos, i64 n, i64 part, i64 parts) {
   return lo;
 }""")
 
-# Whether more than 48 of 100 turns of a merge differ from the last after the same four turns, in a sample.
+# Whether more than ``share`` of 100 turns of a merge differ from the last after the same four, in a sample.
 _IS_ERRATIC = Template("""\
 static i64 is_erratic_${t}_$u(const $t *restrict a_pos, const $t *restrict a_crd, const $u *restrict b_pos,
-                              const $u *restrict b_crd, i64 rows) {
+                              const $u *restrict b_crd, i64 rows, i64 share) {
   u8 last[256] = {0};
   i64 turns = 0, surprises = 0;
   for (i64 part = 0; part < 8; part++) {
@@ -89,7 +90,7 @@ static i64 is_erratic_${t}_$u(const $t *restrict a_pos, const $t *restrict a_crd
       }
     }
   }
-  return surprises * 100 > turns * 48;
+  return surprises * 100 > turns * share;
 }""")
 
 _KEPT = Template("""\
@@ -377,8 +378,8 @@ def list_marked(places: Indexed, bits: Indexed, low: int, high: int) -> int:
     return n
 
 
-def is_erratic(a_pos: Indexed, a_crd: Indexed, b_pos: Indexed, b_crd: Indexed, rows: int) -> int:
-    """Whether nobody could foretell which of two rows goes on, in a sample of all."""
+def is_erratic(a_pos: Indexed, a_crd: Indexed, b_pos: Indexed, b_crd: Indexed, rows: int, share: int) -> int:
+    """Whether nobody could foretell ``share`` of 100 turns of a merge, in a sample of all."""
     last: dict[int, int] = {}
     turns = surprises = 0
     for part in range(8):
@@ -391,7 +392,7 @@ def is_erratic(a_pos: Indexed, a_crd: Indexed, b_pos: Indexed, b_crd: Indexed, r
                 last[history] = turn
                 history = (history * 4 + turn) % 256
                 a, b, left, turns = a + (turn & 1), b + (turn >> 1), left - 1, turns + 1
-    return int(surprises * 100 > turns * 48)
+    return int(surprises * 100 > turns * share)
 
 
 def _kept(x: Any, is_here: int) -> Any:
@@ -429,5 +430,17 @@ for _type, _t in ((INT32, "i32"), (INT64, "i64")):
             _IS_ERRATIC.substitute(t=_t, u=_u), is_erratic, {0: _type, 1: _type, 2: _other, 3: _other}
         )
 INTRINSICS["chosen"] = Intrinsic(_CHOSEN, lambda is_first, a, b: a if is_first else b, {})
-for _t, _u in (("f32", "u32"), ("f64", "u64"), ("i32", "u32"), ("i64", "u64")):
-    INTRINSICS[f"kept_{_t}"] = Intrinsic(_KEPT.substitute(t=_t, u=_u), _kept, {})
+INTRINSICS["union_block_i32"] = Intrinsic(
+    union_blocks.UNION_BLOCK, union_blocks.union_block, {0: INT32, 3: INT32, 6: INT64}, (6,)
+)
+INTRINSICS["spread_coordinates"] = Intrinsic(
+    union_blocks.SPREAD_COORDINATES, union_blocks.spread_coordinates, {0: INT32, 1: INT32, 4: INT32}, (0,)
+)
+for _type, _t in ((FLOAT32, "f32"), (FLOAT64, "f64"), (INT32, "i32"), (INT64, "i64")):
+    INTRINSICS[f"kept_{_t}"] = Intrinsic(_KEPT.substitute(t=_t, u=f"u{8 * _type.bytes}"), _kept, {})
+    INTRINSICS[f"spread_{_t}"] = Intrinsic(
+        union_blocks.spread_text(_t, _type.bytes), union_blocks.spread, {0: _type, 1: _type}, (0,)
+    )
+    INTRINSICS[f"put_{_t}"] = Intrinsic(
+        union_blocks.put_text(_t, _type.bytes), union_blocks.put, {0: _type, 2: _type}, (0,)
+    )

@@ -31,8 +31,9 @@ from scorch._src.backends.print.lanes import (
     vector_typedef,
 )
 from scorch._src.backends.print.workers import print_parallel
+from scorch._src.compiler.target import LINE
 from scorch._src.loops import nodes as ir
-from scorch._src.loops.analysis import assigned, loop_depth, walk, written
+from scorch._src.loops.analysis import Node, assigned, loop_depth, walk, written
 from scorch._src.loops.intrinsics import INTRINSICS
 from scorch._src.loops.jam import renamed
 from scorch._src.loops.types import INT32, INT64, Type
@@ -41,6 +42,7 @@ __all__ = ["print_kernel"]
 
 # gcc optimises loops inside one another in a time that grows with the cube of their number.
 DEEP = 12
+MAX_LOCAL = 32  # elements of an array on the stack
 QUICKLY = """#if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O1", "no-tree-loop-optimize")
 #endif"""
@@ -88,7 +90,8 @@ class Printer:
         nodes = [*chain.from_iterable(self.nodes.values())]
         self.effort, self.is_long = effort.usual_effort(nodes), effort.is_long(nodes)
         self.functions = {function.name: function for function in kernel.functions}
-        self.allocated = {node.array.name for node in nodes if isinstance(node, ir.Allocate)}
+        self.local = _local(nodes)
+        self.allocated = {node.array.name for node in nodes if isinstance(node, ir.Allocate)} - self.local
         self.used: set[str] = set()
         self.outlined: list[tuple[str, str]] = []  # texts, each after its effort
         self.workers = 0
@@ -299,6 +302,11 @@ class Scope(ExpressionPrinter):
     def memory(self, stmt: ir.Allocate | ir.Resize | ir.Free | ir.Fill | ir.Copy) -> list[str]:
         """Arrays that begin, grow, end, or are written at once."""
         match stmt:
+            case ir.Allocate(array, count, zero) if array.name in self.printer.local:
+                place = f"{safe_name(array.name)}[{self.converted(count)}]"
+                return [f"{c_name(array.element)} {place} __attribute__((aligned({LINE}))){' = {0}' * zero};"]
+            case ir.Free(array) if array.name in self.printer.local:
+                return []
             case ir.Allocate(array, count, zero):
                 call = self.use("allocate_zero" if zero else "allocate")
                 memory = f"{call}({self.converted(count)}, sizeof({c_name(array.element)}))"
@@ -422,6 +430,17 @@ class Scope(ExpressionPrinter):
             f"    {safe_name(array.name)}[{at}] = {scalar};",
             "}",
         ]
+
+
+def _local(nodes: list[Node]) -> set[str]:
+    """The arrays that need no memory of their own: they have a few elements and nobody keeps them."""
+    kept = {node.array.name for node in nodes if isinstance(node, ir.Resize | ir.PutArray | ir.KeepArray)}
+    lengths: dict[str, list[ir.Expr]] = {}
+    for node in nodes:
+        if isinstance(node, ir.Allocate):
+            lengths.setdefault(node.array.name, []).append(node.count)
+    few = [ir.Const(length) for length in range(1, MAX_LOCAL + 1)]
+    return {name for name, counts in lengths.items() if name not in kept and all(n in few for n in counts)}
 
 
 def _summed(body: ir.Stmt) -> ir.Var | None:

@@ -168,8 +168,7 @@ def _either_of_two(levels: Levels, loop: Loop, drivers: list[Cursor], inside: In
         tails.append(ir.For(rest.position, cursor.position, cursor.end, body))
     return ir.block(
         *(levels.open(c, loop.states) for c in drivers),
-        _alike(levels, loop, drivers, inside, ALIKE),
-        merge_ahead(levels.plan, loop, drivers, inside),
+        merge_ahead(levels.plan, loop, drivers, inside, _alike(levels, loop, drivers, inside, ALIKE)),
         ir.While(
             ir.both(first.has_more, second.has_more),
             ir.block(*(ir.Declare(c.front_var, c.front) for c in drivers), merge),

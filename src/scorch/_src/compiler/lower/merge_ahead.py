@@ -13,6 +13,18 @@
 A branch that is mispredicted takes as long as four of these turns, one that is predicted right less than half
 of one, and meshes repeat their patterns row after row. So each call looks at a sample first, as a branch
 predictor does: is a turn the same as the last time after the same four turns (``is_erratic``)?
+
+Where the CPU can move what is stored to the lanes that a mask picks, several coordinates are merged at a time
+(``loops.union_blocks``), which pays from one turn in four on that is mispredicted:
+
+    if (is_erratic) {
+      while (p < p_end || q < q_end) {
+        union_block(A, p, p_end, B, q, q_end, block)
+        coordinates and values of A and B are spread over 16 lanes, with zeros where there are none
+        for lane in 0..15: values[lane] = A_values[lane] + B_values[lane]
+        put(C, n, coordinates), put(C_vals, n, values), n += block.count, p += block.a_count, q += ...
+      }
+    }
 """
 
 from __future__ import annotations
@@ -20,17 +32,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from scorch._src.compiler.lower.levels import Cursor, Loop, States
+from scorch._src.compiler.lower.levels import Cursor, Loop, State, States
 from scorch._src.compiler.plan import LevelUse, Plan
 from scorch._src.compiler.schedule.infer_format import support_of
+from scorch._src.compiler.target import LINE
 from scorch._src.loops import nodes as ir
-from scorch._src.loops.analysis import with_children
+from scorch._src.loops.analysis import walk, with_children
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
+from scorch._src.loops.union_blocks import FACTS, LANES
 
 Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
 LEAST = 1 << 14  # entries of both matrices from which on a look at a sample takes little of the time
 ROW = 4  # entries of rows on average, below which most are among the last, which are merged by branches
+TURNS, BLOCKS = 48, 23  # of 100 turns that nobody could foretell, from which on each way is faster
 ERRATIC = ir.Var("is_erratic")
 KEPT = {FLOAT32: "f32", FLOAT64: "f64", INT32: "i32", INT64: "i64"}
 
@@ -42,16 +57,23 @@ def declare_erratic(plan: Plan) -> ir.Stmt | None:
         return None
     first, second = (use.arrays for use in levels)
     kinds = "_".join(f"i{8 * arrays.crd.element.bytes}" for arrays in (first, second))
-    sample = (first.pos, first.crd, second.pos, second.crd, ir.Var("span"))
+    share = ir.Const(BLOCKS if plan.in_blocks else TURNS)
+    sample = (first.pos, first.crd, second.pos, second.crd, ir.Var("span"), share)
     return ir.Declare(ERRATIC, ir.Call(f"is_erratic_{kinds}", sample))
 
 
 def merge_ahead(
-    plan: Plan, loop: Loop, drivers: list[Cursor], inside: Callable[[States], ir.Stmt]
+    plan: Plan, loop: Loop, drivers: list[Cursor], inside: Callable[[States], ir.Stmt], alike: ir.Stmt
 ) -> ir.Stmt:
-    """Merge two rows up to the last entry of one of them, without branches, if turns are erratic."""
+    """Merge two rows without branches, if turns are erratic: in blocks, or up to the last entry of one.
+
+    ``alike`` merges what the rows have in common at their beginning.
+    """
     if loop.depth == 0 or _merged(plan) is None:
-        return ir.block()
+        return alike
+    blocks = _in_blocks(plan, loop, drivers, inside) if plan.in_blocks else None
+    if blocks is not None:
+        return ir.If(ir.Const(0) < ERRATIC, blocks, alike)
     seen = [ir.Var(f"{c.position.name}_seen") for c in drivers]
     following = [ir.Var(f"{c.position.name}_following") for c in drivers]
     states = {**loop.states}
@@ -75,7 +97,101 @@ def merge_ahead(
     )
     go_on = ir.both(*(c.position + 1 < c.end for c in drivers))
     opening = (ir.Declare(var, c.front) for var, c in zip(seen, drivers, strict=True))
-    return ir.If(ir.both(ir.Const(0) < ERRATIC, go_on), ir.block(*opening, ir.While(go_on, turn)))
+    ahead = ir.If(ir.both(ir.Const(0) < ERRATIC, go_on), ir.block(*opening, ir.While(go_on, turn)))
+    return ir.block(alike, ahead)
+
+
+def _in_blocks(
+    plan: Plan, loop: Loop, drivers: list[Cursor], inside: Callable[[States], ir.Stmt]
+) -> ir.Stmt | None:
+    """Merge two rows a block at a time; None if more is done at a coordinate than to append a value."""
+    lane, x = ir.Var(f"{loop.x.name}_lane"), ir.Array(f"{loop.x.name}_lanes", INT32)
+    facts = ir.Array(f"{loop.x.name}_block", INT64)
+    lanes = [ir.Array(f"{c.position.name}_lanes", plan.operand(c.access.tensor).element) for c in drivers]
+    places = [ir.Var(f"{c.position.name}_lane") for c in drivers]
+    states = {**loop.states}
+    for c, place in zip(drivers, places, strict=True):
+        states[c.access] = State(loop.states[c.access].level + 1, place, None, ir.TRUE)
+    match inside(states):
+        case ir.Block(
+            (
+                *declared,
+                ir.Store(crd, count, ir.Var() | ir.Cast(ir.Var()) as at),
+                ir.Store(values, _, value),
+                ir.Assign(),
+            )
+        ) if at in (loop.x, ir.Cast(loop.x, crd.element)) and isinstance(count, ir.Var):
+            found = ir.Array(f"{values.name}_lanes", values.element)
+            body = _with_lanes(ir.block(*declared, ir.Store(found, lane, value)), places, lanes, lane)
+        case _:
+            return None
+    assert isinstance(body, ir.Stmt)
+    if any(place in walk(body) for place in places):
+        return None
+    if loop.x in walk(body):
+        body = ir.block(ir.Declare(loop.x, ir.wide(ir.Load(x, lane))), body)
+    fact = {name: ir.Load(facts, ir.Const(number)) for number, name in enumerate(FACTS)}
+    a, b = drivers
+    bits = [fact["a_bits"], fact["b_bits"]]
+    ranges = [(c.use.arrays.crd, c.position, c.end) for c in drivers]
+    spread = [
+        ir.Call(
+            f"spread_{KEPT[to.element]}",
+            (to, ir.Array(f"{c.access.tensor}_vals", to.element), c.position, some),
+        )
+        for c, to, some in zip(drivers, lanes, bits, strict=True)
+    ]
+    calls = [
+        ir.Call("union_block_i32", (*ranges[0], *ranges[1], facts)),
+        ir.Call(
+            "spread_coordinates", (x, ranges[0][0], a.position, bits[0], ranges[1][0], b.position, bits[1])
+        ),
+        *spread,
+    ]
+    kept = [
+        ir.Call("put_i32", (crd, count, x, fact["count"])),
+        ir.Call(f"put_{KEPT[values.element]}", (values, count, found, fact["count"])),
+    ]
+    turn = ir.block(
+        *map(ir.Perform, calls),
+        _for_lanes(lane, body, found.element.bytes),
+        *map(ir.Perform, kept),
+        ir.Assign(count, count + fact["count"]),
+        ir.Assign(a.position, a.position + fact["a_count"]),
+        ir.Assign(b.position, b.position + fact["b_count"]),
+    )
+    own = (x, *lanes, found)
+    return ir.block(
+        ir.Allocate(facts, ir.Const(len(FACTS))),
+        *(ir.Allocate(array, ir.Const(LANES)) for array in own),
+        ir.While(ir.either(a.has_more, b.has_more), turn),
+        *map(ir.Free, (facts, *own)),
+    )
+
+
+def _with_lanes(node: Node, places: list[ir.Var], lanes: list[ir.Array], lane: ir.Var) -> Node | ir.Expr:
+    """``node`` with what it loads from ``places`` loaded from ``lanes``."""
+    if isinstance(node, ir.Load) and node.index in places:
+        return ir.Load(lanes[places.index(node.index)], lane)
+    found: Node = with_children(node, lambda part: _with_lanes(part, places, lanes, lane))
+    return found
+
+
+def _for_lanes(lane: ir.Var, body: ir.Stmt, bytes: int) -> ir.Stmt:
+    """``body`` for each lane: in registers as wide as those that are spread, if all of it can be."""
+    match body:
+        case ir.Block((ir.Store(_, _, value),)) if all(_is_in_registers(node) for node in walk(value)):
+            return ir.Lanes(lane, ir.Const(0), LANES, LINE // bytes, body)
+    return ir.For(lane, ir.Const(0), ir.Const(LANES), body)
+
+
+def _is_in_registers(node: object) -> bool:
+    match node:
+        case ir.Binary("+" | "-" | "*" | "/") | ir.Unary("-") | ir.Const() | ir.Var() | ir.Array():
+            return True
+        case ir.Load(_, ir.Var()):
+            return True
+    return False
 
 
 def _merged(plan: Plan) -> list[LevelUse] | None:
@@ -96,10 +212,11 @@ def _merged(plan: Plan) -> list[LevelUse] | None:
     if sum(operands[access].nnz for access in sparse) < LEAST:
         return None
     found = []
+    least = 1 if plan.in_blocks else ROW
     for access in sparse:
         operand, uses = operands[access], plan.uses(access)
         levels = operand.format.levels
-        if len(uses) != 2 or (uses[0].loop, uses[1].loop) != plan.order or operand.row_length < ROW:
+        if len(uses) != 2 or (uses[0].loop, uses[1].loop) != plan.order or operand.row_length < least:
             return None
         if not levels[0].is_full or not levels[1].has_coordinates or not operand.format.is_unique(1):
             return None

@@ -23,6 +23,7 @@ from scorch._src.compiler.target import Target, target
 from scorch._src.compiler.vector.panels import choose_panels
 from scorch._src.dataclass import replace
 from scorch._src.loops.nodes import MAX_SUM_TURNS
+from scorch._src.loops.operators import OPERATORS
 from scorch._src.loops.types import FLOAT32, FLOAT64, INT32, INT64
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.notation.trees import walk
@@ -40,6 +41,7 @@ GATHERED = 8  # the most lanes of a gathered sum: more are empty too often
 FEW_GATHERED = 4  # the most where lanes are loaded one by one, and most rows have so few entries
 WIDE_MASKS = 64  # bytes of the registers of processors whose masks are numbers, not registers
 LANES = 16  # the most lanes that compilers may make of a sum
+QUICK = ("add", "sub", "mul", "div", "maximum", "minimum", "where", "lt", "gt", "ne", "le", "ge", "eq")
 POLYNOMIAL = ("add", "sub", "mul", "neg")  # what vectors are computed by
 REUSED = 4  # uses of each row of a dense operand that make it worth keeping it in the cache
 
@@ -50,6 +52,7 @@ def vectorize(plan: Plan, operands: Mapping[Access, Operand], sizes: Mapping[str
         return plan
     gathered, masked = _gathered(plan, operands)
     plan = replace(plan, sums=_parts(plan, operands), gathered=gathered, masked=masked)
+    plan = replace(plan, in_blocks=_has_blocks(plan, operands))
     if not _is_plain(plan, operands):
         return plan
     vectors = _rows(plan, operands, sizes) or _sums(plan, operands, sizes)
@@ -90,6 +93,24 @@ def _gathered(plan: Plan, operands: Mapping[Access, Operand]) -> tuple[int, int]
     most = FEW_GATHERED if target().gathers_slowly and walked[0].row_length <= FEW_GATHERED + 1 else GATHERED
     lanes = min(most, widest // max(plan.element.bytes, walked[0].index.bytes))
     return lanes, 2 if widest >= WIDE_MASKS and walked[0].row_length >= lanes * 5 / 4 else 1
+
+
+def _has_blocks(plan: Plan, operands: Mapping[Access, Operand]) -> bool:
+    """Whether entries that are merged can be moved to the lanes that a mask picks, and coordinates fit these.
+
+    What is computed of them is computed in lanes that are left, too, so it must not take long.
+    """
+    if target().gather_bytes < WIDE_MASKS or not plan.slots or not enabled("blocks"):
+        return False
+    indices = {operand.index for operand in operands.values() if operand.is_sparse}
+    functions = {node.name for node in walk(plan.step.body) if isinstance(node, Op)}
+    is_narrow = indices | {plan.index} == {INT32}
+    return is_narrow and plan.element in (FLOAT32, FLOAT64, INT32, INT64) and all(map(_is_quick, functions))
+
+
+def _is_quick(name: str) -> bool:
+    entry = OPERATORS.get(name)
+    return name in QUICK or (entry is not None and entry.in_lanes and not entry.is_slow)
 
 
 def _jumps(operands: Mapping[Access, Operand], x: str) -> bool:
