@@ -50,7 +50,10 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "_src/statements/operands.py": {"data_ptr": FREED},
     "_src/tensor/create/check.py": {"data_ptr": FREED},
     "_src/tensor/map_values.py": {"is_cpu": "the fastest question, before the shortest routine"},
-    "_src/tensor/sparse_tensor.py": {"is_cpu": "the fastest question, for every result"},
+    "_src/tensor/sparse_tensor.py": {
+        "is_cpu": "the fastest question, for every result",
+        "data_ptr": f"{METHOD}, and is refused",
+    },
     "_src/tensor/metadata.py": {"data_ptr": f"{METHOD}, and is refused"},
     "compat/torch_sparse/memory.py": {"cuda": METHOD},
     "compat/torch_sparse/script.py": {"is_cuda": METHOD},

@@ -13,6 +13,7 @@ import scorch
 from scorch._src.compile.recorder import Recorder
 from scorch._src.nn.weights.stored_values import store_values
 from scorch.errors import ShapeError
+from torch_has import needs_builtins
 
 
 class Block(torch.nn.Module):
@@ -166,6 +167,7 @@ def test_a_result_that_is_needed_twice_is_right(function: Callable[..., Any]) ->
             torch.testing.assert_close(compiled(x), wanted)
 
 
+@needs_builtins
 def test_a_result_that_is_needed_again_is_computed_once_from_then_on() -> None:
     block, x = Block(torch.relu), rows(4, 24)
     compiled = scorch.compile(lambda x: torch.relu(y := block.linear(x)).sin() + y)
@@ -226,6 +228,7 @@ def count_traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return traced
 
 
+@needs_builtins
 @torch.no_grad()
 def test_calls_are_traced_again_only_where_fusion_saves_more(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = count_traced(monkeypatch)

@@ -15,6 +15,7 @@ from on_device import is_on_device
 from scorch._src.bounded import clear_plans
 from scorch._src.statements import call_cache
 from scorch.errors import DensityError, FormatError, FreedError, OperandError, ShapeError, UnsupportedError
+from torch_has import needs_builtins
 
 Call = Callable[[torch.Tensor], torch.Tensor]
 
@@ -228,6 +229,7 @@ def test_each_access_of_an_operand_is_converted_for_itself(operator: str, form: 
         torch.testing.assert_close(computed(tensors[number]), computed(dense[number]), equal_nan=True)
 
 
+@needs_builtins
 @pytest.mark.cpu("unused memory of the host")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_large_results_take_the_short_way_while_memory_is_free(
@@ -306,6 +308,7 @@ def test_views_take_the_short_way_too(monkeypatch: pytest.MonkeyPatch, equation:
             torch.testing.assert_close(found.to_dense(), dense)
 
 
+@needs_builtins
 @pytest.mark.parametrize("has_gradient", [False, True])
 def test_dense_operands_of_several_widths_take_turns(
     has_gradient: bool, dense: torch.Tensor, monkeypatch: pytest.MonkeyPatch

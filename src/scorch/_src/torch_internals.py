@@ -211,6 +211,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 # Modules that are recognised where they call a method of a tensor.
 FAKE_TENSOR_MAKER = "torch._subclasses.meta_utils"
 TENSOR_METHODS = "torch._tensor"  # where methods take the memory of a tensor
+INPUT_COPIER = "torch._dynamo.utils"  # where torch 2.8 takes the address of what export(strict=True) copies
 GRAPH_MAKER = "torch._functorch._aot_autograd"
 ATTRIBUTE_READER = "torch._dynamo.variables.tensor"  # where torch.compile reads attributes as constants
 EXPORT_INPUTS = "torch._export.non_strict_utils"  # where torch.export chooses sizes that are symbolic
@@ -220,7 +221,7 @@ WEIGHT_NORM = "torch.nn.utils.weight_norm"  # where it replaces a parameter
 DEFAULT_DEVICE_MODE = "torch.utils._device"  # what torch.set_default_device sets, between callers and tensors
 MODULES = (
     *(FAKE_TENSOR_MAKER, GRAPH_MAKER, ATTRIBUTE_READER, EXPORT_INPUTS, COMPILE_INPUTS),
-    *(DEFAULT_DEVICE_MODE, TENSOR_METHODS, WEIGHT_NORM),
+    *(DEFAULT_DEVICE_MODE, INPUT_COPIER, TENSOR_METHODS, WEIGHT_NORM),
 )
 
 # Attributes that are used by their own names.

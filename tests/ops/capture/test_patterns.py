@@ -76,7 +76,7 @@ CONVERSIONS: dict[str, Read] = {
 TENSORS_OF_VALUES = {
     "amax", "amin", "argmax", "argmin", "cumprod", "cumsum", "imag", "log_softmax", "logsumexp", "max",
     "mean", "median", "min", "norm", "prod", "real", "rearrange", "softmax", "std", "sum", "untyped_storage",
-    "var",
+    "data_ptr", "var",
 }  # fmt: skip
 REFUSED: dict[str, Read] = {  # by torch.compile and torch.export
     "to_torch": lambda A: A.to_torch().to_dense(),

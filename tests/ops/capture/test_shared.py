@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import scorch
+from torch_has import needs_gradients_outside_graphs
 
 # Whether this torch can leave a whole function alone when it meets a call in it.
 SKIPS = "skip_frame" in inspect.signature(torch._dynamo.exc.Unsupported).parameters
@@ -160,6 +161,7 @@ def test_writes_to_the_weight_of_a_convolution_reach_its_values(name: str) -> No
     torch.testing.assert_close(compiled.values, layer.values)
 
 
+@needs_gradients_outside_graphs
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch asks for it
 @pytest.mark.whole
 @pytest.mark.parametrize("create", [lambda: scorch.nn.SparseLinear(6, 4, density=0.5), sparse_convolution])

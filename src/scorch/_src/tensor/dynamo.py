@@ -26,9 +26,10 @@ _skip: Any = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 def skip_tracing(function: Function) -> Function:
-    """Let dynamo run ``function`` eagerly inside compiled programs, and return it."""
-    if isinstance(function, types.FunctionType):
-        set_code_exec_strategy(function.__code__, _skip)
+    """Let dynamo run a function, or what reads a property, eagerly inside compiled programs; return it."""
+    code: Any = function.fget if isinstance(function, property) else function
+    if isinstance(code, types.FunctionType):
+        set_code_exec_strategy(code.__code__, _skip)
     return function
 
 

@@ -51,6 +51,7 @@ from scorch._src.tensor.flatten import (
 from scorch._src.tensor.hooks import hooks
 from scorch._src.torch_internals import (
     DISABLED_TORCH_FUNCTION,
+    INPUT_COPIER,
     TENSOR_METHODS,
     DisableTorchFunctionSubclass,
     any_requires_grad,
@@ -414,6 +415,10 @@ class SparseTensor(torch.Tensor):
             "a sparse tensor has no single storage; use that of an array, such as .values().untyped_storage()"
         )
 
+    def data_ptr(self) -> int:
+        """Raise an error, since a sparse tensor has several arrays; graph capture gets no address."""
+        return 0 if is_called_from(INPUT_COPIER, 1) else super().data_ptr()
+
     # graphs of torch.compile and torch.export --------------------------------------------------------
 
     def __tensor_flatten__(self) -> tuple[list[str], Format]:
@@ -476,9 +481,9 @@ def _is_differentiated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return is_transformed() and hooks.is_any_tracked(args, kwargs)
 
 
-skip_tracing_all(vars(SparseTensor).values())
 for _name in ALL_NAMES:
     setattr(SparseTensor, _name, array_property(_name))
+skip_tracing_all(vars(SparseTensor).values())
 
 
 TENSORS = frozenset({SparseTensor, torch.Tensor, torch.nn.Parameter})

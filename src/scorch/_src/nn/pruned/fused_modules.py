@@ -193,7 +193,7 @@ def has_hooks(module: Any) -> bool:
     if not isinstance(module, torch.nn.Module):
         return False
     own = (
-        "forward" in vars(module),
+        "forward" in module.__dict__,  # torch 2.8 does not trace vars()
         module._forward_hooks,
         module._forward_pre_hooks,
         module._backward_hooks,
