@@ -188,9 +188,11 @@ def test_other_dtypes_are_refused(dtype):
         from_torch(torch.zeros(2, 2, dtype=dtype))
 
 
-def test_other_layouts_are_refused():
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    with pytest.raises(UnsupportedError, match="jagged"):
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused(layout):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    with pytest.raises(UnsupportedError, match="nested tensor; pad it with"):
         from_torch(nested)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from scorch._src.tensor.autograd import sparse_of
 from scorch._src.tensor.hooks import hooks
@@ -59,15 +60,16 @@ def grad(
 
 @implements(torch.autograd.backward, differentiable=True)
 def backward(
-    tensors: Sequence[Any],
+    tensors: Any,
     grad_tensors: Seeds = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     grad_variables: None = None,
-    inputs: Sequence[Any] | None = None,
+    inputs: Any = None,
 ) -> None:
-    """Add gradients to those of the leaves, or of ``inputs``, which torch has listed."""
-    seeds, leaves = _seeds(tensors, grad_tensors), _with_sources(inputs or ())
+    """Add gradients to those of the leaves, or of ``inputs``, which some versions of torch have listed."""
+    tensors = _listed(tensors)
+    seeds, leaves = _seeds(tensors, grad_tensors), _with_sources(_listed(inputs))
     options = {"allow_unreachable": True, "accumulate_grad": True}
     is_kept = create_graph if retain_graph is None else retain_graph
     engine_run_backward(tensors, seeds, is_kept, create_graph, leaves, **options)
@@ -83,6 +85,15 @@ def backward_of_tensor(
 ) -> None:
     """Call the function, which lists the inputs."""
     torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def _listed(tensors: Any) -> tuple[Any, ...]:
+    """Return all of one or several tensors or edges of a graph."""
+    if tensors is None:
+        return ()
+    if isinstance(tensors, (torch.Tensor, GradientEdge)):
+        return (tensors,)
+    return tuple(tensors.values() if isinstance(tensors, dict) else tensors)
 
 
 def _seeds(outputs: Sequence[Any], gradients: Seeds) -> tuple[torch.Tensor | None, ...]:
