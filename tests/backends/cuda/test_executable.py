@@ -330,7 +330,7 @@ def test_conjugates_that_are_lazy_are_read_as_they_are(emulated: list[str]) -> N
 
 def test_what_gcc_has_built_in_has_a_name_in_cuda() -> None:
     texts = [*helpers().values(), *(intrinsic.text for intrinsic in INTRINSICS.values())]
-    used = {name for text in texts for name in re.findall(r"__builtin_\w+", text)}
+    used = {name for text in texts for name in re.findall(r"__builtin_(?!ia32_)\w+", text)}
     defined = set(re.findall(r"#define (__builtin_\w+)", print_cuda(Kernel("", (), ()))))
     assert used <= defined
 

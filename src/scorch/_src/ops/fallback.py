@@ -137,7 +137,8 @@ def run_operator(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             "torch.distributed sends dense tensors to other processes, but a sparse tensor consists of "
             f"several ({name_of(func)}); send S.values() if all processes have the sparsity pattern, as "
             "DistributedDataParallel does, or S itself with torch.distributed.broadcast_object_list. "
-            "Instead of DTensors, use scorch.distributed.shard, which exchanges only the rows that are needed"
+            "DTensors do this in full_tensor, redistribute and products of two sparse tensors; "
+            "scorch.distributed.shard exchanges only the rows that are needed"
         )
     _refuse_layouts(func, args, kwargs)
     if kwargs.get("out") is not None:

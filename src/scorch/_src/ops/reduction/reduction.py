@@ -20,7 +20,7 @@ import torch
 from scorch._src.backends.base import routines_for, run_among_others, settle
 from scorch._src.dataclass import dataclass
 from scorch._src.devices import HOST
-from scorch._src.grad_state import is_differentiable, is_plain_inference
+from scorch._src.grad_state import is_differentiable, is_plain_inference, untracked
 from scorch._src.ops.fallback import run_densely
 from scorch._src.ops.reduction.groups import Dims, groups_of, reduced_dims
 from scorch._src.statements.call_cache import keep_as
@@ -301,8 +301,9 @@ def stored_in_each(self: SparseTensor, dim: Dims, keepdim: bool) -> torch.Tensor
     key = ("stored in each", reduced_dims(len(pattern.shape), dim), keepdim, dtype)
     counts: torch.Tensor | None = pattern.structures.get(key)
     if counts is None:
-        ones = SparseTensor(Storage(pattern, torch.ones_like(values, dtype=dtype)))
-        counts = sum_by_kernel(ones, dim, keepdim, None)
+        with untracked():
+            ones = SparseTensor(Storage(pattern, torch.ones_like(values, dtype=dtype)))
+            counts = sum_by_kernel(ones, dim, keepdim, None)
         if counts is not None:
             settle(values.device, "the entries of each sum")
             pattern.structures[key] = counts

@@ -26,14 +26,15 @@ def scattered_extremes(
     is_plain = values.dim() == 1 and values.is_contiguous() and group.is_contiguous() and not values.is_neg()
     if how not in KINDS or values.dtype not in C_TYPES_OF_RUNS or not is_plain or not 0 < count <= LAST_INT32:
         return None
+    functions = builtins()
+    if functions is None or values._is_zerotensor():
+        return None
     runtime, threads = parallel.shared_by(count, MIN_VALUES_PER_THREAD)
     threads = max(threads, 1)
-    if groups * threads > MAX_COPIES * count or values._is_zerotensor():
+    if groups * threads > MAX_COPIES * count:
         return None
-    functions = builtins()
-    source = source_of_extremes(values.dtype)
-    address = jit.function_address(source, "extremes of groups", f"scorch_{how}")
-    if functions is None or not address:
+    address = jit.function_address(source_of_extremes(values.dtype), "extremes of groups", f"scorch_{how}")
+    if not address:
         return None
     bests = scratch(threads * groups * values.element_size())
     places = scratch(threads * groups * torch.int32.itemsize) if how.startswith("arg") else bests

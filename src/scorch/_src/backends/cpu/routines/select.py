@@ -58,10 +58,12 @@ def _run(
     is_plain = values.dim() == 1 and values.is_contiguous() and not values.is_neg()
     if values.dtype not in SELECTED_DTYPES or values.numel() < MIN_VALUES or not is_plain:
         return None
-    values = values.to(_WIDE.get(values.dtype, values.dtype))
     functions = builtins()
+    if functions is None:
+        return None
+    values = values.to(_WIDE.get(values.dtype, values.dtype))
     address = jit.function_address(source_of_selection(values.dtype), "the selection of values", name)
-    if functions is None or not address:
+    if not address:
         return None
     runtime, threads = parallel.shared_by(values.numel(), MIN_VALUES_PER_THREAD)
     header = pack([runtime, threads, values.numel(), len(ranks)])
