@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from fork_server import run_python
 from scorch._src import torch_internals
 from scorch._src.tensor.hooks import Hooks, hooks
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "scorch"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "scorch"
 MOST_FILES = 24  # in a folder
 
 
@@ -67,6 +73,21 @@ def test_folders_are_small():
     folders = {path.parent for path in FILES}
     large = {str(folder.relative_to(SOURCE)): len([*folder.glob("*.py")]) for folder in folders}
     assert {name: count for name, count in large.items() if count > MOST_FILES} == {}
+
+
+TOP = """
+.ci .github .gitignore .pre-commit-config.yaml CHANGELOG.md CITATION.cff CODE_OF_CONDUCT.md CONTRIBUTING.md
+LICENSE README.md SECURITY.md benchmarks conda docs examples notebooks pyproject.toml src start.py tests tools
+"""
+
+
+def test_nothing_else_lies_at_the_top_of_the_repository():
+    """Such as kernel caches in folders of which a test or a user has made up the names."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("no checkout of git")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    names = {os.fsdecode(name).partition("/")[0] for name in listed.split(b"\0") if name}
+    assert names - {*TOP.split()} == set()
 
 
 COMMON_CALLS = """
