@@ -20,7 +20,7 @@ def group_layers(remarks: Iterable[tuple[str, str]]) -> list[tuple[str, str, int
     names: dict[str, list[str]] = {}
     for name, remark in remarks:
         names.setdefault(remark, []).append(name or "(model)")
-    return [(_in_words(found), remark, len(found)) for remark, found in names.items()]
+    return [(_in_words(layers), remark, len(layers)) for remark, layers in names.items()]
 
 
 def _in_words(names: Sequence[str]) -> str:

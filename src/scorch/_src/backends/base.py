@@ -324,14 +324,14 @@ class Backend(ABC):
 class Needs(NamedTuple):
     """What a type of device needs, and the ``signs`` by which torch's errors about its absence are known.
 
-    ``waiting``: signs of errors about the host, which cannot wait for the device now. ``is_there``: whether
-    this machine has such a device.
+    ``waiting``: signs of errors about the host, which cannot wait for the device now. ``is_available``:
+    whether this machine has such a device.
     """
 
     text: str
     signs: tuple[str, ...]
     waiting: tuple[str, ...] = ()
-    is_there: Callable[[], bool] = lambda: True
+    is_available: Callable[[], bool] = lambda: True
 
 
 _BACKENDS: dict[str, Backend] = {}
@@ -361,10 +361,10 @@ def needs_of(device_type: str) -> str:
     return "" if needs is None else needs.text
 
 
-def is_there(device: torch.device) -> bool:
+def is_available(device: torch.device) -> bool:
     """Check whether this machine has devices of this type."""
     needs = _NEEDS.get(device.type)
-    return needs is None or needs.is_there()
+    return needs is None or needs.is_available()
 
 
 def needs_behind(message: str) -> str:

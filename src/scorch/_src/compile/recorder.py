@@ -49,7 +49,7 @@ from scorch._src.torch_internals import (
 )
 
 MAX_PLANS_PER_NODE = 64
-MAX_NESTED_CALLS = 32  # of one kernel: to plan and compile longer ones takes more than it saves
+MAX_NESTED_CALLS = 32  # of one kernel, since plans of nested expressions are made by recursion
 SECONDS_PER_CALL = 25e-6  # that tracing takes
 MAX_NODES_PER_FUNCTION = 4096  # then its tree of calls starts over
 

@@ -44,7 +44,7 @@ from scorch._src.loops.union_blocks import FACTS, LANES
 Node = TypeVar("Node", bound=ir.Expr | ir.Stmt | ir.Array)
 
 LEAST = 1 << 14  # entries of both matrices from which on a look at a sample takes little of the time
-ROW = 4  # entries of rows on average, below which most are among the last, which are merged by branches
+ROW = 4  # entries of rows on average, below which branches are as fast
 TURNS, BLOCKS = 48, 23  # of 100 turns that nobody could foretell, from which on each way is faster
 ERRATIC = ir.Var("is_erratic")
 KEPT = {FLOAT32: "f32", FLOAT64: "f64", INT32: "i32", INT64: "i64"}
@@ -121,8 +121,8 @@ def _in_blocks(
                 ir.Assign(),
             )
         ) if at in (loop.x, ir.Cast(loop.x, crd.element)) and isinstance(count, ir.Var):
-            found = ir.Array(f"{values.name}_lanes", values.element)
-            body = _with_lanes(ir.block(*declared, ir.Store(found, lane, value)), places, lanes, lane)
+            computed = ir.Array(f"{values.name}_lanes", values.element)
+            body = _with_lanes(ir.block(*declared, ir.Store(computed, lane, value)), places, lanes, lane)
         case _:
             return None
     assert isinstance(body, ir.Stmt)
@@ -150,17 +150,17 @@ def _in_blocks(
     ]
     kept = [
         ir.Call("put_i32", (crd, count, x, fact["count"])),
-        ir.Call(f"put_{KEPT[values.element]}", (values, count, found, fact["count"])),
+        ir.Call(f"put_{KEPT[values.element]}", (values, count, computed, fact["count"])),
     ]
     turn = ir.block(
         *map(ir.Perform, calls),
-        _for_lanes(lane, body, found.element.bytes),
+        _for_lanes(lane, body, computed.element.bytes),
         *map(ir.Perform, kept),
         ir.Assign(count, count + fact["count"]),
         ir.Assign(a.position, a.position + fact["a_count"]),
         ir.Assign(b.position, b.position + fact["b_count"]),
     )
-    own = (x, *lanes, found)
+    own = (x, *lanes, computed)
     return ir.block(
         ir.Allocate(facts, ir.Const(len(FACTS))),
         *(ir.Allocate(array, ir.Const(LANES)) for array in own),
@@ -212,11 +212,10 @@ def _merged(plan: Plan) -> list[LevelUse] | None:
     if sum(operands[access].nnz for access in sparse) < LEAST:
         return None
     found = []
-    least = 1 if plan.in_blocks else ROW
     for access in sparse:
         operand, uses = operands[access], plan.uses(access)
         levels = operand.format.levels
-        if len(uses) != 2 or (uses[0].loop, uses[1].loop) != plan.order or operand.row_length < least:
+        if len(uses) != 2 or (uses[0].loop, uses[1].loop) != plan.order or operand.row_length < ROW:
             return None
         if not levels[0].is_full or not levels[1].has_coordinates or not operand.format.is_unique(1):
             return None

@@ -98,8 +98,8 @@ def kron(input: Any, other: Any, *, out: Any = None) -> Any:
     i, j = "abcdefgh"[:rank], "ijklmnop"[:rank]
     pairs = "".join(map("".join, zip(i, j, strict=True)))
     is_list = all(part.format.is_list for part in (first, second) if isinstance(part, SparseTensor))
-    found = einsum(f"{i},{j}->{pairs}", first, second, format="coo" if is_list else "csf")
-    return found.reshape([a * b for a, b in zip(first.shape, second.shape, strict=True)])
+    product = einsum(f"{i},{j}->{pairs}", first, second, format="coo" if is_list else "csf")
+    return product.reshape([a * b for a, b in zip(first.shape, second.shape, strict=True)])
 
 
 # as einsums, for gradients that follow the entries ---------------------------------------------------

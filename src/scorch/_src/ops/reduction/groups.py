@@ -160,9 +160,9 @@ class Groups:
         if values.dtype not in routines.run_dtypes or is_differentiable(values) or is_transformed():
             return None
         if how in EXTREMES and self.order is not None and (how in ("amax", "amin") or self.is_in_line):
-            found = routines.scattered_extremes(values.contiguous(), self.group, self.begins, how)
-            if found is not None:
-                return found
+            extremes = routines.scattered_extremes(values.contiguous(), self.group, self.begins, how)
+            if extremes is not None:
+                return extremes
         return routines.reduce_runs(values.contiguous(), self.begins, how, self.order)
 
     def in_order(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -42,7 +42,9 @@ class WholeOrder:
         is_zero = [0 <= rank - self._negatives < self._zeros for rank in ranks]
         stored = [rank if rank < self._negatives else rank - self._unstored for rank in ranks]
         wanted = sorted({rank for rank, zero in zip(stored, is_zero, strict=True) if not zero})
-        found = self._routines.select(self._values, wanted) if wanted else self._values[:0]
-        found = torch.cat([found, found.new_zeros(1)])
-        places = [len(wanted) if zero else wanted.index(at) for at, zero in zip(stored, is_zero, strict=True)]
-        return found[torch.tensor(places, dtype=torch.int64, device=found.device)]
+        ranked = self._routines.select(self._values, wanted) if wanted else self._values[:0]
+        ranked = torch.cat([ranked, ranked.new_zeros(1)])
+        positions = [
+            len(wanted) if zero else wanted.index(at) for at, zero in zip(stored, is_zero, strict=True)
+        ]
+        return ranked[torch.tensor(positions, dtype=torch.int64, device=ranked.device)]

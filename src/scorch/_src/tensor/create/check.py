@@ -15,8 +15,8 @@ import torch
 
 from scorch._src.backends.base import (
     check_waiting,
+    is_available,
     is_served,
-    is_there,
     needs_behind,
     needs_of,
     routines_for,
@@ -151,7 +151,7 @@ def device_for(name: str, device: Any = None) -> torch.device:
 
 def check_presence(name: str, device: torch.device) -> None:
     """Refuse a device that torch was built for, and that this machine does not have."""
-    if not is_there(device):
+    if not is_available(device):
         text = f"device {device} is not available on this machine"
         raise MissingDeviceError(f"{name}: {text}. {needs_of(device.type)}")
 

@@ -43,18 +43,18 @@ def grad(
     if is_grads_batched:  # torch.vmap of the engine
         options = {"retain_graph": retain_graph, "create_graph": create_graph, "allow_unused": allow_unused}
         arguments = (outputs, leaves, grad_outputs)
-        found = hooks.run_by_torch(torch.autograd.grad, arguments, {**options, "is_grads_batched": True})
+        computed = hooks.run_by_torch(torch.autograd.grad, arguments, {**options, "is_grads_batched": True})
     else:
         seeds = _seeds(outputs, grad_outputs)
         options = {"allow_unreachable": allow_unused, "accumulate_grad": False}
         is_kept = create_graph if retain_graph is None else retain_graph
-        found = engine_run_backward(outputs, seeds, is_kept, create_graph, leaves, **options)
-    gradients = list(found)
-    for place, (each, leaf) in enumerate(zip(inputs, leaves, strict=True)):
-        if gradients[place] is None and materialize_grads:
-            gradients[place] = torch.zeros_like(each, requires_grad=create_graph)
-        elif gradients[place] is not None and each is not leaf:
-            gradients[place] = sparse_of(each.storage.pattern, gradients[place])
+        computed = engine_run_backward(outputs, seeds, is_kept, create_graph, leaves, **options)
+    gradients = list(computed)
+    for position, (each, leaf) in enumerate(zip(inputs, leaves, strict=True)):
+        if gradients[position] is None and materialize_grads:
+            gradients[position] = torch.zeros_like(each, requires_grad=create_graph)
+        elif gradients[position] is not None and each is not leaf:
+            gradients[position] = sparse_of(each.storage.pattern, gradients[position])
     return tuple(gradients)
 
 

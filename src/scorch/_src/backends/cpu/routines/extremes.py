@@ -37,14 +37,14 @@ def scattered_extremes(
     if not address:
         return None
     bests = scratch(threads * groups * values.element_size())
-    places = scratch(threads * groups * torch.int32.itemsize) if how.startswith("arg") else bests
+    positions = scratch(threads * groups * torch.int32.itemsize) if how.startswith("arg") else bests
     dtype = torch.int64 if how.startswith("arg") else values.dtype
     header = pack([runtime, threads, count, groups])
     descriptor = result_descriptor(type_of_dtype(dtype), (groups,), zero=False)
-    found: torch.Tensor = functions.fill(
-        address, header, descriptor, None, values, group, begins, bests, places
+    extremes: torch.Tensor = functions.fill(
+        address, header, descriptor, None, values, group, begins, bests, positions
     )
-    return found
+    return extremes
 
 
 def source_of_extremes(dtype: torch.dtype) -> str:

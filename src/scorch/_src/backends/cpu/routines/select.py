@@ -1,4 +1,4 @@
-"""Values of given ranks, found by counting digits on all threads, where torch sorts on one."""
+"""Values of given ranks, selected by counting digits on all threads, where torch sorts on one."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def selected(values: torch.Tensor, ranks: Sequence[int]) -> torch.Tensor | None:
     """Select as ``Routines.select``; None where torch has to, or is as fast."""
     if len(ranks) > MAX_RANKS:
         return None
-    found = _run("scorch_select", values, ranks, _WIDE.get(values.dtype, values.dtype), len(ranks))
-    return None if found is None else found.to(values.dtype)
+    ranked = _run("scorch_select", values, ranks, _WIDE.get(values.dtype, values.dtype), len(ranks))
+    return None if ranked is None else ranked.to(values.dtype)
 
 
 def signs_counted(values: torch.Tensor) -> tuple[int, int, int] | None:
     """Count as ``Routines.count_signs``; None where torch has to, or is as fast."""
-    found = _run("scorch_count_signs", values, (), torch.int64, SIGNS)
-    if found is None:
+    counts = _run("scorch_count_signs", values, (), torch.int64, SIGNS)
+    if counts is None:
         return None
-    negatives, nonzeros, nans = found.tolist()
+    negatives, nonzeros, nans = counts.tolist()
     return negatives, nonzeros, nans
 
 
