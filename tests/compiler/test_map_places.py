@@ -80,3 +80,75 @@ def test_rows_that_are_themselves_merged_are_looked_up_too() -> None:
     with scorch.settings(debug=True):
         total = scorch.einsum("ij,ij->i", A, B, format="s")
         assert torch.equal(total.to_dense(), (a * b).sum(1))
+
+
+# rows that are noted once for all turns of a loop inside of them ---------------------------------------
+
+MASKED = "R[i,k] = M[i,k] * A[i,j] * B[j,k]"
+
+
+@needs_places
+def test_a_mask_is_noted_before_the_loop_that_does_not_change_its_row() -> None:
+    M, A, B = (scorch.from_torch(random(30, 30, 0.3, seed), format="csr") for seed in range(3))
+    text = source(MASKED, M=M, A=A, B=B)
+    note, loop = text.index("M_places[M2_crd[pM2]] = pM2;"), text.index("pA2 < pA2_stop")
+    assert note < loop
+    assert "noted before the loop over j" in text
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", ["csr", "dcsr", "csc", "coo"])
+def test_masked_products_have_the_entries_where_all_factors_have_some(form: str, threads: int) -> None:
+    m, a, b = random(40, 50, 0.3, 0), random(40, 30, 0.2, 1), random(30, 50, 0.1, 2)
+    m[::7] = 0
+    a[3] = 0
+    b[::5] = 0
+    expected, reached = m * (a @ b), m.bool() & ((a != 0).float() @ (b != 0).float()).bool()
+    M, A, B = (scorch.from_torch(dense, format=form) for dense in (m, a, b))
+    with scorch.settings(threads=threads, debug=True):
+        result = scorch.evaluate(MASKED, M=M, A=A, B=B)
+    assert torch.equal(result.to_dense(), expected)
+    assert result.nnz == torch.count_nonzero(reached)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("threads", [1, 2])
+def test_triangles_are_counted(threads: int) -> None:
+    upper = random(60, 60, 0.2, 0).bool().double().triu(1)
+    A = scorch.from_torch(upper, format="csr")
+    with scorch.settings(threads=threads, debug=True):
+        count = scorch.evaluate("n = A[i,j] * A[i,k] * A[j,k]", A=A)
+    assert count.item() == ((upper @ upper) * upper).sum().item() == (upper @ upper @ upper.T).trace().item()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", ["csr", "dcsr", "csc", "coo"])
+def test_gradients_of_sparse_products_lie_on_the_patterns_of_operands(form: str, threads: int) -> None:
+    a, b = random(50, 40, 0.2, 0).double(), random(40, 60, 0.2, 1).double()
+    a[5], b[7] = 0, 0
+    A, B = (scorch.from_torch(dense, format=form).requires_grad_() for dense in (a, b))
+    weights = random(50, 60, 0.5, 2).double()  # so that the gradient is zero at some entries
+    with scorch.settings(threads=threads, debug=True):
+        ((A @ B) * weights).sum().backward()
+    for tensor, dense, gradient in ((A, a, weights @ b.T), (B, b, a.T @ weights)):
+        assert isinstance(tensor.grad, scorch.SparseTensor)
+        assert torch.equal(tensor.grad.to_dense(), gradient * (dense != 0))
+        assert tensor.grad.nnz == tensor.nnz
+
+
+@needs_places
+def test_threads_add_to_copies_of_the_values_on_a_pattern() -> None:
+    """Each has a copy as long as an operand has entries, and there are no more of them than operands need."""
+    a, b = random(300, 200, 0.1, 0).double(), random(200, 300, 0.1, 1).double()
+    gradients = []
+    for threads in (1, 2, 7):
+        A = scorch.from_torch(a, format="csr")
+        B = scorch.from_torch(b, format="csr").requires_grad_()
+        with scorch.settings(threads=threads):
+            (A @ B).sum().backward()
+        assert isinstance(B.grad, scorch.SparseTensor)
+        gradients.append(B.grad.to_dense())
+    expected = a.sum(0)[:, None].expand(200, 300) * (b != 0)
+    assert all(torch.equal(gradient, expected) for gradient in gradients)

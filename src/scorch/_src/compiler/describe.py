@@ -54,6 +54,9 @@ def _scalar_in_words(plan: Plan) -> str:
         dense = (a for a in plan.step.accesses if not plan.operand(a.tensor).is_sparse)
         how = "gathered" if any(x in access.indices for access in dense) else "with a mask for the remainder"
         return f"{x} in vectors of {plan.gathered}, {how}"
+    if plan.noted is not None and plan.notes_rows_once:
+        row = f"{x} is looked up in a row of {plan.noted.tensor}"
+        return f"scalar {x}; {row}, whose positions are noted before the loop over {plan.order[-2]}"
     if 1 < plan.sums <= MAX_SUM_TURNS:
         return f"scalar {x}, in {plan.sums} partial sums"
     return f"scalar {x}, vectorization left to the C compiler"

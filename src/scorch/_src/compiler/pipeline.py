@@ -5,8 +5,8 @@
 - ``order_loops``: the order of the loops (``cost`` prices them)
 - ``insert_workspace``: how the result is built: in place, by rows, by a sorted list; with which workspace
 - ``assign_slots``: whether rows are written in place, into as much room as they may need
-- ``map_places``: whether entries of a product are looked up instead of merged
 - ``parallelize``: whether threads share the outermost loop, and how
+- ``map_places``: whether entries of a product are looked up instead of merged
 - ``vectorize``: whether the innermost loop runs in vector registers, and which factors stand outside it
 - ``lower`` and ``loops.simplify``: the loops, which ``backends.print.c`` prints
 """
@@ -24,8 +24,8 @@ from scorch._src.compiler.schedule import convert_operands as convert
 from scorch._src.compiler.schedule.assign_slots import assign_slots
 from scorch._src.compiler.schedule.cost import Problem
 from scorch._src.compiler.schedule.grid_order import can_add
-from scorch._src.compiler.schedule.infer_format import Inferred, infer_format, support_of
-from scorch._src.compiler.schedule.insert_workspace import insert_workspace, shared_pattern
+from scorch._src.compiler.schedule.infer_format import Inferred, infer_format, shared_pattern, support_of
+from scorch._src.compiler.schedule.insert_workspace import insert_workspace
 from scorch._src.compiler.schedule.map_places import map_places
 from scorch._src.compiler.schedule.order_loops import Choice, order_loops, order_to_add, stored_order
 from scorch._src.compiler.target import target
@@ -187,11 +187,11 @@ def _assemble(
         if shared is not None:
             plan = replace(plan, assembly="shared", pattern=shared[0], pattern_levels=shared[1])
         else:
-            plan = map_places(assign_slots(insert_workspace(plan, shape), operands), operands, sizes)
+            plan = assign_slots(insert_workspace(plan, shape), operands)
     if unsorted:
         plan = replace(plan, assembly="list", prefix=0, prefix_levels=0, workspace=None, workspace_words=())
-        plan = replace(plan, bitmap=False, slots=(), noted=None)
-    return parallelize(plan, operands)
+        plan = replace(plan, bitmap=False, slots=())
+    return map_places(parallelize(plan, operands), operands, sizes)
 
 
 # words -----------------------------------------------------------------------------------------------

@@ -64,13 +64,15 @@ class Step:
     """``target = reduction over reduced of body``; ``body`` holds no reduction itself.
 
     Coordinates outside the support of ``body`` are not visited, whatever the reduction; ``steps`` makes up
-    for the zeros there where they matter (max, min, prod).
+    for the zeros there where they matter (max, min, prod). ``sampled_at``: the factor whose entries the
+    result may have, also where it is zero at them, as gradients do.
     """
 
     target: Access
     body: notation.Expr
     reduction: str
     reduced: tuple[str, ...]
+    sampled_at: str = ""
 
     @property
     def indices(self) -> tuple[str, ...]:
@@ -215,7 +217,8 @@ class Plan:
     together, by looking at all between the first and the last (``lower.sweep``).
     ``slots``: the tensors, each with a level (or ``VALUES``), whose entries bound those of the result, which
     then go straight to their place; () if there is no such bound.
-    ``noted``: the factor of a product whose positions in a row are noted, for the other's to be looked up.
+    ``noted``: the factor of a product whose positions in a row are noted, for the other's to be looked up
+    (``map_places``).
     ``words``: the result levels joined in each 64-bit key of the list; ``workspace_words``: of the workspace.
     ``searched``: levels that are searched for each coordinate of a much shorter one instead of walked.
     ``parallel``: whether several threads share the outermost loop; ``balance``: the tensor and level whose
@@ -284,6 +287,13 @@ class Plan:
     def comes_sorted(self) -> bool:
         """Whether entries reach the collector in stored order, each once."""
         return self.workspace is not None or self.prefix_levels == len(self.result)
+
+    @property
+    def notes_rows_once(self) -> bool:
+        """Whether a row is noted for all turns of the loop around the innermost one."""
+        if self.noted is None or len(self.order) < 2:
+            return False
+        return all(self.order[-2] not in use.loops for use in self.uses(self.noted))
 
     @property
     def row_levels(self) -> int | None:

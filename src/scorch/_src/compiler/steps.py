@@ -21,13 +21,17 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from scorch._src.compiler.plan import Step
+from scorch._src.dataclass import replace
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Assign, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import accesses, children, free_indices, with_children
 
 
-def split(statement: Assign) -> tuple[Step, ...]:
-    """The steps of ``statement``; temporaries are called T1, T2, ... (or more, if a tensor is)."""
+def split(statement: Assign, sampled_at: str = "") -> tuple[Step, ...]:
+    """The steps of ``statement``; temporaries are called T1, T2, ... (or more, if a tensor is).
+
+    ``sampled_at``: the tensor whose entries the result may have (``Step``).
+    """
     steps: list[Step] = []
     known: dict[Reduce, Access] = {}
     taken = {statement.target.tensor} | _tensors(statement.value)
@@ -49,7 +53,7 @@ def split(statement: Assign) -> tuple[Step, ...]:
     if target.tensor in _tensors(statement.value):  # C[i] += ... reads C and makes a new tensor
         target = Access(_fresh(f"{target.tensor}_new", taken), target.indices)
     last = finish(target, statement.value)
-    return (*steps, last)
+    return (*steps, replace(last, sampled_at=sampled_at) if sampled_at else last)
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -91,10 +91,14 @@ def is_function(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Statement:
-    """What ``evaluate`` computes; ``+=`` has the target itself as first term of the value."""
+    """What ``evaluate`` computes; ``+=`` has the target itself as first term of the value.
+
+    ``sampled_at``: the factor whose entries the result may have, also where it is zero at them.
+    """
 
     assign: Assign
     accumulate: bool = False
+    sampled_at: str = ""
 
 
 def parse(text: str) -> Statement:

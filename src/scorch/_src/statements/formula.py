@@ -90,7 +90,8 @@ class Formula:
             form: Any = "dense" if own is None else own
             if own is None and self.sparse_grad and len(gradient.dims) == self._rank(place):
                 form = _touched(gradient.statement, dict(zip(names, formats, strict=True)))
-            formula = Formula(Statement(gradient.statement), names, formats, form, False)
+            statement = Statement(gradient.statement, sampled_at="" if mask is None else mask)
+            formula = Formula(statement, names, formats, form, False)
             rules.append(GradientRule(formula, takes, gradient))
         return tuple(rules)
 

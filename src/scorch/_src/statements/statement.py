@@ -50,7 +50,7 @@ def run_new(
     statement, named, sizes = check_operands(statement, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
     requested = accumulation_format(statement, named, requested)
-    steps = split(statement.assign)
+    steps = split(statement.assign, statement.sampled_at)
     result = run_statement(steps, named, sizes, requested)
     own = {name: value for name, value in tensors.items() if isinstance(value, (torch.Tensor, Storage))}
     if all(dtype_of(named[name]) == dtype_of(value) for name, value in own.items()):

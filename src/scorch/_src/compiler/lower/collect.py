@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scorch._src.compiler import lattice
+from scorch._src.compiler.lower.levels import value_count
 from scorch._src.compiler.lower.pack import Packer, running_total
 from scorch._src.compiler.plan import LevelUse, Plan
 from scorch._src.formats.scratch import FIRST_CAPACITY, ListScratch, join_key, not_zero
@@ -101,7 +102,12 @@ class Values(Collector):
 
     @property
     def copied(self) -> ir.Expr:
-        """Positions that stored levels lead to: the work of each is that of all along other loops."""
+        """Positions that stored levels lead to: the work of each is that of all along other loops.
+
+        Values of a sparse result are added to one after another, much faster than entries are looked up.
+        """
+        if self.plan.pattern is not None:
+            return value_count(self.plan) // 8
         stored = {
             loop
             for access in self.plan.step.accesses
@@ -141,7 +147,9 @@ def writes_everything(plan: Plan) -> bool:
     if lattice.support(plan.step.body, lambda access: lattice.EVERYWHERE) == lattice.NOWHERE:
         return False
     if plan.pattern is not None:
-        return all(access != plan.pattern for access, _ in plan.searched)
+        stored = [access for access in plan.step.accesses if plan.operand(access.tensor).is_sparse]
+        is_alone = lattice.support_by(plan.step.body, stored) == lattice.stored(plan.pattern)
+        return is_alone and all(access != plan.pattern for access, _ in plan.searched)
     return not plan.skips(plan.result_loops)
 
 

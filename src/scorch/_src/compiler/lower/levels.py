@@ -112,6 +112,16 @@ def formula(where: Support, flags: Mapping[Access, ir.Expr]) -> ir.Expr:
     return condition
 
 
+def value_count(plan: Plan) -> ir.Expr:
+    """How many values a dense result has, or one with the pattern of an operand."""
+    count: ir.Expr = ir.Const(1)
+    if plan.pattern is not None:
+        count = Levels(plan).count(plan.pattern, plan.pattern_levels - 1)
+    for use in plan.result_uses[plan.pattern_levels :]:
+        count = count * use.arrays.size
+    return count
+
+
 class Levels:
     """The accesses of ``plan`` with what is looked up again and again."""
 

@@ -21,6 +21,7 @@ from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.lower.assemble import make_assembly
 from scorch._src.compiler.lower.levels import Check, Cursor, Flags, Levels, Loop, State, States, formula
 from scorch._src.compiler.lower.merge import merged
+from scorch._src.compiler.lower.places import note_row
 from scorch._src.compiler.names import with_safe_names
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.vector.chunks import in_chunks
@@ -192,6 +193,7 @@ class Lowering:
         inner = self.assembly.around(
             loop.depth + 1, inner, *delivery(self.levels, loop.depth + 1, states, bound)
         )
+        inner = ir.block(note_row(self.plan, self.levels, loop.states, states), inner)
         if here != EVERYWHERE and (here, flags) != loop.known and not self._is_certain(here, flags, loop):
             inner = self.collector.only_where(formula(here, flags), inner)
         return ir.block(derived, resolving, inner)

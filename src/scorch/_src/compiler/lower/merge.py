@@ -32,7 +32,8 @@ def merged(levels: Levels, loop: Loop, drivers: list[Cursor], where: Support, in
             opening.append(_alike(levels, loop, drivers, inside, 2 * ALIKE))
             steps: ir.Stmt = _both_of_two(levels, loop, drivers, inside)
             if levels.plan.noted is not None and is_innermost:
-                steps = ir.If(LOOKS_UP, _through_places(levels, loop, drivers, inside), steps)
+                through = _looked_up if levels.plan.notes_rows_once else _through_places
+                steps = ir.If(LOOKS_UP, through(levels, loop, drivers, inside), steps)
             return ir.block(*opening, steps)
         if is_innermost and all(len(clause) == 1 for clause in where):
             return _either_of_two(levels, loop, drivers, inside)
@@ -127,6 +128,22 @@ def _through_places(levels: Levels, loop: Loop, drivers: list[Cursor], inside: I
             ),
         ),
     )
+
+
+def _looked_up(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside) -> ir.Stmt:
+    """The coordinates that two levels have in common, of which one was noted before the loops around."""
+    noted, walked = sorted(drivers, key=lambda c: c.access != levels.plan.noted)
+    rest = replace(walked, position=ir.Var(f"{walked.position.name}_rest"))
+    found = ir.Var(f"{noted.position.name}_noted")
+    states = {**loop.states, rest.access: _here(loop, rest)}
+    states[noted.access] = State(loop.states[noted.access].level + 1, found, None, noted.flag)
+    look_up = ir.block(
+        ir.Declare(loop.x, rest.front),
+        ir.Declare(found, ir.wide(ir.Load(noted_places(levels.plan), loop.x))),
+        ir.Declare(noted.flag, ir.both(noted.position <= found, found < noted.end)),
+        inside(states),
+    )
+    return ir.For(rest.position, walked.position, walked.end, look_up)
 
 
 def _kept_where(here: ir.Expr, place: ir.Var, node: ir.Stmt) -> ir.Stmt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scorch._src.compiler.lower.levels import Levels
+from scorch._src.compiler.lower.levels import Levels, States
 from scorch._src.compiler.plan import Plan
 from scorch._src.loops import nodes as ir
 from scorch._src.loops.types import BOOL
@@ -17,6 +17,19 @@ def noted_places(plan: Plan) -> ir.Array:
     assert plan.noted is not None
     operand = plan.operand(plan.noted.tensor)
     return ir.Array(f"{operand.name}_places", operand.index)
+
+
+def note_row(plan: Plan, levels: Levels, before: States, states: States) -> ir.Stmt | None:
+    """Note the positions of a row as soon as it is known, if that is outside of the innermost loop."""
+    access = plan.noted
+    if access is None or not plan.notes_rows_once:
+        return None
+    last = len(levels.uses[access]) - 1
+    if states[access].level != last or before[access].level == last:
+        return None
+    cursor = levels.cursor(access, states[access])
+    note = ir.Store(noted_places(plan), cursor.front, cursor.position)
+    return ir.If(LOOKS_UP, ir.For(cursor.position, *levels.entries(access, states[access]), note))
 
 
 def allocate_places(plan: Plan) -> ir.Stmt:

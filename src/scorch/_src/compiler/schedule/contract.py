@@ -19,7 +19,7 @@ from scorch._src.compiler.plan import Operand, Splits, Step
 from scorch._src.compiler.schedule.cost import Problem, cost, estimated_counts
 from scorch._src.compiler.schedule.infer_format import infer_format
 from scorch._src.compiler.schedule.order_loops import algorithm_1
-from scorch._src.dataclass import dataclass
+from scorch._src.dataclass import dataclass, replace
 from scorch._src.loops.types import Type
 from scorch._src.notation.nodes import Access, Expr, Literal, Op
 
@@ -102,7 +102,7 @@ def _pairwise(
 ) -> Way:
     """The cheapest way to multiply ``factors`` two at a time."""
     if len(factors) == 2:
-        last = Step(step.target, _product(factors), "sum", step.reduced)
+        last = replace(step, body=_product(factors), reduction="sum")
         return Way((last,), _price(last, operands, sizes))
     best: Way | None = None
     for first in range(len(factors)):
@@ -116,9 +116,8 @@ def _pairwise(
             if best is not None and price >= best.total:
                 continue
             known = {**operands, names[0]: _estimate(partial, operands, sizes)}
-            after = Step(
-                step.target, step.body, "sum", tuple(i for i in step.reduced if i not in partial.reduced)
-            )
+            left = tuple(i for i in step.reduced if i not in partial.reduced)
+            after = replace(step, reduction="sum", reduced=left)
             inner = _pairwise(after, (partial.target, *rest), known, sizes, names[1:])
             if best is None or price + inner.total < best.total:
                 best = Way((partial, *inner.steps), price + inner.total)

@@ -18,7 +18,9 @@ from dataclasses import field
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, Support
 from scorch._src.compiler.plan import LevelUse, Operand, Splits, Step
-from scorch._src.compiler.schedule.infer_format import shared_levels, support_of
+from scorch._src.compiler.schedule.infer_format import shared_pattern, support_of
+from scorch._src.compiler.schedule.map_places import fixed_row
+from scorch._src.compiler.target import target
 from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format
 from scorch._src.loops.types import INT64
@@ -60,11 +62,8 @@ class Problem:
     @functools.cached_property
     def pattern(self) -> Access | None:
         """The operand whose pattern the result has, so that there is nothing to assemble."""
-        for access, operand in self.operands.items():
-            if self.sparse_support == lattice.stored(access):
-                levels = shared_levels(access, operand.format, self.step.target, self.result)
-                return None if levels is None else access
-        return None
+        shared = shared_pattern(self.step, self.operands, self.result)
+        return None if shared is None else shared[0]
 
     @functools.cached_property
     def loops(self) -> tuple[str, ...]:
@@ -267,14 +266,27 @@ class _Walk:
                 self.searched.append((access, level))
             elif not kind.is_full:
                 entries[access] = min(self.branching[access][level], float(size))
-        self._leave_to_search(entries)
+        noted = self._noted_once(x, entries)
+        if noted is None:
+            self._leave_to_search(entries)
         for access in entries:
             self.level[access] += 1
         where = self.problem.support(entries)
         if where == EVERYWHERE:
             return float(size), size + sum(entries.values())
         chance = _chance(where, {access: count / size for access, count in entries.items()})
-        return size * chance, max(1.0, sum(entries.values()))
+        walked = [count for access, count in entries.items() if access != noted]
+        return size * chance, max(1.0, sum(walked))
+
+    def _noted_once(self, x: str, entries: Mapping[Access, float]) -> Access | None:
+        """The access whose row is noted outside of the loops around the innermost one (``map_places``)."""
+        problem, where = self.problem, self.problem.support(entries)
+        if x != self.order[-1] or len(entries) != 2 or where != frozenset({frozenset(entries)}):
+            return None
+        nnz = sum(operand.nnz for operand in problem.operands.values() if operand.is_sparse)
+        if target().is_grid or problem.splits.blocks or problem.sizes[x] > nnz or not enabled("lookup"):
+            return None
+        return fixed_row(self.order, {access: (self.form[access], self.uses[access]) for access in entries})
 
     def _leave_to_search(self, entries: dict[Access, float]) -> None:
         """Take out of ``entries`` the levels to be searched: all but the shortest must be found anyway."""

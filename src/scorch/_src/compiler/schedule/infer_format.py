@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from scorch._src.compiler import lattice
 from scorch._src.compiler.lattice import EVERYWHERE, NOWHERE, Support
 from scorch._src.compiler.plan import Operand, Step
+from scorch._src.compiler.target import target
 from scorch._src.dataclass import dataclass
 from scorch._src.formats import Format, dense_format
 from scorch._src.notation.nodes import Access, Expr
@@ -62,6 +63,26 @@ def shared_levels(access: Access, form: Format, target: Access, result: Format) 
         return None
     is_found = all(form.is_unique(level) for level in range(count)) and not form.levels[count - 1].is_full
     return count if is_found and all(level.is_full for level in result.levels[count:]) else None
+
+
+def shared_pattern(
+    step: Step, operands: Mapping[Access, Operand], result: Format
+) -> tuple[Access, int] | None:
+    """The access whose pattern, or the first levels of it, is the result's: it alone supports the body.
+
+    Or all that the others leave out of it are zeros that the result may have (``Step.sampled_at``).
+    """
+    where = support_of(step.body, operands)
+    for access, operand in operands.items():
+        if operand.is_sparse and where == lattice.stored(access):
+            levels = shared_levels(access, operand.format, step.target, result)
+            if levels is not None:
+                return access, levels
+    for access in () if target().is_grid else lattice.required(where):
+        if access.tensor == step.sampled_at:
+            form = operands[access].format
+            return (access, len(form)) if carried_format(access, form, step.target) == result else None
+    return None
 
 
 def infer_format(step: Step, operands: Mapping[Access, Operand], sizes: Mapping[str, int]) -> Inferred:

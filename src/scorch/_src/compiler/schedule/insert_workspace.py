@@ -9,34 +9,17 @@ in order, the list that collects all entries is itself the workspace.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from scorch._src.compiler import lattice
-from scorch._src.compiler.plan import Operand, Plan, Step
+from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.schedule.cost import prefix_of
-from scorch._src.compiler.schedule.infer_format import shared_levels, support_of
 from scorch._src.dataclass import replace
-from scorch._src.formats import Format
-from scorch._src.notation.nodes import Access
 from scorch.settings import enabled
 
 LARGEST_KEY = 2**63 - 1
 SMALL_WORKSPACE_PLACES = 2**16  # a workspace up to this many places is dense
 MAX_DENSE_PLACES = 2**25  # and never beyond this many
 LONG_ROW = 64  # values inserted into a row from which on it pays to find out where they lie
-
-
-def shared_pattern(
-    step: Step, operands: Mapping[Access, Operand], result: Format
-) -> tuple[Access, int] | None:
-    """The access whose pattern, or the first levels of it, is the result's: it alone supports the body."""
-    where = support_of(step.body, operands)
-    for access, operand in operands.items():
-        if operand.is_sparse and where == lattice.stored(access):
-            levels = shared_levels(access, operand.format, step.target, result)
-            if levels is not None:
-                return access, levels
-    return None
 
 
 def insert_workspace(plan: Plan, shape: Sequence[int]) -> Plan:

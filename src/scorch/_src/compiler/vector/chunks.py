@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from scorch._src.compiler.lower.assemble import Assembly
 from scorch._src.compiler.lower.collect import Collector
-from scorch._src.compiler.lower.levels import Cursor
+from scorch._src.compiler.lower.levels import Cursor, Levels, value_count
 from scorch._src.compiler.lower.merge_ahead import declare_erratic
 from scorch._src.compiler.plan import Plan
 from scorch._src.compiler.vector.panels import PANELS, declare_panels, panels_of
@@ -39,9 +39,10 @@ def in_chunks(
         ir.Declare(span, length), declare_panels(plan), declare_erratic(plan), ir.Declare(chunks, number)
     )
     if plan.is_private:
-        begun = ir.Fill(collector.values, ir.Const(0), _size(collector), ir.Const(0, plan.element))
-        alone = ir.block(begun, ir.Declare(start, offset), ir.Declare(stop, offset + span), inner)
-        return ir.block(opening, ir.If(chunks <= 1, alone, _on_copies(plan, collector, limits, inner)))
+        begun = ir.Fill(collector.values, ir.Const(0), value_count(plan), ir.Const(0, plan.element))
+        all_rows = ir.block(ir.Declare(start, offset), ir.Declare(stop, offset + span), inner)
+        alone = ir.block(begun, assembly.before_worker(), all_rows, assembly.after_worker())
+        return ir.block(opening, ir.If(chunks <= 1, alone, _on_copies(plan, assembly, limits, inner)))
     return ir.block(
         opening,
         collector.before_chunks(chunks),
@@ -102,12 +103,23 @@ def _number(plan: Plan, collector: Collector) -> ir.Expr:
             # Each has an array as long as the result has rows, which all of them add up together: that takes
             # every thread about as long as it does to go through ``copied`` entries.
             is_little = work * (threads - 1) < collector.copied * threads
-            most = ir.Select(is_little, ir.Const(1), threads)
+            most = ir.Select(is_little, ir.Const(1), _less(threads, _copies(plan)))
         else:
             most = threads * _turns(work, threads, collector.chunks_per_thread)
             if panels_of(plan) > 1:  # each chunk reads all panels
                 most = ir.Select(ir.Const(1) < PANELS, threads, most)
     return ir.Select(threads <= 1, ir.Const(1), _more(ir.Const(1), _less(most, span)))
+
+
+def _copies(plan: Plan) -> ir.Expr:
+    """How many copies of the result there may be: of a sparse one, twice as much as the operands are."""
+    if plan.pattern is None:
+        return ir.Var("threads")
+    levels, entries = Levels(plan), ir.Const(0) + 0
+    for access in plan.step.accesses:
+        if plan.operand(access.tensor).is_sparse:
+            entries = entries + levels.count(access, len(levels.uses[access]) - 1)
+    return entries * 2 // _more(value_count(plan), ir.Const(1))
 
 
 def _turns(work: ir.Expr, threads: ir.Expr, most: int) -> ir.Expr:
@@ -127,17 +139,9 @@ def _more(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     return ir.Binary("max", a, b, INT64)
 
 
-def _size(collector: Collector) -> ir.Expr:
-    """How many values a dense result has."""
-    size: ir.Expr = ir.Const(1)
-    for use in collector.uses:
-        size = size * use.arrays.size
-    return size
-
-
-def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt) -> ir.Stmt:
+def _on_copies(plan: Plan, assembly: Assembly, limits: ir.Stmt, inner: ir.Stmt) -> ir.Stmt:
     """Chunks that add to copies of the result, and the sum of these, in the order of the chunks."""
-    values, copies = collector.values, ir.Array("copies", plan.element)
+    values, copies = assembly.collector.values, ir.Array("copies", plan.element)
     chunk, chunks, threads = ir.Var("chunk"), ir.Var("chunks"), ir.Var("threads")
     size, part, at, begin, end = (ir.Var(name) for name in ("copy_size", "part", "at", "begin_at", "end_at"))
     stretch, stop = ir.Var("stretch"), ir.Var("stop_at")
@@ -163,19 +167,19 @@ def _on_copies(plan: Plan, collector: Collector, limits: ir.Stmt, inner: ir.Stmt
     )
     nothing = ir.block()
     return ir.block(
-        ir.Declare(size, _size(collector)),
+        ir.Declare(size, value_count(plan)),
         ir.Allocate(copies, chunks * size),
         ir.Parallel(
             chunk,
             chunks,
             threads,
-            nothing,
+            assembly.before_worker(),
             ir.block(
                 ir.Fill(copies, chunk * size, (chunk + 1) * size, ir.Const(0, plan.element)),
                 limits,
                 redirected(inner, values, copies, chunk * size),
             ),
-            nothing,
+            assembly.after_worker(),
         ),
         ir.Parallel(part, chunks, threads, nothing, share, nothing),
         ir.Free(copies),

@@ -49,9 +49,9 @@ def parallelize(plan: Plan, operands: Mapping[Access, Operand]) -> Plan:
 
 
 def _can_add_copies(plan: Plan) -> bool:
-    """Whether a dense result can be summed up from copies that threads have for themselves."""
+    """Whether the values of a result can be summed up from copies that threads have for themselves."""
     is_sum = plan.step.reduction == "sum" and plan.element.kind in ("float", "complex", "int")
-    return plan.assembly == "dense" and is_sum and not plan.is_grid and bool(plan.result_loops)
+    return plan.assembly in ("dense", "shared") and is_sum and not plan.is_grid and bool(plan.result_loops)
 
 
 def _balance(plan: Plan, operands: Mapping[Access, Operand], x: str) -> tuple[str, int] | None:
