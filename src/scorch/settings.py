@@ -27,6 +27,7 @@ OPTIMIZATIONS = {
     "bitmap": "a bitmap in the workspace, instead of a sorted list of coordinates",
     "slots": "results written directly into arrays of their maximum size",
     "lookup": "coordinates looked up in products of two sparse tensors, instead of a merge",
+    "repeat": "sparsity patterns of products that are computed again, instead of finding them anew",
     "blocks": "rows of two sparse matrices added several nonzeros at a time (AVX-512)",
     "buckets": "nonzeros counted into rows, instead of sorted",
     "balance": "chunks with equal numbers of nonzeros, instead of rows",

@@ -35,6 +35,7 @@ from scorch.errors import ArgumentError, DeviceError
 from scorch.settings import add_backend, applied, current, in_block
 
 Result = TypeVar("Result")
+RELEASE: list[Callable[[], None]] = []  # drop what is kept for later calls, when memory is to be returned
 Check = Callable[[int], None]  # takes bytes of dense memory, and raises if they are too many
 
 

@@ -74,6 +74,8 @@ def support(expr: Expr, of: Callable[[Access], Support]) -> Support:
             return support(body, of)
         case Op("everywhere", _):
             return EVERYWHERE
+        case Op("on", (pattern, body)):  # the body, where ``pattern`` is stored
+            return both(support(pattern, of), support(body, of))
         case Op("vanishing", (body,)):  # zero where none of its accesses is stored (``at_zero``)
             found = NOWHERE
             for access in accesses(body):

@@ -62,6 +62,7 @@ def with_safe_names(plan: Plan) -> Plan:
             step.reduction,
             tuple(indices[index] for index in step.reduced),
             tensors.get(step.sampled_at, ""),
+            step.covers,
         ),
         operands=tuple(replace(operand, name=tensors[operand.name]) for operand in plan.operands),
         splits=Splits(

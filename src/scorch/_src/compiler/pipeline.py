@@ -132,8 +132,8 @@ def _visit_divisors(body: Expr, operands: Mapping[Access, Operand]) -> Expr:
 
 def _as_written(body: Expr) -> Expr:
     """``body`` without the marks of ``_marked``."""
-    if isinstance(body, Op) and body.name in ("everywhere", "vanishing"):
-        return _as_written(body.args[0])
+    if isinstance(body, Op) and body.name in ("everywhere", "vanishing", "on"):
+        return _as_written(body.args[-1])
     return with_children(body, tuple(_as_written(part) for part in children(body)))
 
 

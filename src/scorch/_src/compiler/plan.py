@@ -65,7 +65,8 @@ class Step:
 
     Coordinates outside the support of ``body`` are not visited, whatever the reduction; ``steps`` makes up
     for the zeros there where they matter (max, min, prod). ``sampled_at``: the factor whose entries the
-    result may have, also where it is zero at them, as gradients do.
+    result may have, also where it is zero at them, as gradients do; ``covers``: it is known to have all
+    that the other factors leave.
     """
 
     target: Access
@@ -73,6 +74,7 @@ class Step:
     reduction: str
     reduced: tuple[str, ...]
     sampled_at: str = ""
+    covers: bool = False
 
     @property
     def indices(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def type_of(expr: Expr, types: Mapping[str, Type]) -> Typed:
             return Typed(kind, NUMBER)
         case Op("present", _):
             return Typed(INT64, TENSOR)
-        case Op("everywhere" | "vanishing", (part,)):
+        case Op("everywhere" | "vanishing", (part,)) | Op("on", (_, part)):
             return type_of(part, types)
         case Op(name, args):
             return _type_of_op(name, [type_of(arg, types) for arg in args])
@@ -224,6 +224,8 @@ def _is_product_of_tensors(body: Expr) -> bool:
     match body:
         case Op("mul", args):
             return all(isinstance(arg, Access) or _is_product_of_tensors(arg) for arg in args)
+        case Op("on", (_, part)):
+            return _is_product_of_tensors(part)
     return False
 
 

@@ -20,6 +20,7 @@ from scorch._src.compiler.plan import Plan
 from scorch._src.devices import HOST
 from scorch._src.engine.by_torch.run import run_without_kernel, warn_of_missing
 from scorch._src.engine.by_torch.structure import is_elementwise, is_transposition
+from scorch._src.engine.repeated_products import RepeatedProducts
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format
 from scorch._src.loops.types import LAST_INT32
@@ -82,6 +83,7 @@ class Prepared:
         self.back = [] if order == sorted(order) else sorted(range(len(order)), key=lambda d: order[d])
         self.dense_bytes = _dense_bytes(plan, self.shape)
         self.is_large = self.dense_bytes > UNCHECKED_BYTES
+        self.repeated: RepeatedProducts | None = None  # where patterns of results are cached
 
     @functools.cached_property
     def direct(self) -> Direct | None:
@@ -111,7 +113,8 @@ class Prepared:
         if LISTENERS:
             return self._run_and_emit(sources)
         operands = sources if contiguous and not self.converts else self._converted(sources)
-        return self._run(operands)
+        again = None if self.repeated is None else self.repeated.again(operands)
+        return self._run(operands) if again is None else again
 
     def _begin_conversions(self, sources: Sequence[Tensor]) -> None:
         """Convert sparse operands, whose new patterns are cached, before waiting for the kernel itself.
@@ -136,6 +139,9 @@ class Prepared:
         start = time.perf_counter()
         operands = self._converted(sources)
         converted = time.perf_counter() - start
+        again = None if self.repeated is None else self.repeated.again(operands)
+        if again is not None:  # which has emitted an event of its own
+            return again
         result = self._run(operands)
         emit("kernel", self, sources, result, start, converted)
         return result
@@ -143,9 +149,13 @@ class Prepared:
     def _run(self, operands: Sequence[Tensor]) -> Tensor:
         self.check_budget()
         if self.direct is None:
-            return self._result(self.kernel, operands)
-        output = self.output_for(self.direct, operands)
-        return self.wrap(self._call(output, *arrays_of(operands)), operands)
+            result = self._result(self.kernel, operands)
+        else:
+            output = self.output_for(self.direct, operands)
+            result = self.wrap(self._call(output, *arrays_of(operands)), operands)
+        if self.repeated is not None:
+            self.repeated.note(operands, result)
+        return result
 
     @functools.cached_property
     def _call(self) -> Callable[..., Any]:

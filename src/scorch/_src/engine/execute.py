@@ -28,6 +28,7 @@ from scorch._src.engine.additions import without_conversion
 from scorch._src.engine.dense_steps import matrix_product, run_dense
 from scorch._src.engine.executable import Prepared, Tensor, stride_order
 from scorch._src.engine.one_device import on_one_device
+from scorch._src.engine.repeated_products import RepeatedProducts, repeats
 from scorch._src.engine.schedules import Problem, find_contraction, find_schedule, new_schedule
 from scorch._src.events import LISTENERS, emit
 from scorch._src.formats import Format, dense_format
@@ -295,7 +296,18 @@ def prepare(task: Task) -> Prepared:
 
 
 def _bind(schedule: Schedule, backend: Backend, problem: Problem) -> Prepared:
-    return Prepared(schedule, backend, dtype_of_type(problem.element), problem.sizes, convert_cached)
+    dtype = dtype_of_type(problem.element)
+    prepared = Prepared(schedule, backend, dtype, problem.sizes, convert_cached)
+    if repeats(prepared.planned.plan):
+
+        def prepare_again(step: Step, tensors: Sequence[Tensor]) -> Prepared:
+            names = dict.fromkeys(access.tensor for access in step.accesses)
+            return prepared_step(
+                Task(step, dict(zip(names, tensors, strict=True)), prepared.sizes, prepared.format)
+            )
+
+        prepared.repeated = RepeatedProducts(prepared, prepare_again)
+    return prepared
 
 
 def execute(prepared: Prepared, tensors: Mapping[str, Tensor]) -> Tensor:

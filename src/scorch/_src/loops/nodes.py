@@ -462,12 +462,14 @@ class Kernel:
 
     ``slots`` lists every slot in order; an array's slot holds its address, a variable's its value.
     The slot ``parallel_for`` holds the address of torch's thread pool (0: run serially).
-    ``header`` is printed as a comment: expression, formats and schedule.
+    ``header`` is printed as a comment: expression, formats and schedule. ``scatters``: its loops follow lists
+    and add to places that these name, of which a compiler makes no vectors.
     """
 
     header: str
     slots: tuple[Var | Array, ...]
     functions: tuple[Function, ...]
+    scatters: bool = False
 
     def slot(self, name: str) -> int:
         for position, slot in enumerate(self.slots):

@@ -14,6 +14,7 @@ import torch
 from scorch._src.backends.base import Direct
 from scorch._src.backends.repeated_calls import COMBINATIONS, RunParts
 from scorch._src.engine.executable import Prepared, Tensor, arrays_of, stride_order
+from scorch._src.engine.repeated_products import RepeatedProducts
 from scorch._src.notation.nodes import Access, Op
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.storage import Storage
@@ -34,11 +35,27 @@ prepare_builtins: Callable[[], None] = _ignore
 def run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: Sequence[Any]) -> Run:
     """Return a shorter way to run a call; its result is None if a dense operand does not match its guard."""
     run = _run_bound(prepared, direct, places, sources)
+    if prepared.repeated is not None:
+        run = _run_repeated(prepared.repeated, places, run)
     if not prepared.is_large:
         return run
     size = prepared.dense_bytes  # beyond the budget the long way raises the error
     device = prepared.backend.device
     return lambda sources: run(sources) if is_within_budget(size, device) else None
+
+
+def _run_repeated(repeated: RepeatedProducts, places: list[int], run: Run) -> Run:
+    """Compute values alone where the pattern of the result is known."""
+
+    def run_or_repeat(sources: Sequence[Any]) -> Tensor | None:
+        operands = [sources[place] for place in places]
+        result: Tensor | None = repeated.again(operands)
+        if result is None:
+            result = run(sources)
+            repeated.note(operands, result)
+        return result
+
+    return run_or_repeat
 
 
 def run_converted(

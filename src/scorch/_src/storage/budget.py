@@ -63,4 +63,9 @@ def _free_memory(device: torch.device) -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
+    return host_memory()
+
+
+def host_memory() -> int:
+    """Return the bytes of memory that the host has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from scorch._src.backends import base
 from scorch._src.backends.cpu import invoke, jit, toolchain
 from scorch._src.backends.print.effort import ONCE_A_ROW, at_most
 from scorch._src.backends.repeated_calls import CallObjects, Repeater, Run
@@ -171,10 +172,10 @@ def _nothing() -> int:
 
 
 def release_memory() -> int:
-    """Return the pooled memory of freed results to the system; return its bytes.
+    """Return the memory that is kept for later calls to the system: of freed results, and of their patterns.
 
     Returns:
-        The number of bytes.
+        The number of bytes that were pooled.
 
     Example:
 
@@ -182,6 +183,8 @@ def release_memory() -> int:
         >>> scorch.release_memory() >= 0
         True
     """
+    for release in base.RELEASE:
+        release()
     functions = builtins()
     return 0 if functions is None else functions.pool(0)
 

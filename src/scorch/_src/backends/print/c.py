@@ -88,7 +88,8 @@ class Printer:
         self.kernel = kernel
         self.nodes = {function.name: walk(function) for function in kernel.functions}
         nodes = [*chain.from_iterable(self.nodes.values())]
-        self.effort, self.is_long = effort.usual_effort(nodes), effort.is_long(nodes)
+        self.effort = effort.ONCE_A_ROW if kernel.scatters else effort.usual_effort(nodes)
+        self.is_long = effort.is_long(nodes)
         self.functions = {function.name: function for function in kernel.functions}
         self.local = _local(nodes)
         self.allocated = {node.array.name for node in nodes if isinstance(node, ir.Allocate)} - self.local

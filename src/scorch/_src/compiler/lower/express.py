@@ -25,7 +25,7 @@ def value_of(expr: notation.Expr, types: Mapping[str, Type], read: Read) -> Expr
             return Const(value, type_of(expr, types).type)
         case Op("present", _):
             return Const(1, INT64)
-        case Op("everywhere" | "vanishing", (part,)):
+        case Op("everywhere" | "vanishing", (part,)) | Op("on", (_, part)):
             return value_of(part, types, read)
         case Op(name, args):
             return _apply(name, args, types, read)

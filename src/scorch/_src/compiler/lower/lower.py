@@ -80,7 +80,7 @@ class Lowering:
         compute = ir.Function("scorch_compute", tuple(compute_params), body, exported=True)
         finish = self.collector.finish(tuple(p for p in inputs if isinstance(p, ir.Var)))
         functions = (*self.assembly.helpers(), compute, *((finish,) if finish else ()))
-        return ir.Kernel(self.plan.header, tuple(slots), functions)
+        return ir.Kernel(self.plan.header, tuple(slots), functions, self.plan.notes_rows_once)
 
     def _inputs(self) -> tuple[ir.Var | ir.Array, ...]:
         sizes = [ir.Var(f"{index}_size") for index in dict.fromkeys(self.plan.step.indices)]

@@ -135,12 +135,16 @@ def _looked_up(levels: Levels, loop: Loop, drivers: list[Cursor], inside: Inside
     noted, walked = sorted(drivers, key=lambda c: c.access != levels.plan.noted)
     rest = replace(walked, position=ir.Var(f"{walked.position.name}_rest"))
     found = ir.Var(f"{noted.position.name}_noted")
+    step = levels.plan.step
+    is_sure = step.covers and noted.access.tensor == step.sampled_at
     states = {**loop.states, rest.access: _here(loop, rest)}
-    states[noted.access] = State(loop.states[noted.access].level + 1, found, None, noted.flag)
+    level = loop.states[noted.access].level
+    states[noted.access] = State(level + 1, found, None, ir.TRUE if is_sure else noted.flag)
+    here = ir.both(noted.position <= found, found < noted.end)
     look_up = ir.block(
         ir.Declare(loop.x, rest.front),
         ir.Declare(found, ir.wide(ir.Load(noted_places(levels.plan), loop.x))),
-        ir.Declare(noted.flag, ir.both(noted.position <= found, found < noted.end)),
+        None if is_sure else ir.Declare(noted.flag, here),
         inside(states),
     )
     return ir.For(rest.position, walked.position, walked.end, look_up)

@@ -138,7 +138,7 @@ class Statement:
                 )
             case Op("present", (part,)):
                 return self._shaped(self._holds(part, rows).to(torch.int64))
-            case Op("everywhere" | "vanishing", (part,)):
+            case Op("everywhere" | "vanishing", (part,)) | Op("on", (_, part)):
                 return self.value(part, rows)
             case Op(name, args):
                 return self._apply(name, args, expr, rows)
