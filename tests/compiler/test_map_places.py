@@ -152,3 +152,13 @@ def test_threads_add_to_copies_of_the_values_on_a_pattern() -> None:
         gradients.append(B.grad.to_dense())
     expected = a.sum(0)[:, None].expand(200, 300) * (b != 0)
     assert all(torch.equal(gradient, expected) for gradient in gradients)
+
+
+@pytest.mark.whole
+def test_dense_factors_are_laid_out_beside_blocks() -> None:
+    """The block loops of an index are there although the operand that had blocks is read without them."""
+    a, b, m = random(32, 90, 0.3, 0), random(90, 74, 0.7, 1), random(32, 74, 0.3, 2)
+    A, B = (scorch.from_torch(dense.double(), format="bsr(2,2)") for dense in (a, b))
+    found = scorch.evaluate("T[i,j,k] = M[i,k] * A[i,j] * B[j,k]", M=m.double(), A=A, B=B)
+    dense = found.to_dense() if isinstance(found, scorch.SparseTensor) else found
+    assert torch.equal(dense, (m[:, None, :] * a[:, :, None] * b[None]).double())

@@ -90,7 +90,9 @@ def plan_step(
     order = choice.chosen.order
     step, operands = convert.transpose(step, operands, order, splits, conversions)
     chosen = choice.chosen
-    step, operands = convert.lay_out(step, operands, order, chosen.laid_out, conversions, chosen.along)
+    step, operands = convert.lay_out(
+        step, operands, order, splits, chosen.laid_out, conversions, chosen.along
+    )
     searched = convert.renamed_searches(choice.chosen.searched, operands, conversions)
     plan = _assemble(
         step, operands, order, splits, inferred.format, sizes, element, skip_zeros, unsorted, searched, adds

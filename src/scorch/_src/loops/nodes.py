@@ -463,7 +463,7 @@ class Kernel:
     ``slots`` lists every slot in order; an array's slot holds its address, a variable's its value.
     The slot ``parallel_for`` holds the address of torch's thread pool (0: run serially).
     ``header`` is printed as a comment: expression, formats and schedule. ``scatters``: its loops follow lists
-    and add to places that these name, of which a compiler makes no vectors.
+    of positions and add to those, which no compiler does in vectors.
     """
 
     header: str

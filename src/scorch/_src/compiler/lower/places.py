@@ -20,7 +20,7 @@ def noted_places(plan: Plan) -> ir.Array:
 
 
 def note_row(plan: Plan, levels: Levels, before: States, states: States) -> ir.Stmt | None:
-    """Note the positions of a row as soon as it is known, if that is outside of the innermost loop."""
+    """Note the positions of a row as soon as it is known, unless that is the innermost loop."""
     access = plan.noted
     if access is None or not plan.notes_rows_once:
         return None

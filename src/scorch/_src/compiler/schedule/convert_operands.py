@@ -155,6 +155,7 @@ def lay_out(
     step: Step,
     operands: Mapping[Access, Operand],
     order: Sequence[str],
+    splits: Splits,
     laid_out: Sequence[Access],
     conversions: list[Conversion],
     along: str = "",
@@ -162,7 +163,7 @@ def lay_out(
     """Copy dense operands so that a loop, the innermost if no other is named, runs along memory."""
     converted = dict(operands)
     for access in laid_out:
-        x, _ = split_blocks(operands).origin(along or order[-1])
+        x, _ = splits.origin(along or order[-1])
         last = access.indices.index(x)
         dims = (*(dim for dim in converted[access].format.order if dim != last), last)
         form, reason = dense_format(len(dims), dims), f"the loop over {x} strides through it"

@@ -279,7 +279,7 @@ class _Walk:
         return size * chance, max(1.0, sum(walked))
 
     def _noted_once(self, x: str, entries: Mapping[Access, float]) -> Access | None:
-        """The access whose row is noted outside of the loops around the innermost one (``map_places``)."""
+        """The access whose row is noted before the loops around the innermost one (``map_places``)."""
         problem, where = self.problem, self.problem.support(entries)
         if x != self.order[-1] or len(entries) != 2 or where != frozenset({frozenset(entries)}):
             return None
