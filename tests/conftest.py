@@ -151,13 +151,13 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 # there in half the time. With 1 the compiler optimises, in half the time of 3. ``--long`` compiles all
 # as users have it.
 EFFORTS = {
-    **dict.fromkeys(("loops", "compiler", "properties", "cpu"), "1"),
+    **dict.fromkeys(("loops", "properties", "cpu"), "1"),
     **{f"test_{name}.py": "3" for name in ("attention_kernels", "by_rows", "vectorize", "vectors")},
-    **{f"test_{name}.py": "3" for name in ("broken_compilers", "jit", "toolchain", "vectors_by_value")},
+    **{f"test_{name}.py": "3" for name in ("jit", "toolchain", "vectors_by_value")},
     **{f"test_{name}.py": "1" for name in ("footprint", "threads")},
     # In these folders, what is about functions of torch, or names: kernels like those of the other files.
-    **{f"test_{name}.py": "0" for name in ("acceptance", "gradients", "names", "programs")},
-    **{f"test_{name}.py": "0" for name in ("repeated_calls", "torch_calls")},
+    **{f"test_{name}.py": "0" for name in ("acceptance", "broken_compilers", "gradients", "names")},
+    **{f"test_{name}.py": "0" for name in ("programs", "repeated_calls", "torch_calls")},
 }
 
 
