@@ -142,7 +142,6 @@ MODULES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.whole
 @pytest.mark.usefixtures("_both_kinds")
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_of_pyg_take_scorch_s_matrices(name: str) -> None:
@@ -271,7 +270,7 @@ def test_layers_of_the_user_s_own_get_edges() -> None:
 
 
 def test_layers_of_pyg_compile() -> None:
-    edges, layer = graph_without_loops(), pyg.GCN(5, 4, 2, 3)
+    edges, layer = graph_without_loops(), pyg.GCN(5, 4, 1, 3)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(_x, edges), layer(_x, edges))
     for graph in (matrix_of(edges), matrix_of(edges, torch.rand(edges.shape[1]))):
