@@ -79,7 +79,7 @@ def test_planned_cases_have_the_names_and_marks_of_tests(request: pytest.Fixture
 
 @pytest.mark.long
 def test_a_run_tells_what_it_left_out(tmp_path: Path) -> None:
-    for name in ("conftest.py", "on_device.py", "thinning.py"):
+    for name in ("conftest.py", "on_device.py", "thinning.py", "without_compiler.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "test_table.py").write_text(
         "import pytest\n"
