@@ -27,7 +27,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from on_device import skip_on_device, use_device
-from thinning import thin
+from thinning import Planned, thin
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -151,13 +151,13 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 # there in half the time. With 1 the compiler optimises, in half the time of 3. ``--long`` compiles all
 # as users have it.
 EFFORTS = {
-    **dict.fromkeys(("loops", "compiler", "properties", "cpu"), "1"),
+    **dict.fromkeys(("loops", "properties", "cpu"), "1"),
     **{f"test_{name}.py": "3" for name in ("attention_kernels", "by_rows", "vectorize", "vectors")},
-    **{f"test_{name}.py": "3" for name in ("broken_compilers", "jit", "toolchain", "vectors_by_value")},
+    **{f"test_{name}.py": "3" for name in ("jit", "toolchain", "vectors_by_value")},
     **{f"test_{name}.py": "1" for name in ("footprint", "threads")},
     # In these folders, what is about functions of torch, or names: kernels like those of the other files.
-    **{f"test_{name}.py": "0" for name in ("acceptance", "gradients", "names", "programs")},
-    **{f"test_{name}.py": "0" for name in ("repeated_calls", "torch_calls")},
+    **{f"test_{name}.py": "0" for name in ("acceptance", "broken_compilers", "gradients", "names")},
+    **{f"test_{name}.py": "0" for name in ("programs", "repeated_calls", "torch_calls")},
 }
 
 
@@ -195,16 +195,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     if is_one_path(config):
         items.sort(key=lambda item: item.path.parts)
-    named = any("::" in argument for argument in config.args)
-    if not named and not config.getoption("every_case"):
-        before = len(items)
-        items[:], left_out = thin(items)
-        config.stash[THINNED] = (len(left_out), before)
-        config.hook.pytest_deselected(items=left_out)
     skip = pytest.mark.skip(reason="takes long; runs with --long")
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(skip)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Any:
+    """Leave out cases before tests are made of them."""
+    found = yield
+    config = metafunc.config
+    named = any("::" in argument for argument in config.args)
+    if not (named or config.getoption("long") or config.getoption("every_case")):
+        left_out, total = config.stash.get(THINNED, (0, 0))
+        cases = [Planned(metafunc.definition, call) for call in metafunc._calls]
+        if cases:
+            metafunc._calls = [case.callspec for case in thin(cases)]
+            left_out += len(cases) - len(metafunc._calls)
+        config.stash[THINNED] = (left_out, total + max(1, len(cases)))
+    return found
 
 
 THINNED = pytest.StashKey[tuple[int, int]]()  # how many cases were left out, and of how many

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fork_server import run_python
-from thinning import ONE_IN, SMALL, choose, thin
+from thinning import ONE_IN, SMALL, Planned, choose, is_whole, sample_of, thin
 
 TESTS = Path(__file__).resolve().parent
 
@@ -62,17 +62,24 @@ def test_of_sampled_tests_some_cases_stay(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_order_is_kept_and_the_choice_does_not_depend_on_it() -> None:
-    items = [*table(10, 10), *table(10, 10, name="test_other"), Case("t.py::test_plain")]
-    names = [case.nodeid for case in items]
-    kept, left_out = ([case.nodeid for case in part] for part in thin(items))
-    assert sorted([*kept, *left_out], key=names.index) == names and kept == sorted(kept, key=names.index)
-    assert kept[-1] == names[-1] and left_out
-    assert {case.nodeid for case in thin(items[::-1])[0]} == set(kept)
+    family = table(10, 10)
+    names = [case.nodeid for case in family]
+    kept = [case.nodeid for case in thin(family)]
+    assert kept == sorted(kept, key=names.index) and len(kept) < len(names)
+    assert [case.nodeid for case in thin(family[::-1])] == kept[::-1]
+
+
+def test_planned_cases_have_the_names_and_marks_of_tests(request: pytest.FixtureRequest) -> None:
+    marks = [pytest.mark.whole.mark]
+    planned = Planned(request.node, SimpleNamespace(id="a-1", _idlist=["a", "1"], marks=marks))
+    assert planned.nodeid == f"{request.node.nodeid}[a-1]" and is_whole(planned) and sample_of(planned) == 1
+    request.node.add_marker(pytest.mark.sampled(3))
+    assert sample_of(planned) == 3
 
 
 @pytest.mark.long
 def test_a_run_tells_what_it_left_out(tmp_path: Path) -> None:
-    for name in ("conftest.py", "on_device.py", "thinning.py"):
+    for name in ("conftest.py", "on_device.py", "thinning.py", "without_compiler.py"):
         (tmp_path / name).write_text((TESTS / name).read_text())
     (tmp_path / "test_table.py").write_text(
         "import pytest\n"

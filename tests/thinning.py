@@ -11,14 +11,16 @@ So only products of several tables are thinned, and tests marked ``sampled(n)``:
 cases one in ``n`` is kept. Those are tables of functions that other tests call as well.
 
 A hash of their names chooses, so every run and every process keeps the same. ``--long`` and ``--every-case``
-keep all, and so does naming tests with ``::``.
+keep all, and so does naming tests with ``::``. Cases are left out before pytest makes tests of them, which
+takes longer than what is decided here.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 SMALL = 4
 ONE_IN = 12
@@ -33,30 +35,52 @@ class Case(Protocol):
 AnyCase = TypeVar("AnyCase", bound=Case)
 
 
-def thin(items: Sequence[AnyCase]) -> tuple[list[AnyCase], list[AnyCase]]:
-    """The cases to run and those to leave out, each in their order."""
-    families: dict[str, list[AnyCase]] = {}
-    for item in items:
-        families.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {item.nodeid for family in families.values() for item in choose(family)}
-    return [i for i in items if i.nodeid in kept], [i for i in items if i.nodeid not in kept]
+@dataclass(frozen=True)
+class Planned:
+    """A case of which pytest has not made a test yet: the test function and the values of its parameters."""
+
+    definition: Any
+    callspec: Any
+
+    @property
+    def nodeid(self) -> str:
+        """The name that the test will have."""
+        return f"{self.definition.nodeid}[{self.callspec.id}]"
+
+    def get_closest_marker(self, name: str) -> Any:
+        """The mark of the case itself, else that of its test function."""
+        own = [mark for mark in self.callspec.marks if mark.name == name]
+        return own[-1] if own else self.definition.get_closest_marker(name)
 
 
-def choose(family: list[AnyCase]) -> list[AnyCase]:
-    """The cases of one test function that run."""
+def thin(family: Sequence[AnyCase]) -> list[AnyCase]:
+    """The cases of one test function that run, in their order."""
+    kept = {case.nodeid for case in choose(family)}
+    return [case for case in family if case.nodeid in kept]
+
+
+def choose(family: Sequence[AnyCase]) -> list[AnyCase]:
+    """The cases of one test function that run, in the order of their hashes."""
     order = sorted(family, key=lambda case: (zlib.crc32(case.nodeid.encode()), case.nodeid))
     kept = order if len(family) <= SMALL or any(map(is_whole, family)) else _cover(order)
     return kept[: -(-len(kept) // sample_of(family[0]))]
 
 
-def _cover(order: list[AnyCase]) -> list[AnyCase]:
-    """So many cases that every row of every table is in one of them."""
+def _cover(order: Sequence[AnyCase]) -> list[AnyCase]:
+    """So many cases that every row of every table is in one of them, first those with the most new rows."""
     seen: set[tuple[int, str]] = set()
-    chosen, rest = [], []
-    for case in order:
-        new = values(case) - seen
-        (chosen if new else rest).append(case)
-        seen |= new
+    chosen: list[AnyCase] = []
+    rest = list(order)
+    for wanted in range(max(len(values(case)) for case in order), 0, -1):
+        left = []
+        for case in rest:
+            new = values(case) - seen
+            if len(new) >= wanted:
+                chosen.append(case)
+                seen |= new
+            else:
+                left.append(case)
+        rest = left
     missing = max(SMALL, -(-len(order) // ONE_IN)) - len(chosen)
     return chosen + rest[: max(0, missing)]
 

@@ -13,7 +13,7 @@ from scorch._src.formats.format import Format
 from scorch.errors import DensityError, FileError
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 class TestBanded(LevelSuite):
     level = Banded()
 

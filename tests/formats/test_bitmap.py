@@ -12,7 +12,7 @@ from scorch._src.formats.format import Format
 from scorch.errors import DensityError
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 class TestBitmap(LevelSuite):
     level = Bitmap()
 

@@ -55,7 +55,7 @@ class Ragged(Level):
 register_level(Ragged())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 class TestRagged(LevelSuite):
     level = Ragged()
 

@@ -15,7 +15,7 @@ from properties.repeated_calls import Wrong, run_function
 from scorch._src.engine import execute
 
 PARTS = 6
-CI_FUNCTIONS = 30
+CI_FUNCTIONS = 18
 LONG_FUNCTIONS = 3_000
 
 

@@ -1,7 +1,4 @@
-"""Every test of this directory starts with an empty kernel cache and no compiler looked for.
-
-Tests of what threads do ask for a quiet machine.
-"""
+"""An empty kernel cache for tests of the cache and of compilers, a quiet machine for tests of threads."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from scorch._src.backends import cache
 from scorch._src.backends.cpu import jit, toolchain
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of the cache, which is not there yet."""
+    """The directory of an empty cache, which is not there yet; no compiler has been looked for."""
     place = tmp_path / "kernels"
     monkeypatch.setenv("SCORCH_CACHE_DIR", str(place))
     monkeypatch.setattr(cache, "_spare", None)

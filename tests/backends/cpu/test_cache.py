@@ -12,6 +12,8 @@ from scorch._src.backends import cache
 from scorch.errors import ScorchWarning
 from scorch.settings import settings
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 SOURCE = "long long f(long long *a) { return 1; }"
 
 

@@ -13,6 +13,8 @@ from fork_server import CAN_FORK, run_python
 from scorch._src.backends import compile_lock
 from scorch._src.backends.compile_lock import SUFFIX, one_at_a_time
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 KERNELS = 2
 
 # Children that begin together exit with the number of kernels that they have compiled.

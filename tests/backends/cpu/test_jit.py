@@ -21,6 +21,8 @@ from scorch._src.backends.cpu.jit import Library
 from scorch.errors import CompilationError, ScorchWarning
 from scorch.settings import settings
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 ROOT = str(Path(jit.__file__).parents[4])
 CHILD = """
 import sys

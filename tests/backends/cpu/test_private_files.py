@@ -23,6 +23,8 @@ from scorch._src.backends.private_files import (
 from scorch.errors import ScorchWarning
 from scorch.settings import settings
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 STRANGER = 54321
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to somebody else"

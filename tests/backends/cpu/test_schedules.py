@@ -20,6 +20,8 @@ from scorch._src.statements import call_cache
 from scorch.errors import ScorchWarning
 from scorch.settings import settings
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 @pytest.fixture(autouse=True)
 def new_process() -> Iterator[None]:

@@ -17,6 +17,8 @@ from scorch._src.backends.cpu import jit, toolchain
 from scorch._src.backends.cpu.toolchain import Toolchain, find_toolchain
 from scorch.errors import ArgumentError, CompilerNotFoundError
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 needs_zig = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="the ziglang package is not installed"
 )
