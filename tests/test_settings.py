@@ -77,7 +77,7 @@ def test_space_around_the_values_of_environment_variables_is_ignored() -> None:
 
 @pytest.mark.parametrize("place", ["", "a\0b", b"a", "~no-such-user/kernels"])
 def test_what_names_no_folder_is_no_cache_directory(place: object) -> None:
-    with pytest.raises(ScorchError, match="^cache_directory "):
+    with pytest.raises(ScorchError, match=r"^cache_directory "):
         scorch.settings(cache_directory=place)
 
 
