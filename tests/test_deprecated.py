@@ -40,16 +40,32 @@ def test_environment_variables_of_before(old: str, new: str, monkeypatch: pytest
     monkeypatch.delenv(new, raising=False)
     monkeypatch.setenv(old, "something")
     with pytest.warns(DeprecationWarning, match=f"variable {old} is deprecated; use {new} instead"):
-        assert read_environment(new, old) == "something"
+        assert read_environment(new) == (old, "something")
     monkeypatch.setenv(new, "other")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert read_environment(new, old) == "other"
+        assert read_environment(new) == (new, "other")
 
 
 def test_an_old_variable_is_obeyed() -> None:
     program = "from scorch.settings import current; assert current().disable == {'tiles'}"
     run_python(["-c", program], env={**os.environ, "SCORCH_WITHOUT": "tiles"}, check=True, has="torch")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "call"),
+    [
+        ("SCORCH_CXX", "no-such-compiler", "find_toolchain()"),
+        ("SCORCH_WITHOUT", "everything", "import scorch"),
+    ],
+)
+def test_errors_name_the_old_variable_that_is_set(variable: str, value: str, call: str) -> None:
+    setup = "from scorch._src.backends.cpu.toolchain import find_toolchain"
+    environment = {name: text for name, text in os.environ.items() if name != "SCORCH_CC"}
+    done = run_python(["-c", f"{setup}; {call}"], env={**environment, variable: value}, has="torch")
+    message = done.stderr.splitlines()[-1]
+    assert f"{variable} " in message and repr(value) in message
+    assert "SCORCH_CC" not in message and "SCORCH_DISABLE" not in message
 
 
 def test_rigl_every_and_until() -> None:

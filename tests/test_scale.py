@@ -298,3 +298,18 @@ def test_positions_are_computed_in_64_bits(text: str, forms: str, result: str) -
                         assert all(operand.type == INT64 for operand in operands), part
                         seen += 1
     assert seen > 0
+
+
+@pytest.mark.parametrize("source", ["csr", "dcsr", "dcsc", "coo"])
+@pytest.mark.whole
+def test_columns_that_are_mostly_empty_take_one_array(source: str) -> None:
+    """Where each column begins is written once: no counts of entries, and no int64 copy, beside it."""
+    columns = 1 << 24
+    places = torch.tensor([[0, 1, 3, 2], [5, columns // 2, columns - 1, columns - 1]])
+    A = scorch.sparse_coo_tensor(places, torch.tensor([1.0, 0.0, 3.0, 4.0]), (4, columns)).to_format(source)
+    with scorch.settings(dense_budget=5 * columns):
+        found = A.to_format("csc")
+    begins, rows = found.storage.pattern.pos[1], found.storage.pattern.crd[1]
+    assert begins.numel() == columns + 1 and begins[-1] == 4 and rows.tolist() == [0, 1, 2, 3]
+    assert [int(begins[column]) for column in (5, 6, columns - 1)] == [0, 1, 2]
+    assert found.values().tolist() == [1.0, 0.0, 4.0, 3.0]

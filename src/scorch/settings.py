@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from scorch.errors import ArgumentError, is_integer, nearest, warn_deprecated
 
@@ -79,35 +79,76 @@ def add_backend(name: str, purpose: str) -> None:
     BACKENDS[name] = purpose
 
 
-def _as_optimizations(names: Any) -> frozenset[str]:
+class Variable(NamedTuple):
+    """An environment variable, under the name that the user set, and its value; empty if it is not set."""
+
+    name: str
+    value: str
+
+    def one_of(self, choices: Collection[str]) -> str:
+        """Return the value; raise unless it is one of the choices, or empty."""
+        if self.value and self.value not in choices:
+            raise ArgumentError(
+                f"the environment variable {self.name} must be one of {', '.join(choices)}, "
+                f"but got {self.value!r}"
+            )
+        return self.value
+
+
+FORMER_NAMES = {"SCORCH_CC": "SCORCH_CXX", "SCORCH_DISABLE": "SCORCH_WITHOUT"}
+
+
+def read_environment(name: str) -> Variable:
+    """Return an environment variable of Scorch, or the one that had its meaning before."""
+    old = FORMER_NAMES.get(name)
+    if old is not None and name not in os.environ and old in os.environ:
+        warn_deprecated(f"the environment variable {old}", name)
+        name = old
+    return Variable(name, os.environ.get(name, "").strip())
+
+
+def _as_optimizations(names: Any, source: str = "disable") -> frozenset[str]:
     """Return the optimizations that a user names, as one name or several."""
     if isinstance(names, str):
         names = names.replace(",", " ").split()
     if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"disable must name optimizations, such as 'registers', but got {names!r}")
+        raise ArgumentError(f"{source} must name optimizations, such as 'registers', but got {names!r}")
     wanted = set(names)
-    if "all" in wanted:
-        return frozenset(OPTIMIZATIONS)
-    for name in sorted(wanted, key=str):
+    for name in sorted(wanted - {"all"}):
         if name not in OPTIMIZATIONS:
             choices = f"choose from {', '.join(OPTIMIZATIONS)} and all"
-            raise ArgumentError(f"unknown optimization {name!r}; {nearest(name, OPTIMIZATIONS) or choices}")
-    return frozenset(wanted)
+            hint = nearest(name, [*OPTIMIZATIONS, "all"]) or choices
+            raise ArgumentError(f"{source} names the unknown optimization {name!r}; {hint}")
+    return frozenset(OPTIMIZATIONS if "all" in wanted else wanted)
 
 
-def read_environment(name: str, old: str) -> str:
-    """Return an environment variable, or the one that had its meaning before."""
-    if name not in os.environ and old in os.environ:
-        warn_deprecated(f"the environment variable {old}", name)
-        return os.environ[old]
-    return os.environ.get(name, "")
+def as_folder(place: Any, source: str = "cache_directory") -> Path:
+    """Return the folder that a user names, whose ``~`` is a home directory."""
+    if not isinstance(place, str | os.PathLike) or not isinstance(os.fspath(place), str):
+        raise ArgumentError(f"{source} must be a path, but got {place!r}")
+    if not os.fspath(place) or "\0" in os.fspath(place):
+        raise ArgumentError(f"{source} must be the path of a folder, but got {place!r}")
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as error:
+        message = f"{source} is {os.fspath(place)!r}, but this home directory does not exist"
+        raise ArgumentError(message) from error
 
 
-DEFAULT = Settings(
-    debug=os.environ.get("SCORCH_DEBUG", "") not in ("", "0"),
-    backend=os.environ.get("SCORCH_BACKEND") or None,
-    disable=_as_optimizations(read_environment("SCORCH_DISABLE", "SCORCH_WITHOUT")),
-)
+def _from_environment() -> Settings:
+    """Return the settings that environment variables change.
+
+    The backend is looked up when kernels run, since others may be registered until then.
+    """
+    disable = read_environment("SCORCH_DISABLE")
+    return Settings(
+        debug=read_environment("SCORCH_DEBUG").one_of(("0", "1")) == "1",
+        backend=read_environment("SCORCH_BACKEND").value or None,
+        disable=_as_optimizations(disable.value, f"the environment variable {disable.name}"),
+    )
+
+
+DEFAULT = _from_environment()
 applied = [DEFAULT]  # for the whole process, where no ``with`` block says otherwise
 _current: contextvars.ContextVar[Settings | None] = contextvars.ContextVar("scorch_settings", default=None)
 in_block = _current.get  # those of the ``with`` block, or None
@@ -171,11 +212,8 @@ class settings(metaclass=_OnlyCalled):  # noqa: N801 - read as a statement: ``wi
                 kind = "a positive integer" if least else "a non-negative integer"
                 unit = "; it counts bytes" if name in BYTES else ""
                 raise ArgumentError(f"{name} must be {kind}{rest}, but got {value!r}{unit}")
-        place = changes.get("cache_directory")
-        if place is not None:
-            if not isinstance(place, str | os.PathLike):
-                raise ArgumentError(f"cache_directory must be a path or None, but got {place!r}")
-            changes["cache_directory"] = Path(place)
+        if changes.get("cache_directory") is not None:
+            changes["cache_directory"] = as_folder(changes["cache_directory"])
         for name in ("debug", "deterministic"):
             if not isinstance(changes.get(name, False), bool):
                 raise ArgumentError(f"{name} must be True or False, but got {changes[name]!r}")

@@ -154,3 +154,19 @@ def test_second_derivatives_of_norms_at_explicit_zeros(name: str, dtype: torch.d
         weights = torch.linspace(-1, 2, 6)
         parts += [first, *torch.autograd.grad((first * weights).sum().abs(), values)]
     torch.testing.assert_close(found, expected)
+
+
+def test_where_with_a_number_is_sparse_with_gradients_too() -> None:
+    """A scalar that nothing differentiates is no operand that may become nonzero."""
+    places = torch.tensor([[0, 5, 10**6 - 1], [3, 10**6 - 1, 7]])
+    A = scorch.sparse_coo_tensor(places, torch.tensor([1.0, 0.25, 2.0]), (10**6, 10**6)).to_format("csr")
+    A.requires_grad_()
+    for zero in (0.0, torch.tensor(0.0)):
+        found = torch.where(A > 0.5, A, zero)
+        assert isinstance(found, SparseTensor) and found.values().tolist() == [1.0, 0.0, 2.0]
+        (gradient,) = torch.autograd.grad(found.sum(), A)
+        assert gradient.values().tolist() == [1.0, 0.0, 1.0]
+    number = torch.tensor(0.0, requires_grad=True)
+    small = scorch.tensor([[0.0, 2.0], [0.25, 0.0]], format="csr", requires_grad=True)
+    torch.where(small > 0.5, small, number).sum().backward()
+    assert number.grad == 3

@@ -32,7 +32,7 @@ from scorch._src.devices import HOST
 from scorch._src.loops.grid import Grid
 from scorch._src.loops.nodes import Kernel
 from scorch.errors import ArgumentError, DeviceError
-from scorch.settings import add_backend, applied, current, in_block
+from scorch.settings import add_backend, applied, current, in_block, read_environment
 
 Result = TypeVar("Result")
 RELEASE: list[Callable[[], None]] = []  # drop what is kept for later calls, when memory is to be returned
@@ -494,6 +494,8 @@ def backend_for(device: torch.device | None = None) -> Backend:
     """Return the backend that the settings name, or that of a device."""
     is_abstract = device is None or device.type == "meta"
     chosen = current().backend
+    if chosen and chosen not in _BACKENDS:  # of the environment: settings() refuses what is not registered
+        read_environment("SCORCH_BACKEND").one_of(_BACKENDS)
     backend = backend_named(chosen or (_DEFAULT if is_abstract or device is None else device.type))
     if chosen and backend.is_on_host and device is not None and not is_abstract and device != HOST:
         raise DeviceError(

@@ -34,7 +34,7 @@ import platformdirs
 
 from scorch._src.backends import private_files
 from scorch.errors import warn
-from scorch.settings import current
+from scorch.settings import as_folder, current, read_environment
 
 LAYOUT = "1"  # part of every key: raise it when the files or the way of calling kernels change
 
@@ -90,9 +90,11 @@ def directory() -> Path:
 def _chosen_directory() -> Path:
     chosen = current().cache_directory
     if chosen is not None:
-        return Path(chosen).expanduser()
-    named = os.environ.get("SCORCH_CACHE_DIR")
-    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("scorch"))
+        return chosen
+    variable = read_environment("SCORCH_CACHE_DIR")
+    if variable.value:
+        return as_folder(variable.value, f"the environment variable {variable.name}")
+    return Path(platformdirs.user_cache_dir("scorch"))
 
 
 def make_key(*parts: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import itertools
-import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scorch._src.dataclass import dataclass
-from scorch.errors import ArgumentError
+from scorch.settings import read_environment
 
 LINE = 64  # bytes of a cache line
 
@@ -98,9 +97,7 @@ def target() -> Target:
 @functools.cache
 def host_target() -> Target:
     """The instruction set of the CPU."""
-    named = os.environ.get("SCORCH_TARGET", "").strip()
-    if named and named not in _KNOWN:
-        raise ArgumentError(f"unknown SCORCH_TARGET {named!r}; choose from {', '.join(_KNOWN)}")
+    named = read_environment("SCORCH_TARGET").one_of(_KNOWN)
     vector_bytes, registers, sums, gather_bytes, looks_ahead = _KNOWN[named or _native()]
     caches = _cache_bytes(2, 1 << 20), _cache_bytes(3, 8 << 20)
     has_tiles = not named and {"amx_tile", "amx_bf16"} <= _flags()

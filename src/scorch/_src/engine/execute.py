@@ -38,6 +38,8 @@ from scorch._src.loops.types import INT32
 from scorch._src.notation.nodes import Access, Expr, Op
 from scorch._src.storage.budget import is_within_budget
 from scorch._src.storage.relevel import (
+    has_mostly_empty_lines,
+    list_of,
     releveled,
     shares_entries,
     swaps_levels,
@@ -400,6 +402,8 @@ def convert(source: Tensor, form: Format) -> Tensor:
         return source
     if shares_entries(source.pattern.format, form) and not current().debug:
         return releveled(source, form)
+    if has_mostly_empty_lines(source.pattern, form) and not current().debug:
+        return releveled(convert(source, list_of(form)), form)  # type: ignore[arg-type]
     if swaps_levels(source.pattern.format, form) and not current().debug:
         swapped = transposed(source, form)
         if swapped is not None:
@@ -452,7 +456,8 @@ def converted_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Te
 @outside_modes
 def _convert_pattern(pattern: Pattern, form: Format) -> tuple[Pattern, torch.Tensor]:
     converted = None
-    if swaps_levels(pattern.format, form) and not current().debug:
+    is_by_routine = swaps_levels(pattern.format, form) and not has_mostly_empty_lines(pattern, form)
+    if is_by_routine and not current().debug:
         converted = transposed_pattern(pattern, form)
     if converted is None:
         numbered = Storage(pattern, torch.arange(1, pattern.size + 1, device=pattern.device))

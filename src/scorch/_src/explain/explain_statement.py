@@ -54,8 +54,8 @@ from scorch._src.notation.nodes import Access
 from scorch._src.notation.parse_einsum import parse_einsum
 from scorch._src.notation.show import show
 from scorch._src.statements.contraction import MAX_OPERANDS
-from scorch._src.statements.einsum import einsum, planned_contractions
-from scorch._src.statements.evaluate import evaluate, unnamed_tensors
+from scorch._src.statements.einsum import autocast_operands, einsum, planned_contractions
+from scorch._src.statements.evaluate import autocast_tensors, evaluate, unnamed_tensors
 from scorch._src.statements.operands import as_operand, shape_of, squeezed
 from scorch._src.statements.statement import accumulation_format, is_long, read_statement, short_statements
 from scorch._src.storage.storage import Storage
@@ -210,6 +210,7 @@ def _explain_equation(
     if len(operands) > MAX_OPERANDS:
         yield from _explain_contractions(text, operands, format)
         return
+    operands = autocast_operands(text, operands)
     tensors = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
     parsed = parse_einsum(text, [shape_of(tensor) for tensor in tensors])
     requested = None if format is None else as_format(format, len(parsed.statement.target.indices))
@@ -241,6 +242,7 @@ def _explain_expression(
     if is_long(text):
         yield from _explain_parts(text, tensors, format)
         return
+    tensors, _ = autocast_tensors(text, tensors)
     statement, operands, sizes = read_statement(text, tensors)
     requested = None if format is None else as_format(format, len(statement.assign.target.indices))
     result_format = accumulation_format(statement, operands, requested)

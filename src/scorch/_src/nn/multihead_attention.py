@@ -11,6 +11,7 @@ from scorch._src.nn.masks import csr_from_rows, row_pointers
 from scorch._src.ops.attention import reference
 from scorch._src.ops.attention.mask_pairs import find_pairs
 from scorch._src.ops.attention.sdpa import attend, make_heads
+from scorch._src.statements.autocast import without_autocast
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.statements.operands import as_differentiable
 from scorch._src.storage.budget import check_budget
@@ -299,9 +300,9 @@ def _attention_weights(
         keys.append(columns)
         scale = torch.full(columns.shape, heads.scale, dtype=Q.dtype, device=Q.device)
         M = csr_from_rows(row_pointers(counts[-1]), columns, scale, shape)
-        S = evaluate(
-            "S[i,j] = M[i,j] * Q[i,k] * K[j,k]", M=M, Q=Q[batch_and_head], K=K[batch_and_head], format="csr"
-        )
+        own_Q, own_K = Q[batch_and_head], K[batch_and_head]
+        with without_autocast(Q.device):
+            S = evaluate("S[i,j] = M[i,j] * Q[i,k] * K[j,k]", M=M, Q=own_Q, K=own_K, format="csr")
         values.append(torch.sparse.softmax(S, 1).values())
     pos, weights = row_pointers(torch.cat(counts)), torch.cat(values).to(q.dtype)
     weights_by_head = csr_from_rows(pos, torch.cat(keys), weights, (*batch, *shape))

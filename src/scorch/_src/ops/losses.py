@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from scorch._src.backends.by_torch.rows import sum_rows
 from scorch._src.ops.fallback import as_dense, run_torch
 from scorch._src.ops.products.matmul import mv
+from scorch._src.statements.autocast import in_float32
 from scorch._src.tensor.autograd import by_formula, sparse_of, values_of
 from scorch._src.tensor.check_call import check_call
 from scorch._src.tensor.entries import entries_of, united
@@ -157,6 +158,7 @@ def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepd
 
 
 @implements(F.triplet_margin_loss)
+@in_float32("cpu", "cuda")
 def triplet_margin_loss(
     anchor: Any,
     positive: Any,
@@ -201,6 +203,7 @@ def nll_loss_forward(
 
 
 @implements(F.cross_entropy)
+@in_float32("cpu", "cuda")
 def cross_entropy(
     input: Any,
     target: Any,

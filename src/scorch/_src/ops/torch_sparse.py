@@ -24,6 +24,7 @@ from scorch._src.notation.nodes import Access, Op
 from scorch._src.ops.fallback import as_dense
 from scorch._src.ops.products import matmul, products
 from scorch._src.ops.reduction.reduce import sum_by_fast_path
+from scorch._src.statements.autocast import without_autocast
 from scorch._src.statements.call_cache import keep_call, repeat_call
 from scorch._src.statements.einsum import einsum
 from scorch._src.statements.operands import as_operand
@@ -203,7 +204,8 @@ def _multiply_to_format(name: str, mat1: Any, mat2: Any, form: Format) -> Sparse
         raise CallError(
             f"{name} expected matrices of the same dtype, but got {matrix.dtype} and {mat2.dtype}"
         )
-    product = einsum("ij,jk->ik", matrix, mat2, format=form)
+    with without_autocast(matrix.device):
+        product = einsum("ij,jk->ik", matrix, mat2, format=form)
     assert isinstance(product, SparseTensor)
     return product
 
@@ -234,7 +236,8 @@ def sampled_addmm(
     own_pattern, is_tracked = pattern.storage.pattern, is_differentiable(input, mat1, mat2)
     batch = _BATCH_INDICES[: dims - 2]
     ones = with_values(pattern, torch.ones_like(pattern.storage.values))
-    product = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
+    with without_autocast(pattern.device):
+        product = einsum(f"{batch}ij,{batch}ik,{batch}kj->{batch}ij", ones, mat1, mat2, format=pattern.format)
     assert isinstance(product, SparseTensor)
     is_moved = is_tracked or product.nnz != pattern.nnz
     values = (values_at(product, own_pattern) if is_moved else product.storage.values) * alpha

@@ -14,18 +14,26 @@ from scorch._src.backends.base import is_served
 from scorch._src.backends.repeated_calls import NO_RULE
 from scorch._src.compiler.steps import split
 from scorch._src.compiler.typing import dtype_of_type, type_of_dtype, widened
+from scorch._src.devices import HOST
 from scorch._src.engine.execute import single_kernel
 from scorch._src.formats import Format, as_format
 from scorch._src.grad_state import is_differentiable, refuse_jit
 from scorch._src.name_hints import keywords_of, unknown_keyword
 from scorch._src.notation.indexing import Statement
 from scorch._src.notation.parse_einsum import Einsum, parse_einsum, read_indices, sublists_to_equation
-from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.statements.autocast import autocast_dtype, casts_of, is_autocast
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
 from scorch._src.statements.call_cache import keep_call, quickest, repeat_call
 from scorch._src.statements.contraction import MAX_OPERANDS, Contraction, contractions
 from scorch._src.statements.modes import active
-from scorch._src.statements.operands import as_differentiable, as_operand, converted, shape_of, squeezed
+from scorch._src.statements.operands import (
+    as_differentiable,
+    as_operand,
+    converted,
+    dtype_of,
+    shape_of,
+    squeezed,
+)
 from scorch._src.statements.statement import run_statement
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
@@ -39,6 +47,8 @@ def einsum(
 
     The equations are those of ``torch.einsum``, ellipses, repeated indices and lists of subscripts included.
     The compiler chooses the result's format and the loop order and generates one kernel, which is cached.
+
+    ``torch.autocast`` casts operands as it does in ``torch.einsum``: those of contractions.
 
     Gradients of sparse operands have the sparsity pattern of the operand; those of dense operands are dense.
 
@@ -85,7 +95,8 @@ def einsum(
     if record is not None:
         return record.record_or_run(einsum, args, {"format": format, "sparse_grad": sparse_grad})  # type: ignore[no-any-return]
     if is_any_autocast_enabled() and is_autocast():
-        args = cast(*args)
+        equation, operands = _arguments(args)
+        args = equation, *autocast_operands(equation, operands)
     head = (args[0], format) if args and isinstance(args[0], str) else None
     operands = args[1:] if head else args
     if is_differentiable(*operands):
@@ -120,6 +131,23 @@ def _shown(
 
 
 vars(einsum)["__signature__"] = inspect.signature(_shown)
+
+
+def autocast_operands(equation: str, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the operands, of which those are cast that autocast casts in ``torch.einsum``."""
+    values = [as_operand(f"operand {number}", operand) for number, operand in enumerate(operands)]
+    device = next((value.device for value in values if shape_of(value)), HOST)
+    low = autocast_dtype(device)
+    if low is None:
+        return operands
+    parsed, names = _parsed(equation, tuple(map(shape_of, values)))
+    dtypes = dict(zip(names, map(dtype_of, values), strict=True))
+    casts = casts_of(parsed.statement.value, dtypes, parsed.sizes, low)
+    named = zip(names, operands, strict=True)
+    return [
+        value.to(low) if name in casts.names and isinstance(value, torch.Tensor) else value
+        for name, value in named
+    ]
 
 
 def _in_parts(

@@ -10,16 +10,18 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from scorch._src.backends.repeated_calls import NO_RULE
+from scorch._src.devices import HOST
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, refuse_jit
 from scorch._src.notation.cut import Short
 from scorch._src.notation.indexing import parse
 from scorch._src.notation.trees import accesses
 from scorch._src.notation.verify import shapes_of
+from scorch._src.statements.autocast import autocast_dtype, casts_of, without_autocast
 from scorch._src.statements.autograd import differentiable, repeat_differentiable
 from scorch._src.statements.call_cache import quickest, repeat_call
 from scorch._src.statements.modes import active
-from scorch._src.statements.operands import as_differentiable, as_operand
+from scorch._src.statements.operands import as_differentiable, as_operand, dtype_of, shape_of
 from scorch._src.statements.statement import (
     LONG_EXPRESSION_CHARS,
     Part,
@@ -30,6 +32,7 @@ from scorch._src.statements.statement import (
 )
 from scorch._src.tensor.flatten import call_captured, is_captured, spelled
 from scorch._src.tensor.sparse_tensor import SparseTensor, wrap
+from scorch._src.torch_internals import is_any_autocast_enabled
 from scorch.errors import NotationError
 
 # Dtypes in which a tensor of its own rounds a reduction as the kernel of the whole expression does.
@@ -51,7 +54,8 @@ def evaluate(
     ``exp(P[i,k] * Q[j,k]) / sum(j, exp(P[i,k] * Q[j,k]))`` the sum over ``k`` would enclose the quotient, so
     write ``exp(sum(k, P[i,k] * Q[j,k]))`` both times. ``max(j, ...)``, ``min``, ``prod`` and
     ``any`` are other reductions. ``+=`` adds to the tensor passed under the name on the left and returns the
-    sum. The whole expression becomes one fused kernel where that is faster.
+    sum. The whole expression becomes one fused kernel where that is faster. ``torch.autocast`` casts the
+    tensors of contractions.
 
     Args:
         expression: the expression; its functions are listed in the guide.
@@ -90,6 +94,12 @@ def evaluate(
     if record is not None:
         options = {"format": format, "sparse_grad": sparse_grad}
         return record.record_or_run(evaluate, (expression,), {**options, **tensors})  # type: ignore[no-any-return]
+    if is_any_autocast_enabled():
+        cast_tensors, dtype = autocast_tensors(expression, tensors)
+        if dtype is not None:
+            with without_autocast(_device_of(tensors)):
+                found = evaluate(expression, format=format, sparse_grad=sparse_grad, **cast_tensors)
+            return found if found.dtype == dtype else found.to(dtype)
     operands = list(tensors.values())
     if is_differentiable(*operands):
         return _differentiable(head, tensors, sparse_grad)
@@ -126,6 +136,31 @@ def _in_parts(
         as_operand(f"tensor {name!r}", value)
     shapes_of(parse(expression), {name: tuple(value.shape) for name, value in tensors.items()})
     return _in_order(short_statements(expression), dict(tensors), format, sparse_grad)
+
+
+def autocast_tensors(
+    expression: str, tensors: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], torch.dtype | None]:
+    """Return the tensors, of which autocast casts those of contractions, and the dtype of the result.
+
+    Without autocast, the dtype is None.
+    """
+    low = autocast_dtype(_device_of(tensors)) if is_any_autocast_enabled() else None
+    if low is None:
+        return tensors, None
+    named = {name: as_operand(f"tensor {name!r}", value) for name, value in tensors.items()}
+    statement = parse(expression)
+    sizes = shapes_of(statement, {name: shape_of(value) for name, value in named.items()})
+    dtypes = {name: dtype_of(value) for name, value in named.items()}
+    casts = casts_of(statement.assign.value, dtypes, sizes, low)
+    own = {name for name in casts.names if isinstance(tensors[name], torch.Tensor)}
+    return {name: value.to(low) if name in own else value for name, value in tensors.items()}, casts.dtype
+
+
+def _device_of(tensors: Mapping[str, Any]) -> torch.device:
+    """Return the device of the first tensor with dimensions."""
+    values = [value for value in tensors.values() if isinstance(value, torch.Tensor) and value.dim()]
+    return values[0].device if values else HOST
 
 
 def _differentiable(

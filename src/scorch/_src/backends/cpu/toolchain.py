@@ -32,7 +32,7 @@ from scorch._src.backends.cpu.run_compiler import is_zig, run_compiler
 from scorch._src.backends.private_files import temporary_folder
 from scorch._src.compiler.target import processor, target
 from scorch._src.dataclass import dataclass
-from scorch.errors import ArgumentError, CompilerNotFoundError
+from scorch.errors import CompilerNotFoundError
 from scorch.settings import read_environment
 
 _PROBE = """\
@@ -203,8 +203,8 @@ def _from_note(note: bytes) -> Toolchain | None:
 
 
 def _named() -> str:
-    """Return the command that the user sets: ``SCORCH_CC``, or ``SCORCH_CXX``, its former name."""
-    return read_environment("SCORCH_CC", "SCORCH_CXX").strip()
+    """Return the command in ``SCORCH_CC``, which the user may set."""
+    return read_environment("SCORCH_CC").value
 
 
 def _named_command() -> list[str]:
@@ -242,8 +242,8 @@ def _descriptor() -> list[str]:
 
 
 def _try_candidates() -> Toolchain:
-    named = _named()
-    if named:
+    variable = read_environment("SCORCH_CC")
+    if variable.value:
         try:
             outcome = _probe(_named_command())
         except (ValueError, OSError) as error:  # a quotation that does not end, or no such program
@@ -251,8 +251,8 @@ def _try_candidates() -> Toolchain:
         if isinstance(outcome, Toolchain):
             return outcome
         raise CompilerNotFoundError(
-            f"SCORCH_CC is set to {named!r}, which could not compile a small C library: {outcome}. Fix it, "
-            "or unset it to let Scorch look for clang, gcc and the ziglang package."
+            f"{variable.name} is set to {variable.value!r}, which could not compile a small C library: "
+            f"{outcome}. Fix it, or unset it to let Scorch look for clang, gcc and the ziglang package."
         )
     failures = []
     for name, command in _candidates():
@@ -360,10 +360,7 @@ def _flag_sets(kind: str) -> list[tuple[str, ...]]:
 
 def _effort() -> str:
     """Return the optimization level of ``SCORCH_OPTIMIZE``: a low one takes half the time."""
-    said = os.environ.get("SCORCH_OPTIMIZE", "").strip() or "3"
-    if said not in ("0", "1", "2", "3"):
-        raise ArgumentError(f"SCORCH_OPTIMIZE must be 0, 1, 2 or 3, but got {said!r}")
-    return said
+    return read_environment("SCORCH_OPTIMIZE").one_of(("0", "1", "2", "3")) or "3"
 
 
 def _shorten(text: str, lines: int = 6) -> str:

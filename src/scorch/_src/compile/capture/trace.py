@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -305,12 +308,42 @@ class _Call:
                 f"the shape of {name_of(self.func)} of sparse tensors cannot be derived from symbolic sizes; "
                 "compile with dynamic=False"
             )
-        if _needs_new_symbols(shapes, [*self.sizes, *(size for shape, *_ in specs for size in shape)]):
+        sizes = [*self.sizes, *(size for shape, *_ in specs for size in shape)]
+        if _needs_new_symbols(shapes, sizes):
             raise graph_break(
                 f"{name_of(self.func)} computes new sizes from symbolic sizes, which this version of PyTorch "
                 "does not support; compile with dynamic=False"
             )
-        return shapes
+        known = {size.node.expr: size for size in sizes if isinstance(size, torch.SymInt)}
+        return [tuple(_computed_size(size, known) for size in shape) for shape in shapes]
+
+
+def _computed_size(size: Any, known: Mapping[Any, torch.SymInt]) -> Any:
+    """Return a size as the graph computes it of the ``known`` ones, by products, sums and powers of them.
+
+    It was inferred outside of the graph, for which PyTorch finds out some expressions only.
+    """
+
+    def compute(expr: Any) -> Any:
+        if expr in known:
+            return known[expr]
+        if expr.is_Integer:
+            return int(expr)
+        for other in known if expr.is_Mul else ():  # 2 * s * t, of a tensor of size s * t
+            if other.is_Mul and all(factor in expr.args for factor in other.args):
+                return operator.mul(known[other], compute(expr / other))
+        if expr.is_Add or expr.is_Mul:
+            return functools.reduce(operator.add if expr.is_Add else operator.mul, map(compute, expr.args))
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+            return functools.reduce(operator.mul, [compute(expr.base)] * int(expr.exp))
+        raise LookupError(expr)
+
+    if not isinstance(size, torch.SymInt):
+        return size
+    try:
+        return compute(size.node.expr)
+    except LookupError:
+        return size
 
 
 def _device_of(tensor: torch.Tensor) -> torch.device:

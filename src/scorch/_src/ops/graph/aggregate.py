@@ -139,7 +139,8 @@ def _multiply(matrix: SparseTensor, x: Tensor, bias: Tensor | None = None) -> Te
 def _sample_products(graph: Graph, rows: Tensor, columns: Tensor) -> Tensor:
     """Compute the inner products of ``rows`` and ``columns`` at each entry."""
     ones = SparseTensor(Storage(graph.pattern, torch.ones(graph.size, dtype=rows.dtype, device=rows.device)))
-    products = evaluate("S[i,j] = M[i,j] * A[i,k] * B[j,k]", M=ones, A=rows, B=columns, format="csr")
+    with without_autocast(rows.device):
+        products = evaluate("S[i,j] = M[i,j] * A[i,k] * B[j,k]", M=ones, A=rows, B=columns, format="csr")
     assert isinstance(products, SparseTensor)
     return values_of(products)
 
@@ -352,7 +353,8 @@ def sum_heads(graph: Graph, weights: Tensor, x: Tensor) -> Tensor:
     if entry_numbers is not None:
         weights = sum_rows(entry_numbers, weights, coalesced.size)
     matrix = sparse_of(coalesced.pattern_with_features(x.shape[1]), weights.flatten())
-    result = evaluate("O[i,h,k] = P[i,j,h] * X[j,h,k]", P=matrix, X=x, format="dense")
+    with without_autocast(x.device):
+        result = evaluate("O[i,h,k] = P[i,j,h] * X[j,h,k]", P=matrix, X=x, format="dense")
     assert isinstance(result, torch.Tensor)
     return result
 

@@ -16,6 +16,7 @@ from scorch._src.backends.by_torch.graphs import Scores
 from scorch._src.backends.by_torch.rows import sum_rows, take_rows
 from scorch._src.ops.graph.aggregate import attend, softmax_of_sources, sum_heads
 from scorch._src.ops.graph.graph import Graph, as_matrix_or_edges, split_edge_index
+from scorch._src.statements.autocast import without_autocast
 from scorch._src.statements.evaluate import evaluate
 from scorch._src.tensor.autograd import sparse_of, values_of
 from scorch._src.tensor.sparse_tensor import SparseTensor
@@ -58,7 +59,8 @@ def _sample(graph: Graph, statement: str, **operands: Any) -> Tensor:
     pattern = coalesced.pattern_with_features(heads)
     ones = torch.ones(coalesced.size * heads, dtype=like.dtype, device=like.device)
     mask = sparse_of(pattern, ones)
-    found = evaluate(statement, M=mask, format=pattern.format, **operands)
+    with without_autocast(like.device):
+        found = evaluate(statement, M=mask, format=pattern.format, **operands)
     assert isinstance(found, SparseTensor)
     scores = values_of(found).view(-1, heads)
     return scores if entry_numbers is None else take_rows(scores, entry_numbers)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from scorch._src.grad_state import untracked
+from scorch._src.statements.autocast import in_float32
 from scorch._src.storage.storage import Step, Storage
 from scorch._src.tensor.autograd import by_formula, by_torch, dense_of, sparse_of, values_of
 from scorch._src.tensor.registry import implements_differentiable
@@ -119,6 +120,7 @@ for _function in _functions:
 
 
 @implements_differentiable(torch.trace, torch.Tensor.trace)
+@in_float32("cpu")
 def trace(input: Any) -> Any:
     if input.dim() != 2:
         return by_formula(torch.trace, (input,), {})  # raises torch's error

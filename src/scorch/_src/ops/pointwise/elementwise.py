@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from scorch._src.backends.base import routines_for, run_among_others
 from scorch._src.devices import HOST, shares_memory
@@ -30,7 +31,7 @@ from scorch._src.tensor.create.check import refuse_freed
 from scorch._src.tensor.entries import Entries, common, entries_of, format_for, from_entries, united
 from scorch._src.tensor.registry import implements
 from scorch._src.tensor.sparse_tensor import SparseTensor, with_values
-from scorch._src.torch_internals import is_functorch_wrapped_tensor
+from scorch._src.torch_internals import is_functorch_wrapped_tensor, peek_interpreter_stack
 
 aten = torch.ops.aten
 Position = int | str  # of an argument, or its name
@@ -158,13 +159,20 @@ class _Call:
         """Whether implicit zeros stay implicit where ``fill`` is the background.
 
         Where torch differentiates, it must be zero whatever the numbers of dense operands are: those that are
-        zero by chance have gradients too.
+        zero by chance have gradients too. A scalar without gradients is the number that it is.
         """
         if not _is_zero(fill):
             return False
         dense = {p: self.dense.get(p, t) for p, t in self.tensors.items() if p not in self.sparse}
-        others = {p: tensor * 1.25 + 0.75 for p, tensor in dense.items() if tensor.is_floating_point()}
-        if not others or not are_patterns_fixed():
+        if not are_patterns_fixed():
+            return True
+        is_by_autograd = peek_interpreter_stack() is None and forward_ad._current_level < 0
+        others = {
+            p: tensor * 1.25 + 0.75
+            for p, tensor in dense.items()
+            if tensor.is_floating_point() and (tensor.dim() or tensor.requires_grad or not is_by_autograd)
+        }
+        if not others:
             return True
         return _is_zero(self.call_with({**others, **self._zeros()}))
 

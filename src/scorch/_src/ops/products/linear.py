@@ -23,7 +23,7 @@ from scorch._src.ops.fallback import (
 )
 from scorch._src.ops.products.groups import Groups, find_groups, find_positions
 from scorch._src.ops.products.matmul import matmul, prefers_transpose, transpose_contiguous
-from scorch._src.statements.autocast import autocast_dtype, cast, is_autocast
+from scorch._src.statements.autocast import autocast_dtype, cast, is_autocast, without_autocast
 from scorch._src.statements.autograd import repeat_differentiable
 from scorch._src.statements.einsum import differentiable_einsum, einsum
 from scorch._src.storage.storage import Pattern, Storage
@@ -292,7 +292,8 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``input1 @ weight[k] @ input2`` for every k."""
     check_call(F.bilinear, input1, input2, weight, bias)
     batch = "abcdefg"[: input1.dim() - 1]
-    product = einsum(f"{batch}i,kij,{batch}j->{batch}k", input1, weight, input2)
+    with without_autocast(weight.device):
+        product = einsum(f"{batch}i,kij,{batch}j->{batch}k", input1, weight, input2)
     return product if bias is None else product + bias
 
 

@@ -16,7 +16,7 @@ from scorch._src.backends.repeated_calls import NO_RULE
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely, write_out
-from scorch._src.statements.autocast import cast, is_autocast
+from scorch._src.statements.autocast import cast, is_autocast, without_autocast
 from scorch._src.statements.autograd import keep_differentiable_as, repeat_differentiable
 from scorch._src.statements.call_cache import keep_as, repeat_call, repeat_pair
 from scorch._src.statements.einsum import einsum
@@ -57,7 +57,10 @@ def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
 @implements(torch.mv, torch.Tensor.mv, differentiable=True)
 @implements(torch.ops.aten.mv.default)
 def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
-    """The product of a matrix and a vector."""
+    """The product of a matrix and a vector, which autocast does not cast."""
+    if is_any_autocast_enabled() and isinstance(input, torch.Tensor):
+        with without_autocast(input.device):
+            return _product(torch.mv, input, vec, out, is_cast=False)
     return _product(torch.mv, input, vec, out)
 
 
@@ -76,12 +79,12 @@ def rmatmul(input: Any, other: Any) -> Result:
 
 @implements(torch.einsum, differentiable=True)
 def torch_einsum(*args: Any) -> Result:
-    return einsum(*cast(*args)) if is_autocast() else einsum(*args)
+    return einsum(*args)
 
 
-def _product(function: Any, left: Any, right: Any, out: Any) -> Result:
+def _product(function: Any, left: Any, right: Any, out: Any, is_cast: bool = True) -> Result:
     """Multiply as ``function`` does; only checked calls are remembered under its name."""
-    if is_any_autocast_enabled() and is_autocast():
+    if is_cast and is_any_autocast_enabled() and is_autocast():
         left, right = cast(left, right)
     name = function.__name__
     if out is None:

@@ -10,6 +10,7 @@ import torch
 
 from scorch._src.ops.fallback import run_torch, write_out
 from scorch._src.ops.products import matmul
+from scorch._src.statements.autocast import cast, is_autocast, without_autocast
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import placed, sparse_of, values_of
 from scorch._src.tensor.broadcast import broadcast_shape
@@ -44,6 +45,8 @@ def _define_added(name: str, product: Callable[..., Any], first: str, second: st
     def added(self: Any, *factors: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
         check_call(function, self, *factors, beta=beta, alpha=alpha, **named)
         factors += tuple(named[factor] for factor in (first, second)[len(factors) :])
+        if function is not torch.addmv and is_autocast():
+            self, factors = cast(self)[0], cast(*factors)
         return add_scaled(self, product(*factors), beta, alpha)
 
     implements(getattr(aten, name).default)(added)
@@ -74,7 +77,8 @@ def matrix_power(input: Any, n: int, *, out: Any = None) -> Any:
 @implements(aten.dot.default)
 def dot(self: Any, tensor: Any) -> Any:
     check_call(torch.dot, self, tensor)
-    return einsum("i,i->", self, tensor)
+    with without_autocast(self.device):
+        return einsum("i,i->", self, tensor)
 
 
 @implements_differentiable(torch.vdot, torch.Tensor.vdot)
@@ -82,7 +86,8 @@ def dot(self: Any, tensor: Any) -> Any:
 def vdot(self: Any, other: Any) -> Any:
     """As ``dot``, of the first vector's complex conjugate."""
     check_call(torch.vdot, self, other)
-    return einsum("i,i->", self.conj() if self.is_complex() else self, other)
+    with without_autocast(self.device):
+        return einsum("i,i->", self.conj() if self.is_complex() else self, other)
 
 
 @implements(torch.kron, torch.Tensor.kron, differentiable=True)
@@ -109,6 +114,8 @@ def kron(input: Any, other: Any, *, out: Any = None) -> Any:
 def inner(input: Any, other: Any) -> Any:
     """The sum of products along the last dimensions of both."""
     check_call(torch.inner, input, other)
+    if is_autocast() and input.dim() and other.dim():
+        input, other = cast(input, other)
     if not input.dim() or not other.dim():
         return input * other
     a, b = "abcdefgh"[: input.dim() - 1], "ijklmnop"[: other.dim() - 1]
@@ -127,6 +134,8 @@ def tensordot(a: Any, b: Any, dims: Any = 2, out: Any = None) -> Any:
     if isinstance(dims, torch.Tensor):
         dims = dims.tolist()
     check_call(torch.tensordot, a, b, dims, out=out)
+    if is_autocast():
+        a, b = cast(a, b)
     if isinstance(dims, int):
         dims = (list(range(a.dim() - dims, a.dim())), list(range(dims)))
     over_a, over_b = ([d % t.dim() for d in own] for own, t in zip(dims, (a, b), strict=True))

@@ -17,6 +17,7 @@ from scorch._src.devices import HOST
 from scorch._src.ops.fallback import run_densely, store_like, write_out
 from scorch._src.ops.sorting.sorted_segments import SortedSegments, nonzeros_at
 from scorch._src.ops.sorting.whole import WholeOrder
+from scorch._src.statements.autocast import in_float32
 from scorch._src.storage.budget import check_budget, is_within_budget
 from scorch._src.tensor.autograd import by_formula
 from scorch._src.tensor.registry import implements, implements_differentiable
@@ -198,7 +199,7 @@ def _quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
 
 for _quantiles in (torch.quantile, torch.nanquantile):
     for _function in (_quantiles, getattr(torch.Tensor, _quantiles.__name__)):
-        implements(_function)(functools.partial(_quantile, _quantiles))
+        implements(_function)(in_float32("cpu")(functools.partial(_quantile, _quantiles)))
         implements_differentiable(_function)(functools.partial(_differentiable_quantile, _function))
 
 
