@@ -97,3 +97,12 @@ def test_a_call_is_repeated_in_its_own_dtypes() -> None:
             wanted = torch.einsum("ij,j->i", A.to_dense().double(), x.double())
             assert found.dtype == x.dtype
             torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("text", ["B[] += A[k] * B", "y = B + sum(k, A[k] * B)", "y = B * max(k, A[k])"])
+def test_a_reduction_over_all_indices_promotes_as_a_scalar(text: str) -> None:
+    """As in torch, whose ``sum()`` has no dimensions: float32 and a scalar in float64 are float64."""
+    A = scorch.from_torch(torch.tensor([1.0, 0.0, 2.0]), format="s")
+    B = torch.tensor(1.0, dtype=torch.float64)
+    assert scorch.evaluate(text, A=A, B=B).dtype == torch.float64

@@ -17,7 +17,7 @@ from scorch._src.loops.operators import OPERATORS, REDUCTIONS
 from scorch._src.loops.types import BOOL, FLOAT32, FLOAT64, INT64, TYPES, Type
 from scorch._src.loops.values import wrap
 from scorch._src.notation.nodes import Access, Expr, Literal, Op, Reduce
-from scorch._src.notation.trees import accesses, children, with_children
+from scorch._src.notation.trees import accesses, children, free_indices, with_children
 from scorch.errors import DtypeError
 
 _CATEGORY = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
@@ -75,8 +75,8 @@ def type_of(expr: Expr, types: Mapping[str, Type]) -> Typed:
         case Op(name, args):
             return _type_of_op(name, [type_of(arg, types) for arg in args])
         case Reduce(op, _, body):
-            inner = type_of(body, types)
-            return Typed(reduced_type(op, body, inner.type), inner.rank)
+            element = reduced_type(op, body, type_of(body, types).type)
+            return Typed(element, TENSOR if free_indices(expr) else SCALAR)
     raise AssertionError(f"no dtype for {expr!r}")
 
 

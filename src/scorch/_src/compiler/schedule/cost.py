@@ -28,8 +28,10 @@ from scorch._src.notation.nodes import Access
 from scorch.settings import enabled
 
 TRANSPOSE = 12.0  # an entry moved by sorting
+SMALL_WORKSPACE_PLACES = 2**16  # a workspace up to this many places is dense
 INSERT_DENSE = 3.0  # an entry put into a dense workspace
-INSERT_LIST = 12.0  # an entry put into a list and sorted
+INSERT_SMALL = 12.0  # an entry put into a dense workspace for the whole result
+INSERT_LIST = 60.0  # an entry put into a list and sorted
 COPY = 0.75  # an element of a dense operand laid out anew
 COPY_CALL = 60_000.0  # and the call that does it
 SEARCH = 1.5  # one halving of a binary search
@@ -240,7 +242,7 @@ class _Walk:
                 delivered = trips
         assembly = self._assembly(delivered)
         is_short = bool(self.order) and self.problem.extent(self.order[0]) < SHORT
-        if self.order and (is_short or self.order[0] not in results):
+        if self.order and (is_short or not self._is_shared_by_threads()):
             work *= SERIAL
         return Cost(
             self.order,
@@ -338,6 +340,18 @@ class _Walk:
                 factor += STRIDED
         return VECTOR if vector else factor
 
+    def _is_shared_by_threads(self) -> bool:
+        """Whether threads share the outermost loop, each with its part of the result or a copy of it."""
+        problem = self.problem
+        pattern = problem.pattern if problem.pattern not in self.transposed else None
+        if self.order[0] not in problem.result_loops:
+            return pattern is not None and bool(problem.step.sampled_at)
+        return (
+            problem.result.is_dense
+            or pattern is not None
+            or prefix_of(self.order, problem.result_uses)[0] > 0
+        )
+
     def _assembly(self, trips: float) -> float:
         result, order = self.problem.result, self.order
         loops = self.problem.result_loops
@@ -350,7 +364,10 @@ class _Walk:
         prefix, levels = prefix_of(order, self.problem.result_uses)
         if levels == len(result):
             return trips * 0.5
-        return trips * (INSERT_DENSE if prefix else INSERT_LIST)
+        if prefix:
+            return trips * INSERT_DENSE
+        places = math.prod(self.problem.sizes[index] for index in self.problem.step.target.indices)
+        return trips * (INSERT_SMALL if places <= SMALL_WORKSPACE_PLACES else INSERT_LIST)
 
     def _stays_in_registers(self, results: Collection[str]) -> bool:
         """Whether a stretch of the result's row is summed in registers (``vectorize`` makes sure)."""

@@ -12,12 +12,11 @@ import math
 from collections.abc import Sequence
 
 from scorch._src.compiler.plan import Plan
-from scorch._src.compiler.schedule.cost import prefix_of
+from scorch._src.compiler.schedule.cost import SMALL_WORKSPACE_PLACES, prefix_of
 from scorch._src.dataclass import replace
 from scorch.settings import enabled
 
 LARGEST_KEY = 2**63 - 1
-SMALL_WORKSPACE_PLACES = 2**16  # a workspace up to this many places is dense
 MAX_DENSE_PLACES = 2**25  # and never beyond this many
 LONG_ROW = 64  # values inserted into a row from which on it pays to find out where they lie
 
