@@ -16,7 +16,7 @@ import scorch
 from scorch._src.cli.bench import SUITES
 
 ROOT = Path(__file__).resolve().parent.parent
-WHEEL_BYTES = 1_530_000  # of compressed files; raise it when what users run has grown
+WHEEL_BYTES = 1_540_000  # of compressed files; raise it when what users run has grown
 
 
 def test_one_version() -> None:

@@ -42,6 +42,7 @@ EXPRESSIONS = {  # what torch computes of the same tensors
 }
 
 
+@pytest.mark.cpu("PyTorch casts other functions on a GPU")
 @pytest.mark.whole
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_autocast_of_expressions_is_that_of_torch(dtype: torch.dtype) -> None:
@@ -70,6 +71,7 @@ def test_autocast_of_expressions_is_that_of_torch(dtype: torch.dtype) -> None:
             torch.testing.assert_close(gradient.float(), expected.float(), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.cpu("PyTorch casts other functions on a GPU")
 def test_autocast_casts_contractions_of_einsum_and_nothing_else() -> None:
     shapes = {
         "ij,jk->ik": [(4, 5), (5, 3)],
@@ -93,6 +95,7 @@ def test_autocast_casts_contractions_of_einsum_and_nothing_else() -> None:
             assert torch.einsum(equation, *operands).dtype == wanted.dtype, equation
 
 
+@pytest.mark.cpu("PyTorch casts other functions on a GPU")
 def test_autocast_of_torch_functions_is_that_of_dense_tensors() -> None:
     matrix, square, narrow = torch.rand(4, 5), torch.rand(5, 5), torch.bfloat16
     calls = [
@@ -119,6 +122,7 @@ def test_autocast_of_torch_functions_is_that_of_dense_tensors() -> None:
                 assert call(sparse).dtype == call(dense).dtype, (number, is_tracked)
 
 
+@pytest.mark.cpu("PyTorch casts other functions on a GPU")
 def test_explain_shows_the_dtypes_of_autocast() -> None:
     A, x = scorch.eye(4, format="csr"), torch.rand(4, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):

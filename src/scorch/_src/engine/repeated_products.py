@@ -41,6 +41,8 @@ MAX_SAMPLED = 8  # kernels for values at a pattern: one for each magnitude of it
 
 Tensor = Storage | torch.Tensor
 Prepare = Callable[[Step, Sequence[Tensor]], "Prepared"]  # a step, and the tensors that it accesses in order
+Run = Callable[[Sequence[Tensor]], Tensor | None]
+Shorten = Callable[["Prepared", Sequence[Tensor]], Run]
 
 
 class RepeatedProducts:
@@ -55,13 +57,14 @@ class RepeatedProducts:
         pattern = Access(name, plan.step.target.indices)
         body = Op("on", (pattern, plan.step.body))
         self.step = replace(plan.step, body=body, sampled_at=name, covers=True)
-        self.sampled: BoundedCache[int, Prepared] = BoundedCache(MAX_SAMPLED)
+        self.runs: BoundedCache[tuple[int, bool], Run] = BoundedCache(MAX_SAMPLED)
 
-    def again(self, operands: Sequence[Tensor]) -> Storage | None:
-        """Compute the values of a product whose pattern is known; None where it is not."""
-        first, *others = self._patterns(operands)
-        if "structures" not in first.__dict__:
-            return None
+    def again(self, operands: Sequence[Tensor], shorten: Shorten | None = None) -> Storage | None:
+        """Compute the values of a product whose pattern is known; None where it is not.
+
+        ``shorten`` returns a shorter way to run a prepared step than its own.
+        """
+        first, *others = [operands[place].pattern for place in self.places]  # type: ignore[union-attr]
         known: _Known | None = first.structures.get(self)
         if known is None or not known.is_of(others):
             return None
@@ -69,31 +72,34 @@ class RepeatedProducts:
         if pattern is None:
             known.was_dropped = True
             return None
-        if not known.pays or (_is_of_inference(pattern) and not torch.is_inference_mode_enabled()):
+        if not known.pays or (known.is_of_inference and not torch.is_inference_mode_enabled()):
             return None
-        KEPT.use(known)
-        at_pattern = Storage.of_saved(pattern, _unread(pattern))
-        sampled = self.sampled.get(pattern.key)
-        if sampled is None:
-            sampled = self.sampled[pattern.key] = self.prepare(self.step, [at_pattern, *operands])
-        result = sampled([at_pattern, *operands])
-        assert isinstance(result, Storage)
+        if known.kept is not None:
+            KEPT.use(known, pattern)
+        values = pattern.present if LISTENERS else pattern.crd[-1]  # as many, and not read
+        assert values is not None
+        at_pattern = Storage.of_saved(pattern, values)
+        given = [at_pattern, *operands]
+        key = pattern.key, shorten is None or bool(LISTENERS)
+        run = self.runs.get(key)
+        if run is None:
+            sampled = self.prepare(self.step, given)
+            run = self.runs[key] = sampled if shorten is None or LISTENERS else shorten(sampled, given)
+        result = run(given)
+        assert result is None or isinstance(result, Storage)
         return result
 
     def note(self, operands: Sequence[Tensor], result: Tensor | None) -> None:
         """Note the pattern of a result that has just been computed."""
         if not isinstance(result, Storage) or not enabled("repeat"):
             return
-        first, *others = self._patterns(operands)
+        first, *others = [operands[place].pattern for place in self.places]  # type: ignore[union-attr]
         known: _Known | None = first.structures.get(self)
         was_dropped = known is not None and known.was_dropped and known.is_of(others)
         pays = self.products <= MOST_PRODUCTS * result.pattern.size
         known = first.structures[self] = _Known(others, result.pattern, pays)
         if was_dropped and pays:
             KEPT.keep(known, result.pattern)
-
-    def _patterns(self, operands: Sequence[Tensor]) -> list[Pattern]:
-        return [operands[place].pattern for place in self.places]  # type: ignore[union-attr]
 
 
 def repeats(plan: Plan) -> bool:
@@ -121,31 +127,24 @@ def _fresh(name: str, taken: set[str]) -> str:
     return name
 
 
-def _unread(pattern: Pattern) -> torch.Tensor:
-    """Return values of a pattern, which no kernel reads, but those who listen to calls do."""
-    if LISTENERS:
-        return pattern.present
-    return torch.empty(0, dtype=torch.bool, device=pattern.device)
-
-
-def _is_of_inference(pattern: Pattern) -> bool:
-    return any(array.is_inference() for array in pattern.arrays)
-
-
 class _Known:
     """The pattern of a result, and those of the other operands, of which it depends."""
-
-    __slots__ = ("__weakref__", "kept", "others", "pays", "result", "was_dropped")
 
     def __init__(self, others: Sequence[Pattern], result: Pattern, pays: bool) -> None:
         self.others = [weakref.ref(pattern) for pattern in others]
         self.result = weakref.ref(result)
         self.pays = pays
+        self.is_of_inference = any(array.is_inference() for array in result.arrays)
         self.kept: Pattern | None = None  # the result's, where nothing else may hold it
+        self.cached = 0  # attributes of that, when its size was counted
         self.was_dropped = False  # before it could be repeated
 
     def is_of(self, others: Sequence[Pattern]) -> bool:
         return all(reference() is pattern for reference, pattern in zip(self.others, others, strict=True))
+
+
+def _nothing() -> None:
+    return None
 
 
 class _Kept:
@@ -155,6 +154,7 @@ class _Kept:
         self.lock = threading.RLock()  # a reference may die while this thread holds it
         self.sizes: OrderedDict[weakref.ref[_Known], int] = OrderedDict()
         self.bytes = 0
+        self.last: Callable[[], _Known | None] = _nothing  # a weak reference to the one used last
 
     @functools.cached_property
     def most(self) -> int:
@@ -164,6 +164,7 @@ class _Kept:
         """Keep the pattern of a result, and drop others if all are more than may be kept."""
         arrays = {id(array): array for array in pattern.cached_arrays()}.values()
         size = sum(array.numel() * array.element_size() for array in arrays)
+        self.last, known.cached = weakref.ref(known), len(pattern.__dict__)
         with self.lock:
             known.kept = pattern
             reference = weakref.ref(known, self._forget)
@@ -177,15 +178,15 @@ class _Kept:
                 if dropped is not None:
                     dropped.kept = None
 
-    def use(self, known: _Known) -> None:
-        """Count what has been cached with a pattern that is used again, which is dropped after others now."""
-        pattern = known.kept
-        if pattern is not None:
+    def use(self, known: _Known, pattern: Pattern) -> None:
+        """Note that a pattern is used again; count what has been cached with it."""
+        if known is not self.last() or known.cached != len(pattern.__dict__):
             self.keep(known, pattern)
 
     def release(self) -> None:
         """Drop all patterns that nothing else holds."""
         with self.lock:
+            self.last = _nothing
             for reference in tuple(self.sizes):
                 known = reference()
                 self._forget(reference)

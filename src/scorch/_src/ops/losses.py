@@ -158,7 +158,7 @@ def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepd
 
 
 @implements(F.triplet_margin_loss)
-@in_float32("cpu", "cuda")
+@in_float32()
 def triplet_margin_loss(
     anchor: Any,
     positive: Any,
@@ -203,7 +203,7 @@ def nll_loss_forward(
 
 
 @implements(F.cross_entropy)
-@in_float32("cpu", "cuda")
+@in_float32()
 def cross_entropy(
     input: Any,
     target: Any,

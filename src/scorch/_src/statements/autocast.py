@@ -18,6 +18,7 @@ import torch
 
 from scorch._src.backends.base import is_served, served_devices
 from scorch._src.compiler.typing import dtype_of_type, type_of, type_of_dtype
+from scorch._src.devices import HOST
 from scorch._src.notation.nodes import Access, Expr, Literal, Op, Reduce
 from scorch._src.notation.trees import children, free_indices, walk, with_children
 from scorch._src.torch_internals import is_any_autocast_enabled
@@ -52,12 +53,20 @@ def cast(*tensors: Any) -> tuple[Any, ...]:
     )
 
 
-def in_float32(*devices: str) -> Callable[[Handler], Handler]:
-    """Have autocast cast the operands of a handler to float32, where torch does for such a function."""
+def casts_vectors(device: torch.device) -> bool:
+    """Check whether torch casts the operands of ``mv`` and ``addmv`` on a device: not on the host."""
+    return device.type != HOST.type and is_autocast()
+
+
+def in_float32(is_on_host: bool = False) -> Callable[[Handler], Handler]:
+    """Have autocast cast the operands of a handler to float32, where torch does for such a function.
+
+    ``is_on_host``: that is on the host only.
+    """
 
     def decorate(handler: Handler) -> Handler:
         def to_float32(value: Any) -> Any:
-            is_narrow = _is_cast(value) and value.device.type in devices
+            is_narrow = _is_cast(value) and (not is_on_host or value.device == HOST)
             return value.to(torch.float32) if is_narrow else value
 
         @functools.wraps(handler)

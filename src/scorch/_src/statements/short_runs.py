@@ -47,9 +47,13 @@ def run_checked(prepared: Prepared, direct: Direct, places: list[int], sources: 
 def _run_repeated(repeated: RepeatedProducts, places: list[int], run: Run) -> Run:
     """Compute values alone where the pattern of the result is known."""
 
+    def shorten(sampled: Prepared, given: Sequence[Any]) -> Run:
+        direct = sampled.direct
+        return sampled if direct is None else run_checked(sampled, direct, [*range(len(given))], given)
+
     def run_or_repeat(sources: Sequence[Any]) -> Tensor | None:
         operands = [sources[place] for place in places]
-        result: Tensor | None = repeated.again(operands)
+        result: Tensor | None = repeated.again(operands, shorten)
         if result is None:
             result = run(sources)
             repeated.note(operands, result)

@@ -120,7 +120,7 @@ for _function in _functions:
 
 
 @implements_differentiable(torch.trace, torch.Tensor.trace)
-@in_float32("cpu")
+@in_float32(is_on_host=True)
 def trace(input: Any) -> Any:
     if input.dim() != 2:
         return by_formula(torch.trace, (input,), {})  # raises torch's error

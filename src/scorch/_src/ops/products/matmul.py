@@ -16,7 +16,7 @@ from scorch._src.backends.repeated_calls import NO_RULE
 from scorch._src.formats import Format
 from scorch._src.grad_state import is_differentiable, is_plain_inference
 from scorch._src.ops.fallback import run_densely, write_out
-from scorch._src.statements.autocast import cast, is_autocast, without_autocast
+from scorch._src.statements.autocast import cast, casts_vectors, is_autocast, without_autocast
 from scorch._src.statements.autograd import keep_differentiable_as, repeat_differentiable
 from scorch._src.statements.call_cache import keep_as, repeat_call, repeat_pair
 from scorch._src.statements.einsum import einsum
@@ -57,8 +57,8 @@ def mm(input: Any, mat2: Any, *, out: Any = None) -> Result:
 @implements(torch.mv, torch.Tensor.mv, differentiable=True)
 @implements(torch.ops.aten.mv.default)
 def mv(input: Any, vec: Any, *, out: Any = None) -> Result:
-    """The product of a matrix and a vector, which autocast does not cast."""
-    if is_any_autocast_enabled() and isinstance(input, torch.Tensor):
+    """The product of a matrix and a vector, which autocast does not cast on the host."""
+    if is_any_autocast_enabled() and isinstance(input, torch.Tensor) and not casts_vectors(input.device):
         with without_autocast(input.device):
             return _product(torch.mv, input, vec, out, is_cast=False)
     return _product(torch.mv, input, vec, out)

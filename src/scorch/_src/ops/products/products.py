@@ -10,7 +10,7 @@ import torch
 
 from scorch._src.ops.fallback import run_torch, write_out
 from scorch._src.ops.products import matmul
-from scorch._src.statements.autocast import cast, is_autocast, without_autocast
+from scorch._src.statements.autocast import cast, casts_vectors, is_autocast, without_autocast
 from scorch._src.statements.einsum import einsum
 from scorch._src.tensor.autograd import placed, sparse_of, values_of
 from scorch._src.tensor.broadcast import broadcast_shape
@@ -45,7 +45,7 @@ def _define_added(name: str, product: Callable[..., Any], first: str, second: st
     def added(self: Any, *factors: Any, beta: Any = 1, alpha: Any = 1, **named: Any) -> Any:
         check_call(function, self, *factors, beta=beta, alpha=alpha, **named)
         factors += tuple(named[factor] for factor in (first, second)[len(factors) :])
-        if function is not torch.addmv and is_autocast():
+        if is_autocast() and (function is not torch.addmv or casts_vectors(self.device)):
             self, factors = cast(self)[0], cast(*factors)
         return add_scaled(self, product(*factors), beta, alpha)
 

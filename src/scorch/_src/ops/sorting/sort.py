@@ -199,7 +199,7 @@ def _quantile(func: Any, input: Any, q: Any, *args: Any, **kwargs: Any) -> Any:
 
 for _quantiles in (torch.quantile, torch.nanquantile):
     for _function in (_quantiles, getattr(torch.Tensor, _quantiles.__name__)):
-        implements(_function)(in_float32("cpu")(functools.partial(_quantile, _quantiles)))
+        implements(_function)(in_float32(is_on_host=True)(functools.partial(_quantile, _quantiles)))
         implements_differentiable(_function)(functools.partial(_differentiable_quantile, _function))
 
 
