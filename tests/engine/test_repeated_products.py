@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -98,10 +99,11 @@ def test_operands_with_other_patterns_have_results_of_their_own(calls: list[bool
     results = [A @ B, A @ C, A @ B, A @ C, A @ C]
     for result, right in zip(results, (B, C, B, C, C), strict=True):
         torch.testing.assert_close(result.to_dense(), A.to_dense() @ right.to_dense())
-    assert calls == [False, False, False, False, True]
+    assert calls == [False, False, True, True, True]
 
 
-def test_patterns_are_dropped_with_the_operands() -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_patterns_are_dropped_with_each_operand(is_first: bool) -> None:
     A, B = pair()
     for _ in range(2):
         A @ B
@@ -109,7 +111,10 @@ def test_patterns_are_dropped_with_the_operands() -> None:
     assert pattern() is not None
     kept = KEPT.bytes
     assert kept > 0
-    del A, B
+    if is_first:
+        del A
+    else:
+        del B
     gc.collect()
     assert pattern() is None
     assert KEPT.bytes < kept
@@ -228,3 +233,16 @@ def test_patterns_are_released_with_other_memory(calls: list[bool]) -> None:
     assert KEPT.bytes == 0
     A @ B
     assert calls == [False, False, True, False]
+
+
+def test_threads_may_repeat_the_same_product() -> None:
+    A, B = pair()
+    expected = (A @ B).to_dense()
+
+    def multiply(turn: int) -> bool:
+        if turn % 7 == 0:
+            scorch.release_memory()
+        return torch.equal((A @ B).to_dense(), expected)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(multiply, range(60)))

@@ -65,7 +65,7 @@ class RepeatedProducts:
         ``shorten`` returns a shorter way to run a prepared step than its own.
         """
         first, *others = [operands[place].pattern for place in self.places]  # type: ignore[union-attr]
-        known: _Known | None = first.structures.get(self)
+        known: _Known | None = first.structures.get((self, *map(id, others)))
         if known is None or not known.is_of(others):
             return None
         pattern = known.result()
@@ -94,10 +94,11 @@ class RepeatedProducts:
         if not isinstance(result, Storage) or not enabled("repeat"):
             return
         first, *others = [operands[place].pattern for place in self.places]  # type: ignore[union-attr]
-        known: _Known | None = first.structures.get(self)
+        key = (self, *map(id, others))
+        known: _Known | None = first.structures.get(key)
         was_dropped = known is not None and known.was_dropped and known.is_of(others)
         pays = self.products <= MOST_PRODUCTS * result.pattern.size
-        known = first.structures[self] = _Known(others, result.pattern, pays)
+        known = first.structures[key] = _Known(others, result.pattern, pays)
         if was_dropped and pays:
             KEPT.keep(known, result.pattern)
 
@@ -131,7 +132,14 @@ class _Known:
     """The pattern of a result, and those of the other operands, of which it depends."""
 
     def __init__(self, others: Sequence[Pattern], result: Pattern, pays: bool) -> None:
-        self.others = [weakref.ref(pattern) for pattern in others]
+        own = weakref.ref(self)
+
+        def lose(_: object) -> None:  # one of the other operands, with which the result will not be computed
+            known = own()
+            if known is not None:
+                KEPT.drop(known)
+
+        self.others = [weakref.ref(pattern, lose) for pattern in others]
         self.result = weakref.ref(result)
         self.pays = pays
         self.is_of_inference = any(array.is_inference() for array in result.arrays)
@@ -174,9 +182,15 @@ class _Kept:
             while self.bytes > self.most:
                 oldest = next(iter(self.sizes))
                 dropped = oldest()
-                self._forget(oldest)
-                if dropped is not None:
-                    dropped.kept = None
+                if dropped is None:
+                    self._forget(oldest)
+                else:
+                    self.drop(dropped)
+
+    def drop(self, known: _Known) -> None:
+        """Drop a pattern, which nothing may hold then."""
+        known.kept = None
+        self._forget(weakref.ref(known))
 
     def use(self, known: _Known, pattern: Pattern) -> None:
         """Note that a pattern is used again; count what has been cached with it."""
@@ -187,11 +201,9 @@ class _Kept:
         """Drop all patterns that nothing else holds."""
         with self.lock:
             self.last = _nothing
-            for reference in tuple(self.sizes):
-                known = reference()
-                self._forget(reference)
+            for known in [reference() for reference in self.sizes]:
                 if known is not None:
-                    known.kept = None
+                    self.drop(known)
 
     def _forget(self, reference: weakref.ref[_Known]) -> None:
         with self.lock:
