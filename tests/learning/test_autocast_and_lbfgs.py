@@ -21,6 +21,12 @@ def test_autocast_of_einsum_and_sparse_attention():
     torch.testing.assert_close(attended.float(), wanted, rtol=0.02, atol=0.02)
 
 
+@pytest.fixture(autouse=True)
+def factors_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where opt_einsum is installed, PyTorch multiplies in another order, with sums in other dtypes."""
+    monkeypatch.setattr(torch.backends.opt_einsum, "enabled", False)
+
+
 SHAPES = {"A": (6, 7), "B": (7, 5), "C": (6, 5), "D": (6, 7), "G": (5, 7), "d": (6, 1), "s": ()}
 EXPRESSIONS = {  # what torch computes of the same tensors
     "Z[i,k] = A[i,j] * B[j,k]": lambda A, B: A @ B,
