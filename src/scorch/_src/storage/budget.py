@@ -11,6 +11,7 @@ from scorch._src.devices import HOST
 from scorch.errors import DensityError
 from scorch.settings import current
 
+USUAL_MEMORY = 1 << 33  # bytes of a host
 UNCHECKED_BYTES = 1 << 26  # that are allocated without a look at the free memory
 
 
@@ -67,5 +68,8 @@ def _free_memory(device: torch.device) -> int:
 
 
 def host_memory() -> int:
-    """Return the bytes of memory that the host has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of memory that the host has, or a guess where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return USUAL_MEMORY
