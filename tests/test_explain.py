@@ -319,3 +319,10 @@ def test_a_single_thread_is_explained() -> None:
     A = scorch.eye(3, format="csr")
     with scorch.settings(threads=1):
         assert "one thread: no more are allowed" in str(scorch.explain("ij,jk->ik", A, torch.ones(3, 2)))
+
+
+def test_loops_that_scatter_are_not_said_to_run_in_vectors() -> None:
+    A = scorch.rand(2000, 2000, density=0.01, format="csr")
+    explained = scorch.explain("ij,jk->ik", A, A)
+    assert "f32x" not in explained.source
+    assert "innermost scalar k" in str(explained)

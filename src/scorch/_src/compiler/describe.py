@@ -50,7 +50,7 @@ def _vectors_in_words(plan: Plan, vectors: Vectors) -> str:
 
 def _scalar_in_words(plan: Plan) -> str:
     x = plan.order[-1]
-    if plan.gathered:
+    if plan.gathered and x not in plan.result_loops:  # a sum
         dense = (a for a in plan.step.accesses if not plan.operand(a.tensor).is_sparse)
         how = "gathered" if any(x in access.indices for access in dense) else "with a mask for the remainder"
         return f"{x} in vectors of {plan.gathered}, {how}"
