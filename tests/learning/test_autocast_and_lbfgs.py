@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import scorch
+from scorch._src.statements import autocast
 
 
 def test_autocast_of_einsum_and_sparse_attention():
@@ -161,3 +162,11 @@ def test_lbfgs_learns_sparse_and_dense_parameters_together():
         losses.append([optimizer.step(loss).item() for _ in range(3)])
     torch.testing.assert_close(losses[0], losses[1])
     torch.testing.assert_close(W.detach().to_dense(), (weight * mask).detach())
+
+
+def test_products_with_vectors_are_cast_on_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(autocast, "is_autocast", lambda: True)
+    assert not autocast.casts_vectors(torch.device("cpu"))
+    assert autocast.casts_vectors(torch.device("cuda"))

@@ -51,12 +51,13 @@ def split(statement: Assign, sampled_at: str = "") -> tuple[Step, ...]:
 
     target = statement.target
     if target.tensor in _tensors(statement.value):  # C[i] += ... reads C and makes a new tensor
-        target = Access(_fresh(f"{target.tensor}_new", taken), target.indices)
+        target = Access(fresh(f"{target.tensor}_new", taken), target.indices)
     last = finish(target, statement.value)
     return (*steps, replace(last, sampled_at=sampled_at) if sampled_at else last)
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def fresh(name: str, taken: set[str]) -> str:
+    """Lengthen ``name`` until it is not taken."""
     while name in taken:
         name += "_"
     return name
@@ -75,7 +76,7 @@ def _tensors(expr: Expr) -> set[str]:
 def _over_stored(step: Step) -> tuple[Access, Access]:
     """Tensors for the reduction over what is stored, and for the number of entries that took part."""
     name, taken = step.target.tensor, _tensors(step.body)
-    stored, number = (_fresh(f"{name}_{part}", taken) for part in ("stored", "number"))
+    stored, number = (fresh(f"{name}_{part}", taken) for part in ("stored", "number"))
     return Access(stored, step.target.indices), Access(number, step.target.indices)
 
 

@@ -24,6 +24,7 @@ import torch
 from scorch._src.backends.base import RELEASE
 from scorch._src.bounded import BoundedCache
 from scorch._src.compiler.plan import Plan, Step
+from scorch._src.compiler.steps import fresh
 from scorch._src.dataclass import replace
 from scorch._src.events import LISTENERS
 from scorch._src.notation.nodes import Access, Op
@@ -53,7 +54,7 @@ class RepeatedProducts:
         self.places = [n for n, name in enumerate(prepared.names) if plan.operand(name).is_sparse]
         self.products = _products(plan)
         self.prepare = prepare
-        name = _fresh("pattern", {plan.step.target.tensor, *prepared.names})
+        name = fresh("pattern", {plan.step.target.tensor, *prepared.names})
         pattern = Access(name, plan.step.target.indices)
         body = Op("on", (pattern, plan.step.body))
         self.step = replace(plan.step, body=body, sampled_at=name, covers=True)
@@ -120,12 +121,6 @@ def _products(plan: Plan) -> float:
     operands = [plan.operand(access.tensor) for access in plan.step.accesses]
     first, *others = [operand for operand in operands if operand.is_sparse]
     return first.nnz * math.prod(operand.row_length for operand in others)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 class _Known:
